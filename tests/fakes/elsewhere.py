@@ -61,14 +61,16 @@ def lay_out(run: RunFolder, spec: JobSpec, base: Path) -> dict[str, str]:
     sources = {blob.sha256: blob.source for blob in contents.blobs}
     (base / "workspace").mkdir(parents=True, exist_ok=True)
     for file in contents.files:
-        (base / file.place).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(sources[file.sha256], base / file.place)
+        (base / file.remote_path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(sources[file.sha256], base / file.remote_path)
     package = Path(stillroom.__file__).resolve().parent
     pairs = []
     for path in spec.home_paths:
-        inside = path.place.removeprefix("package:")
-        there = package / inside if path.place.startswith("package:") else base / path.place
-        pairs.append((path.home, path.place if path.home == "~" else str(there)))
+        inside = path.remote_path.removeprefix("package:")
+        there = (
+            package / inside if path.remote_path.startswith("package:") else base / path.remote_path
+        )
+        pairs.append((path.home_path, path.remote_path if path.home_path == "~" else str(there)))
     return home_variable(pairs)
 
 

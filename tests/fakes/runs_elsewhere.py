@@ -100,7 +100,7 @@ class Elsewhere:
             machine=machine,
             files=[SentFile(source=str(each), place=f"workspace/{each.name}") for each in sources],
             home_paths=[
-                PathMapping(home=str(each), place=f"workspace/{each.name}") for each in sources
+                PathMapping(home_path=str(each), place=f"workspace/{each.name}") for each in sources
             ],
             outputs=["scored.jsonl"],
             **limits,

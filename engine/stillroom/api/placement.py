@@ -12,9 +12,9 @@ from stillroom.files import read_json
 from stillroom.outputs import OutputHeldError
 from stillroom.projects.setup import CheckSetup, SetupReport
 from stillroom.projects.setup import check_setup as check_this_machine
+from stillroom.remote.bundle.checks import check_remote_needs, check_remote_request, min_budget_usd
 from stillroom.remote.bundle.job_spec import PackedJob, pack
 from stillroom.remote.bundle.needs import Needs
-from stillroom.remote.bundle.refusals import min_budget_usd, refuse_needs, refuse_request
 from stillroom.remote.known_machines import remote_runs
 from stillroom.remote.machine import Machine, RayCluster
 from stillroom.remote.machine_checks import check_machine
@@ -46,7 +46,7 @@ def resolve_machine(workspace: Workspace, request: _Request) -> tuple[_Request, 
     machine = find_machine(workspace, request.where)
     if machine.ray is not None:
         return _on_ray(request, machine.name, machine.ray), None
-    refuse_request(request, machine)
+    check_remote_request(request, machine)
     return request, machine
 
 
@@ -103,7 +103,7 @@ def pack_job(
     if machine is None:
         return None
     needed = needs()
-    refuse_needs(needed, machine)
+    check_remote_needs(needed, machine)
     budget_usd, notes = _within_budget(workspace, machine, budget_usd, num_runs)
     job = pack(workspace, machine, needed, budget_usd=budget_usd)
     return replace(job, notes=[*notes, *job.notes])
@@ -171,7 +171,7 @@ def _with_remaining_budget(
         )
     note = f"resumes with the ${remaining_usd:.4f} that is left of the budget of ${budget_usd:g}"
     request = request.model_copy(update={"budget_usd": remaining_usd})
-    refuse_request(request, machine)
+    check_remote_request(request, machine)
     return request, [note]
 
 

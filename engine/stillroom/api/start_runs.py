@@ -30,6 +30,7 @@ from stillroom.export.request import ExportModel, plan_export
 from stillroom.jobs import supervise
 from stillroom.jobs.child import run_in_child
 from stillroom.outputs import ReplacingRequest, check_free, check_replaceable_by_size
+from stillroom.remote.bundle.checks import check_remote_config
 from stillroom.remote.bundle.job_spec import PackedJob
 from stillroom.remote.bundle.needs import (
     needs_of_evaluation,
@@ -38,7 +39,6 @@ from stillroom.remote.bundle.needs import (
     needs_of_scoring,
     needs_of_training,
 )
-from stillroom.remote.bundle.refusals import refuse_config
 from stillroom.remote.machine import Machine
 from stillroom.rollout.plan import plan_generation
 from stillroom.rollout.request import GenerateRollouts
@@ -201,7 +201,7 @@ def _training_spec(
 ) -> PackedJob | None:
     """Returns the job for the machine of a training run; `num` runs share their budget."""
     if machine is not None:
-        refuse_config(plan.config, machine)
+        check_remote_config(plan.config, machine)
     budget = request.budget_usd / num if request.budget_usd is not None else None
     needs = functools.partial(needs_of_training, request, plan)
     return pack_job(workspace, machine, needs, budget_usd=budget, num_runs=num)

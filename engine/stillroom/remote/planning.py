@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from stillroom.errors import InputError, missing_extra
 from stillroom.jobs import child_work
-from stillroom.remote.bundle.refusals import refuse_config
+from stillroom.remote.bundle.checks import check_remote_config
 from stillroom.remote.host import RunHost
 from stillroom.remote.hosts import open_host
 from stillroom.remote.known_machines import hardware_of, probe_machine
@@ -31,7 +31,7 @@ def plan_training(
         return child_work.plan_training(workspace, request)
     config = load_config(workspace.existing(request.config, label="config"), request.overrides)
     chosen = find_machine(workspace, request.where)
-    refuse_config(config, chosen)
+    check_remote_config(config, chosen)
     first = hardware_of(workspace, chosen, config)
     if not first.is_known:
         _probe(workspace, chosen, open_machine)

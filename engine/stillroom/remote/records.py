@@ -11,39 +11,39 @@ import msgspec
 
 from stillroom.remote.machine import Machine
 
-RUN_FILE = "run:"
+RUN_FILE_PREFIX = "run:"
 """The prefix of a sent file's source if the file is in the run's own folder."""
-PACKAGE = "package:"
-"""The prefix of a place inside Stillroom's own package, which the machine already has."""
-
+PACKAGE_PREFIX = "package:"
+"""The prefix of a path inside Stillroom's own package, which the machine already has."""
 
 _Path = Annotated[str, msgspec.Meta(max_length=4096)]
 _Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _Size = Annotated[int, msgspec.Meta(ge=0)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
-"""Bounds on the messages of other machines, which are not trusted."""
+# These four types bound the messages of other machines, which are not trusted.
 
 MissingBlobs = Annotated[dict[str, int], msgspec.Meta(max_length=1_000_000)]
-"""The reply of `have`."""
+"""The reply of the agent's command `have`: the hashes that the machine lacks, each with the number
+of bytes that it has received so far."""
 
 
 class SentFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file that the run reads: its local path, and its path on the machine."""
 
     source: str
-    """Its absolute local path, or `RUN_FILE` and the name of a file in the run's folder."""
-    place: str
+    """Its absolute local path, or `RUN_FILE_PREFIX` and the name of a file in the run's folder."""
+    remote_path: str = msgspec.field(name="place")
     """Its path on the machine, relative to the folder with `workspace/` and `outside/`."""
 
 
 class PathMapping(msgspec.Struct, frozen=True, kw_only=True):
     """Maps a local file or folder to its path on the machine (see `home_paths.py`)."""
 
-    home: str
-    """Its absolute local path, which requests name and outputs record."""
-    place: str
-    """Its path on the machine, relative like `SentFile.place`, or `PACKAGE` and a path inside
-    Stillroom's own package. For the home `~`, the user's local home folder itself (see
+    home_path: str = msgspec.field(name="home")
+    """Its absolute local path, which requests name and outputs record; or `~`."""
+    remote_path: str = msgspec.field(name="place")
+    """Its path on the machine, relative like `SentFile.remote_path`, or `PACKAGE_PREFIX` and a path
+    inside Stillroom's own package. For `~`, the user's local home folder instead (see
     `home_paths.home_variable`)."""
 
 
@@ -86,13 +86,14 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
 class PlacedFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file that must be in the run's folder on the machine before the run starts."""
 
-    place: str
+    remote_path: str = msgspec.field(name="place")
+    """As `SentFile.remote_path`."""
     sha256: str
     is_executable: bool = False
 
 
 class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The request of `start`: the run to launch. Repeated requests launch it only once."""
+    """The request of the command `start`: a run to launch; repeated requests launch it once."""
 
     run_id: str
     files: list[PlacedFile]
@@ -120,7 +121,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """A request of `put`: a piece of a blob, and the size of the whole blob."""
+    """A request of the command `put`: a piece of a blob, and the size of the whole blob."""
 
     sha256: str
     num_bytes: int
@@ -129,7 +130,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PieceStored(msgspec.Struct, frozen=True, kw_only=True):
-    """The reply to a blob's last piece: whether the blob is stored and has the right hash."""
+    """The reply of `put` to a blob's last piece: whether the whole blob is stored and verified."""
 
     sha256: str
     is_stored: bool

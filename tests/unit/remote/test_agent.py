@@ -70,8 +70,10 @@ def started(there: AgentFolder, tmp_path: Path, **changes: object) -> LaunchRequ
     )
     run = LaunchRequest(
         run_id=RUN,
-        files=[PlacedFile(place="outside/0/rows.jsonl", sha256=sha256)],
-        home_paths=[PathMapping(home="/elsewhere/rows.jsonl", place="outside/0/rows.jsonl")],
+        files=[PlacedFile(remote_path="outside/0/rows.jsonl", sha256=sha256)],
+        home_paths=[
+            PathMapping(home_path="/elsewhere/rows.jsonl", remote_path="outside/0/rows.jsonl")
+        ],
         home_root="/home/me/project",
         request=msgspec.json.encode(request),
         outputs=["out.jsonl"],
@@ -160,7 +162,7 @@ def test_nothing_is_placed_outside_of_the_runs_folder(
     there: AgentFolder, tmp_path: Path, launches: list[Path], place: str
 ) -> None:
     run = started(there, tmp_path)
-    file = msgspec.structs.replace(run.files[0], place=place)
+    file = msgspec.structs.replace(run.files[0], remote_path=place)
     with pytest.raises(EngineError, match="is outside of the run's folder"):
         lifecycle.start(there, msgspec.structs.replace(run, files=[file]))
     assert launches == []

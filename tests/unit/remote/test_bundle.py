@@ -63,7 +63,7 @@ def model_folder(path: Path) -> Path:
 
 
 def places_of(workspace: Workspace, needs: Needs) -> list[str]:
-    return [file.place for file in pack(workspace, box(workspace), needs).spec.files]
+    return [file.remote_path for file in pack(workspace, box(workspace), needs).spec.files]
 
 
 def test_files_of_one_name_do_not_meet_and_keep_what_they_stand_for(tmp_path, workspace):
@@ -85,7 +85,7 @@ def test_manifests_tags_and_prices_go_with_a_file(tmp_path, workspace):
     written(rows, "two")
     kept = workspace.existing("train@v1", label="input")
     packed, run = packed_run(workspace, Needs(files=[kept]))
-    assert sorted(file.place for file in packed.spec.files) == [
+    assert sorted(file.remote_path for file in packed.spec.files) == [
         f"workspace/.stillroom/datasets/{kept.name}",
         "workspace/.stillroom/tags/train.jsonl@v1.json",
         "workspace/prices.yml",
@@ -198,7 +198,7 @@ def test_an_unfinished_output_goes_with_its_journal_and_comes_back(workspace):
     written(workspace.root / "out/.rows.jsonl/settings.json", "{}")
     spec = pack(workspace, box(workspace), needs_of_generation(plan)).spec
     assert spec.outputs == ["out/rows.jsonl"]
-    assert {file.place for file in spec.files} >= {
+    assert {file.remote_path for file in spec.files} >= {
         "workspace/out/rows.jsonl",
         "workspace/out/.rows.jsonl/journal.jsonl",
         "workspace/out/.rows.jsonl/settings.json",
@@ -279,7 +279,7 @@ def test_files_that_tools_name_go_with_them_but_no_keys(workspace):
     )
     (workspace.root / "runs" / "sft-1").mkdir(parents=True)
     packed = pack(workspace, box(workspace), needs, budget_usd=1)
-    assert sorted(file.place for file in packed.spec.files) == [
+    assert sorted(file.remote_path for file in packed.spec.files) == [
         "workspace/kb/a.json",
         "workspace/kb/deep/b.json",
         "workspace/prices.csv",
@@ -361,7 +361,7 @@ def test_a_store_that_a_teacher_made_of_the_rows_goes_with_them(workspace):
     needs = Needs(files=[rows], outputs=["soft_targets"])
     spec = pack(workspace, box(workspace), needs).spec
     assert spec.outputs == ["soft_targets"]
-    assert [file.place for file in spec.files if "soft" in file.place] == [
+    assert [file.remote_path for file in spec.files if "soft" in file.remote_path] == [
         "workspace/soft_targets/top4-a.bin",
         "workspace/soft_targets/top4-a.bin.manifest.json",
     ]

@@ -153,7 +153,7 @@ class Life:
         return JobSpec(machine=MACHINE, files=[], home_paths=[])
 
     def start_of(self, **keywords: Any) -> LaunchRequest:
-        file = PlacedFile(place="workspace/rows.jsonl", sha256=sha256(ROWS))
+        file = PlacedFile(remote_path="workspace/rows.jsonl", sha256=sha256(ROWS))
         keywords = {"max_hours": 1.0, "secrets": {"KEY": SECRET}, **keywords}
         return LaunchRequest(
             run_id=self.run.name,

@@ -51,7 +51,7 @@ def spec(*outputs: str) -> JobSpec:
     return JobSpec(
         machine=Machine(name="box", ssh=SshAddress(host="box")),
         files=[],
-        home_paths=[PathMapping(home="/data/rows.jsonl", place="outside/0/rows.jsonl")],
+        home_paths=[PathMapping(home_path="/data/rows.jsonl", remote_path="outside/0/rows.jsonl")],
         outputs=list(outputs),
     )
 
@@ -389,7 +389,7 @@ def test_what_was_sent_grows_from_where_it_is(folder: RunFolder) -> None:
     (root / "out.jsonl").write_bytes(b"row 1\n")
     record = FollowRecord()
     record_outputs(
-        record, root, ["out.jsonl"], [PlacedFile(place="workspace/out.jsonl", sha256="0")]
+        record, root, ["out.jsonl"], [PlacedFile(remote_path="workspace/out.jsonl", sha256="0")]
     )
     mirror = Mirror(folder, spec("out.jsonl"), root, record)
     assert mirror.seen == {"out.jsonl": 6}

@@ -25,13 +25,13 @@ from stillroom.evaluate.request import EvaluateModel
 from stillroom.export.request import ExportModel, plan_export
 from stillroom.files import write_json
 from stillroom.outputs import OutputHeldError
+from stillroom.remote.bundle.checks import check_remote_config, check_remote_needs
 from stillroom.remote.bundle.needs import (
     Needs,
     needs_of_export,
     needs_of_generation,
     needs_of_training,
 )
-from stillroom.remote.bundle.refusals import refuse_config, refuse_needs
 from stillroom.remote.records import RemoteView
 from stillroom.rollout.plan import plan_generation
 from stillroom.rollout.request import GenerateRollouts
@@ -99,7 +99,7 @@ def test_a_request_that_means_this_machine_is_refused(workspace, request_of, rep
     [
         (
             ["launcher={kind: ray, address: local, num_processes: 2}"],
-            "launcher: ray and where: box both set",
+            "launcher: ray and where: box both choose",
         ),
         (
             ["launcher={kind: accelerate, num_machines: 2, main_address: 'a:1', num_processes: 2}"],
@@ -112,7 +112,7 @@ def test_settings_that_mean_this_machine_are_refused(workspace, tiny_models, ove
     project(workspace, tiny_models)
     plan = plan_request(workspace, StartTraining(where="box", overrides=tuple(overrides)))
     with pytest.raises(InputError, match=reported):
-        refuse_config(plan.config, box(workspace))
+        check_remote_config(plan.config, box(workspace))
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,9 @@ def test_servers_of_this_machine_are_refused(workspace, options, reported):
     )
     request = generate(**({"model": "teacher"} | options))
     needs = needs_of_generation(plan_generation(workspace, request))
-    with pytest.raises(InputError, match=reported.replace("[", r"\[")):
-        refuse_needs(needs, box(workspace))
+    with pytest.raises(InputError, match=reported.replace("[", r"\[")) as caught:
+        check_remote_needs(needs, box(workspace))
+    assert ("provider hf" in caught.value.fix) == reported.startswith("the model is at")
 
 
 def test_a_teacher_served_on_this_machine_is_refused(workspace, tiny_models):
@@ -148,16 +149,18 @@ def test_a_teacher_served_on_this_machine_is_refused(workspace, tiny_models):
     made.write_config()
     request = StartTraining(where="box")
     with pytest.raises(InputError, match=r"teacher\.base_url is at http://localhost:8000/v1"):
-        refuse_needs(needs_of_training(request, plan_request(workspace, request)), box(workspace))
+        check_remote_needs(
+            needs_of_training(request, plan_request(workspace, request)), box(workspace)
+        )
 
 
 def test_an_image_that_is_built_here_is_refused_and_one_with_a_name_is_not(workspace):
     rows = workspace.root / "docker.jsonl"
     rows.write_text('{"prompt": "a", "docker": "python:3.12"}\n', encoding="utf-8")
-    refuse_needs(Needs(prompts=[rows]), box(workspace))
+    check_remote_needs(Needs(prompts=[rows]), box(workspace))
     rows.write_text('{"prompt": "a", "docker": "local/web"}\n', encoding="utf-8")
     with pytest.raises(InputError, match=r"docker\.jsonl:1: docker 'local/web' is built from"):
-        refuse_needs(Needs(prompts=[rows]), box(workspace))
+        check_remote_needs(Needs(prompts=[rows]), box(workspace))
 
 
 def test_what_a_run_lacks_here_is_no_reason_not_to_do_it_elsewhere(workspace, tiny_models):
@@ -260,7 +263,7 @@ def test_a_teacher_on_this_machine_is_refused_before_its_key_is_looked_at(worksp
     request = GenerateRollouts(
         input="prompts.jsonl", model="t", base_url=url, api_key_env="SOME_KEY", where="box"
     )
-    with pytest.raises(InputError, match=r"which .* cannot reach"):
+    with pytest.raises(InputError, match=r"a loopback address"):
         resolve_machine(workspace, request)
 
 

@@ -17,7 +17,7 @@ from stillroom.lineage import now
 from stillroom.remote.agent.runs import AgentRun, StartRecord, agent_run
 from stillroom.remote.agent.store import AgentFolder, blob_file, place_file
 from stillroom.remote.host import MachineGoneError
-from stillroom.remote.records import PACKAGE, CancelRequest, LaunchRequest
+from stillroom.remote.records import PACKAGE_PREFIX, CancelRequest, LaunchRequest
 from stillroom.remote.run_files import is_safe
 from stillroom.run_folder import LIMITS_FILE, RunRequest, RunState, fixed_inputs
 from stillroom.secrecy.environments import PIPED_VARIABLES, run_environment
@@ -110,18 +110,18 @@ def _place_files(agent: AgentFolder, run: AgentRun, request: LaunchRequest) -> d
     run.workspace.mkdir(mode=0o700, exist_ok=True)
     placed: dict[str, str] = {}
     for file in request.files:
-        first, _, path = file.place.partition("/")
-        if not is_safe(file.place) or first not in ("workspace", "outside"):
+        first, _, path = file.remote_path.partition("/")
+        if not is_safe(file.remote_path) or first not in ("workspace", "outside"):
             raise EngineError(
-                f"{file.place!r} is outside of the run's folder",
+                f"{file.remote_path!r} is outside of the run's folder",
                 "use the same version of stillroom on both machines",
             )
         if not blob_file(agent, file.sha256).exists():
             raise EngineError(
-                f"the content of {file.place} is no longer on this machine",
+                f"the content of {file.remote_path} is no longer on this machine",
                 "no action needed: it is uploaded again",
             )
-        target = run.base / file.place
+        target = run.base / file.remote_path
         target.unlink(missing_ok=True)
         place_file(agent, file.sha256, target, is_executable=file.is_executable)
         if first == "workspace":
@@ -132,16 +132,19 @@ def _place_files(agent: AgentFolder, run: AgentRun, request: LaunchRequest) -> d
 def _path_pairs(run: AgentRun, request: LaunchRequest) -> list[tuple[str, str]]:
     """Returns pairs of a path on the user's machine and its counterpart here."""
     pairs = [
-        (path.home, _path_on_machine(run, path.home, path.place)) for path in request.home_paths
+        (path.home_path, _path_on_machine(run, path.home_path, path.remote_path))
+        for path in request.home_paths
     ]
     return [*pairs, (request.home_root, str(run.workspace))]
 
 
-def _path_on_machine(run: AgentRun, home: str, place: str) -> str:
-    if place.startswith(PACKAGE):
-        return str(Path(stillroom.__file__).resolve().parent / place.removeprefix(PACKAGE))
+def _path_on_machine(run: AgentRun, home_path: str, remote_path: str) -> str:
+    if remote_path.startswith(PACKAGE_PREFIX):
+        return str(
+            Path(stillroom.__file__).resolve().parent / remote_path.removeprefix(PACKAGE_PREFIX)
+        )
     # `~` is the user's home folder on the user's machine.
-    return place if home == "~" else str(run.base / place)
+    return remote_path if home_path == "~" else str(run.base / remote_path)
 
 
 def _write_folder(run: AgentRun, launch: LaunchRequest, started: float) -> None:

@@ -1,1 +1,1 @@
-"""What a run on another machine is sent: the files that it reads, and what they stand for."""
+"""Decides what is sent to another machine for a run: files, packages and secrets."""

@@ -40,47 +40,48 @@ def pinned_packages(files: Iterable[UserFile]) -> list[str]:
 
 
 def add_referenced_files(
-    workspace: Workspace, places: FileLayout, files: Sequence[UserFile], servers: Sequence[str]
+    workspace: Workspace, layout: FileLayout, files: Sequence[UserFile], servers: Sequence[str]
 ) -> list[str]:
     """Adds the files that code and MCP command lines refer to; returns notes for the user.
 
     A reference is a string literal that is the path of a file or folder in the workspace, relative
     to the code's folder or to the workspace.
     """
-    sent, left_out = list[str](), list[str]()
+    sent, too_large = list[str](), list[str]()
     for file in files:
         folders = (file.path.parent, workspace.root)
         for text in sorted({text for code in _sources(file) for text in _string_literals(code)}):
-            _add_referenced(workspace, places, folders, text, sent, left_out)
+            _add_referenced(workspace, layout, folders, text, sent, too_large)
     for server in servers:
         for word in parse_spec(server).command:
-            _add_referenced(workspace, places, (workspace.root,), word, sent, left_out)
+            _add_referenced(workspace, layout, (workspace.root,), word, sent, too_large)
     notes = [f"sent, because the code refers to it: {name}" for name in sorted(sent)]
-    return notes + [f"not sent, although the code refers to it: {name}" for name in left_out]
+    return notes + [f"not sent, although the code refers to it: {name}" for name in too_large]
 
 
 def _add_referenced(
     workspace: Workspace,
-    places: FileLayout,
+    layout: FileLayout,
     folders: Sequence[Path],
     text: str,
     sent: list[str],
-    left_out: list[str],
+    too_large: list[str],
 ) -> None:
+    """Adds the file or folder that a string refers to, if any; appends its name to a list."""
     path = _referenced_path(workspace.root, folders, text)
-    if path is None or path in places:
+    if path is None or path in layout:
         return
     shown = workspace.shown(path)
     if path.is_file():
-        places.add(path)
+        layout.add(path)
         sent.append(shown)
         return
     files = _files_below(path)
     if files is None:
-        left_out.append(f"{shown} (more than {_MOST_FILES} files or {_MOST_BYTES >> 20} MB)")
+        too_large.append(f"{shown} (more than {_MOST_FILES} files or {_MOST_BYTES >> 20} MB)")
     elif files:
         for file in files:
-            places.add(file)
+            layout.add(file)
         sent.append(f"{shown}/ ({len(files)} files)")
 
 
@@ -140,7 +141,7 @@ def _string_literals(code: bytes) -> Iterator[str]:
 
 def _third_party_imports(file: UserFile) -> Iterator[str]:
     """Yields the third-party modules that a file imports."""
-    own = {place.partition("/")[0].removesuffix(".py") for place in file.modules}
+    own = {path.partition("/")[0].removesuffix(".py") for path in file.modules}
     for code in _sources(file):
         for module in modules_imported(code):
             top = module.partition(".")[0]
@@ -158,13 +159,14 @@ def _distributions_of(module: str, known: Mapping[str, list[str]]) -> list[str]:
     names = sorted(set(known.get(module.partition(".")[0], ())))
     if len(names) < 2:
         return names
-    place = re.compile(re.escape(module.replace(".", "/")) + r"(\.py|/|\.)")
-    return [name for name in names if _provides(name, place)] or names
+    pattern = re.compile(re.escape(module.replace(".", "/")) + r"(\.py|/|\.)")
+    return [name for name in names if _provides(name, pattern)] or names
 
 
-def _provides(name: str, place: re.Pattern[str]) -> bool:
+def _provides(name: str, pattern: re.Pattern[str]) -> bool:
+    """Returns whether a distribution has a file whose path matches."""
     files = importlib.metadata.distribution(name).files or ()
-    return any(place.match(file.as_posix()) for file in files)
+    return any(pattern.match(file.as_posix()) for file in files)
 
 
 def _pinned_requirement(name: str) -> str:

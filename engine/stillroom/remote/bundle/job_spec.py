@@ -21,7 +21,7 @@ from stillroom.remote.bundle.models import (
 from stillroom.remote.bundle.needs import Needs
 from stillroom.remote.machine import Machine
 from stillroom.remote.machines import check_keys_allowed
-from stillroom.remote.records import RUN_FILE, JobSpec
+from stillroom.remote.records import RUN_FILE_PREFIX, JobSpec
 from stillroom.rollout.journal.journal import journal_folder
 from stillroom.run_folder import REMOTE_FILE, RunFolder, given_config
 from stillroom.secrecy.keys import tool_variables
@@ -66,27 +66,27 @@ def pack(
         raise InputError(
             f"{workspace.root / 'runs'} is a symbolic link, and runs are not downloaded through "
             "links",
-            "replace it by a real folder, or leave where out",
+            "replace the link with a real folder, or leave where out",
         )
-    places = FileLayout(workspace)
-    _add_files(workspace, places, needs)
+    layout = FileLayout(workspace)
+    _add_files(workspace, layout, needs)
     for model in needs.models:
-        add_model(workspace, places, model)
+        add_model(workspace, layout, model)
     for name in needs.tokenizers:
-        add_tokenizer_files(workspace, places, name)
+        add_tokenizer_files(workspace, layout, name)
     if needs.exported is not None:
-        add_card_inputs(workspace, places, needs.exported)
+        add_card_inputs(workspace, layout, needs.exported)
     if needs.resume is not None:
-        add_resume_files(workspace, places, needs.resume)
-    notes = add_referenced_files(workspace, places, needs.code, needs.servers)
-    outputs = [_add_output(workspace, places, name, needs) for name in needs.outputs]
+        add_resume_files(workspace, layout, needs.resume)
+    notes = add_referenced_files(workspace, layout, needs.code, needs.servers)
+    outputs = [_add_output(workspace, layout, name, needs) for name in needs.outputs]
     secrets, variables, key_notes = _secrets(workspace, machine, needs)
     if secrets or needs.code:
-        places.add_keys_file()
+        layout.add_keys_file()
     spec = JobSpec(
         machine=machine,
-        files=places.files,
-        home_paths=places.home_paths,
+        files=layout.files,
+        home_paths=layout.home_paths,
         key_names=list(secrets),
         variables=variables,
         packages=pinned_packages(needs.code),
@@ -106,18 +106,18 @@ def _cost_notes(machine: Machine, budget_usd: float | None) -> list[str]:
     return [f"no budget_usd: this run may cost up to ${most:.2f} on {machine.name} ({limit})"]
 
 
-def _add_files(workspace: Workspace, places: FileLayout, needs: Needs) -> None:
+def _add_files(workspace: Workspace, layout: FileLayout, needs: Needs) -> None:
     for path in needs.files:
-        places.add_all([path])
-        places.add_manifests(path)
-        add_tags(workspace, places, path)
+        layout.add_all([path])
+        layout.add_manifests(path)
+        add_tags(workspace, layout, path)
     if needs.config is not None:
         # The run's own copy, so that later edits of config.yml do not affect it.
-        places.add(needs.config, source=f"{RUN_FILE}{given_config(needs.config)}")
-    places.add_all([workspace.root / PRICES_FILE, workspace.root / LIST_FILE])
+        layout.add(needs.config, source=f"{RUN_FILE_PREFIX}{given_config(needs.config)}")
+    layout.add_all([workspace.root / PRICES_FILE, workspace.root / LIST_FILE])
     for name in needs.records:
         if (run := _run_id_of(workspace, name)) is not None:
-            add_run_records(workspace, places, run)
+            add_run_records(workspace, layout, run)
 
 
 def _run_id_of(workspace: Workspace, name: str) -> str | None:
@@ -127,7 +127,7 @@ def _run_id_of(workspace: Workspace, name: str) -> str | None:
     return run.run_id if run.path.parent == workspace.runs and run.is_run else None
 
 
-def _add_output(workspace: Workspace, places: FileLayout, name: str, needs: Needs) -> str:
+def _add_output(workspace: Workspace, layout: FileLayout, name: str, needs: Needs) -> str:
     """Adds an unfinished output's files; returns its path relative to the workspace."""
     output = workspace.writable(name, label="output")
     if needs.exported is not None and output.is_dir() and any(output.iterdir()):
@@ -136,12 +136,12 @@ def _add_output(workspace: Workspace, places: FileLayout, name: str, needs: Need
             "machine cannot replace",
             "give a new folder, or delete this one",
         )
-    relative = places.relative(output)
+    relative = layout.relative(output)
     if relative is None:
         raise InputError(f"{output} is outside the workspace", "give an output inside it")
-    places.add_alias(name, output)
+    layout.add_alias(name, output)
     for path in _output_files(output, needs):
-        places.add(path)
+        layout.add(path)
     return relative
 
 
@@ -151,14 +151,15 @@ def _output_files(output: Path, needs: Needs) -> list[Path]:
         rows = {str(path) for path in needs.files}
         return [path for path in folder_files(output) if _is_store_of(path, rows)]
     journal = journal_folder(output)
-    judged = output.with_name(f".{output.name}.scores")
-    files = [output, manifest_path(output), pending_manifest(output), judged]
-    within = sorted(journal.rglob("*")) if journal.is_dir() else []
-    return [path for path in (*files, *within) if path.is_file() and path.name != ".lock"]
+    scores = output.with_name(f".{output.name}.scores")
+    files = [output, manifest_path(output), pending_manifest(output), scores]
+    journal_files = sorted(journal.rglob("*")) if journal.is_dir() else []
+    return [path for path in (*files, *journal_files) if path.is_file() and path.name != ".lock"]
 
 
 def _is_store_of(path: Path, rows: set[str]) -> bool:
     """Returns whether a file belongs to a store of soft targets for one of these row files."""
+    # The file itself, or the file whose manifest it is.
     store = path.with_name(path.name.removesuffix(manifest_path(Path("x")).name.removeprefix("x")))
     try:
         manifest = read_manifest(store)
@@ -171,17 +172,18 @@ def _secrets(
     workspace: Workspace, machine: Machine, needs: Needs
 ) -> tuple[dict[str, str], list[str], list[str]]:
     """Returns a run's secrets, the names of those in its environment, and notes on omitted keys."""
-    called = workspace.read_keys(needs.key_names)
+    api_keys = workspace.read_keys(needs.key_names)
     tools = sorted(tool_variables(workspace.root)) if needs.code or needs.servers else []
-    around = workspace.read_keys([*needs.tracker_keys, *tools])
-    check_keys_allowed(workspace, machine, [*called, *around])
+    environment_keys = workspace.read_keys([*needs.tracker_keys, *tools])
+    check_keys_allowed(workspace, machine, [*api_keys, *environment_keys])
     is_from_hub = any(not model.is_local for model in needs.models)
-    hub = workspace.read_keys(_HUB_KEYS) if is_from_hub else {}
+    hub_keys = workspace.read_keys(_HUB_KEYS) if is_from_hub else {}
     notes = list[str]()
     try:
-        check_keys_allowed(workspace, machine, list(hub))
+        check_keys_allowed(workspace, machine, list(hub_keys))
     except InputError as error:
         # Most models of the hub can be downloaded without a token.
-        notes.append(f"{', '.join(hub)} is not sent: {error.problem}; {error.fix}")
-        hub = {}
-    return called | around | hub, [*around, *hub], notes
+        notes.append(f"{', '.join(hub_keys)} is not sent: {error.problem}; {error.fix}")
+        hub_keys = {}
+    secrets = api_keys | environment_keys | hub_keys
+    return secrets, [*environment_keys, *hub_keys], notes

@@ -21,6 +21,8 @@ class Address:
 
     label: str
     url: str
+    is_loadable: bool = False
+    """Whether the run could load the model at this URL itself, with provider hf."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +43,14 @@ class Needs:
     outputs: Sequence[str] = ()
     """Files and folders that it writes outside of its own folder, as named in the request."""
     key_names: Sequence[str | None] = ()
+    """The environment variables of API keys; None for an endpoint without a key."""
     tracker_keys: Sequence[str] = ()
     """Keys that libraries read from the environment."""
     extras: Sequence[str] = ()
     config: Path | None = None
-    """The config.yml; the run's own copy of it is sent."""
+    """The config.yml of a training run; the run's own copy of it is sent."""
     resume: str | None = None
+    """The id of the run that is resumed."""
     exported: ModelLocation | None = None
     """The checkpoint whose history the model card describes."""
     records: Sequence[str] = ()
@@ -67,7 +71,7 @@ def needs_of_training(request: StartTraining, plan: TrainingPlan) -> Needs:
     soft = config.soft_targets
     store = soft.store if soft is not None and soft.top_k is not None else None
     return Needs(
-        files=[path for path in plan.inputs if path not in _folders(plan.models)],
+        files=[path for path in plan.inputs if path not in _model_paths(plan.models)],
         prompts=[*plan.train_files, *plan.eval_files.values()],
         models=plan.models,
         tokenizers=[
@@ -76,7 +80,7 @@ def needs_of_training(request: StartTraining, plan: TrainingPlan) -> Needs:
             if teacher.section.is_served
         ]
         + _named_model(plan.template),
-        code=_files(plan.tools_file, plan.rewards_file),
+        code=_given_files(plan.tools_file, plan.rewards_file),
         servers=config.rollout.mcp_servers,
         addresses=list(_addresses_of_training(plan)),
         outputs=[store] if store is not None else [],
@@ -105,7 +109,7 @@ def needs_of_scoring(request: ScoreRollouts, plan: ScoringPlan) -> Needs:
     judge = plan.judge
     return Needs(
         files=plan.inputs,
-        code=_files(plan.rewards),
+        code=_given_files(plan.rewards),
         addresses=[Address("the judge", judge.endpoint.base_url)] if judge is not None else [],
         outputs=[request.output],
         key_names=[judge.endpoint.api_key_env] if judge is not None else [],
@@ -137,9 +141,10 @@ def _needs_of_rollouts(
 ) -> Needs:
     refine = plan.refine
     policies = [plan.policy, refine.critic.policy if refine and refine.critic else None]
-    loaded = [one for one in policies if isinstance(one, ModelLocation)]
+    loaded = [policy for policy in policies if isinstance(policy, ModelLocation)]
     loaded += [refine.student] if refine is not None and refine.student is not None else []
     loaded += models
+    # The model and the critic may also be local models, and all but the model may be absent.
     endpoints = {
         "the model": plan.policy,
         "the judge": plan.judge.endpoint if plan.judge is not None else None,
@@ -151,15 +156,15 @@ def _needs_of_rollouts(
         "browse": plan.options.browse,
     }
     return Needs(
-        files=[*(p for p in plan.inputs if p not in _folders(loaded)), *prompts],
+        files=[*(p for p in plan.inputs if p not in _model_paths(loaded)), *prompts],
         prompts=[plan.prompts_file, *prompts],
         models=loaded,
-        code=_files(plan.tools_file, plan.rewards_file),
+        code=_given_files(plan.tools_file, plan.rewards_file),
         servers=plan.options.mcp_servers,
         addresses=[
-            Address(label, one.base_url)
-            for label, one in endpoints.items()
-            if isinstance(one, Endpoint)
+            Address(label, endpoint.base_url, is_loadable=label != "the judge")
+            for label, endpoint in endpoints.items()
+            if isinstance(endpoint, Endpoint)
         ],
         outputs=outputs,
         key_names=plan.key_names,
@@ -172,19 +177,21 @@ def _addresses_of_training(plan: TrainingPlan) -> Iterator[Address]:
     config = plan.config
     for teacher in config.teachers:
         if teacher.section.is_served and teacher.base_url is not None:
-            yield Address("teacher.base_url", teacher.base_url)
+            yield Address("teacher.base_url", teacher.base_url, is_loadable=True)
         elif teacher.section.is_served:
             # The default address of such a server is on localhost.
-            yield Address("teacher.base_url", "http://localhost")
+            yield Address("teacher.base_url", "http://localhost", is_loadable=True)
     if config.rollout.server is not None:
         yield Address("rollout.server.base_url", str(config.rollout.server.base_url))
 
 
-def _folders(models: Sequence[ModelLocation]) -> set[Path]:
+def _model_paths(models: Sequence[ModelLocation]) -> set[Path]:
+    """Returns the files and folders of models, which are sent as models."""
     return {folder for model in models for folder in model.inputs}
 
 
-def _files(*files: UserFile | None) -> list[UserFile]:
+def _given_files(*files: UserFile | None) -> list[UserFile]:
+    """Returns the files that are not None."""
     return [file for file in files if file is not None]
 
 
@@ -196,4 +203,5 @@ def _named_model(template: TemplateSource | None) -> list[str]:
 
 
 def _enabled(extras: dict[str, bool]) -> list[str]:
+    """Returns the extras that are needed."""
     return [extra for extra, is_needed in extras.items() if is_needed]

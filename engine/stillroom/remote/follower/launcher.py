@@ -208,8 +208,8 @@ def record_outputs(
         if path.exists() and is_output(name, outputs):
             record.before[name] = stamp_of(path)
     for file in files:
-        name = file.place.removeprefix(_WORKSPACE)
-        if name in record.before and name != file.place:
+        name = file.remote_path.removeprefix(_WORKSPACE)
+        if name in record.before and name != file.remote_path:
             about = (root / name).stat()
             record.grown[name] = GrownFile(
                 remote_bytes=about.st_size,

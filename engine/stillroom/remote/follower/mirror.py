@@ -127,9 +127,9 @@ class Mirror:
         if root is None:
             return []
         pairs = [
-            (f"{root}/{path.place}", path.home)
+            (f"{root}/{path.remote_path}", path.home_path)
             for path in self._spec.home_paths
-            if path.home != "~" and not path.place.startswith("package:")
+            if path.home_path != "~" and not path.remote_path.startswith("package:")
         ]
         pairs.append((f"{root}/workspace", str(self._root)))
         pairs.sort(key=lambda pair: -len(pair[0]))

@@ -31,7 +31,7 @@ class _ContainerRow(msgspec.Struct):
     docker: str | None = None
 
 
-def refuse_request(request: PlacedRequest, machine: Machine) -> None:
+def check_remote_request(request: PlacedRequest, machine: Machine) -> None:
     """Raises InputError for options of a request that only work on the local machine."""
     if getattr(request, "dry_run", False):
         raise InputError(
@@ -39,17 +39,17 @@ def refuse_request(request: PlacedRequest, machine: Machine) -> None:
         )
     if isinstance(request, GenerateRollouts) and request.ray_address is not None:
         raise InputError(
-            f"ray_address and where: {machine.name} both set where the rollouts run",
+            f"ray_address and where: {machine.name} both choose where the rollouts run",
             "leave one of them out",
         )
     if isinstance(request, ExportModel) and request.format == "gguf":
         raise InputError(
             "format gguf is written on the local machine only",
-            f"export with format merged and where: {machine.name}, or with gguf without where",
+            "set format to merged, or leave where out",
         )
     # Checked before keys, so that the user is not asked to allow a key for an unusable address.
     if (url := getattr(request, "base_url", None)) is not None:
-        _refuse_local(Address("the model", url), machine)
+        _check_reachable(Address("the model", url, is_loadable=True), machine)
     budget = getattr(request, "budget_usd", None)
     if budget is not None and machine.price_per_hour is None and not machine.access.is_provisioned:
         raise InputError(
@@ -57,7 +57,7 @@ def refuse_request(request: PlacedRequest, machine: Machine) -> None:
             f"set price_per_hour of {machine.name} in {machine.file} (0 if it is free)",
         )
     if budget is not None and machine.price_per_hour:
-        _refuse_small_budget(budget, machine.price_per_hour, machine)
+        _check_budget(budget, machine.price_per_hour, machine)
 
 
 def min_budget_usd(machine: Machine) -> float:
@@ -65,24 +65,24 @@ def min_budget_usd(machine: Machine) -> float:
     return (machine.price_per_hour or 0.0) * _MIN_BUDGET_S / 3600
 
 
-def _refuse_small_budget(budget_usd: float, price_per_hour: float, machine: Machine) -> None:
+def _check_budget(budget_usd: float, price_per_hour: float, machine: Machine) -> None:
     """Raises InputError for a budget that would be spent before the run has started."""
-    least = min_budget_usd(machine)
-    if budget_usd < least:
+    min_usd = min_budget_usd(machine)
+    if budget_usd < min_usd:
         raise InputError(
             f"budget_usd {budget_usd:g} pays for {budget_usd / price_per_hour * 3600:.0f} s of "
             f"{machine.name} (${price_per_hour:g} an hour), too little to upload and start a run",
-            f"give at least ${least:.2f}, plus some minutes for a machine's first run, which "
+            f"give at least ${min_usd:.2f}, plus some minutes for a machine's first run, which "
             "installs packages; or leave where out",
         )
 
 
-def refuse_config(config: TrainConfig, machine: Machine) -> None:
+def check_remote_config(config: TrainConfig, machine: Machine) -> None:
     """Raises InputError for settings of config.yml that need the local machine or a cluster."""
     launcher = config.launcher
     if launcher.kind == "ray":
         raise InputError(
-            f"launcher: ray and where: {machine.name} both set where the training runs",
+            f"launcher: ray and where: {machine.name} both choose where the training runs",
             "use launcher: local (or accelerate for several GPUs) with where, or leave where out",
         )
     if launcher.num_machines > 1:
@@ -100,7 +100,7 @@ def refuse_config(config: TrainConfig, machine: Machine) -> None:
         )
 
 
-def refuse_needs(needs: Needs, machine: Machine) -> None:
+def check_remote_needs(needs: Needs, machine: Machine) -> None:
     """Raises InputError for servers and containers that exist only on the local machine."""
     for server in needs.servers:
         spec = parse_spec(server)
@@ -112,25 +112,28 @@ def refuse_needs(needs: Needs, machine: Machine) -> None:
                 "keys.yml: - {key: NAME, tools: true}",
             )
         if not spec.command:
-            _refuse_local(Address("the MCP server", spec.url), machine)
+            _check_reachable(Address("the MCP server", spec.url), machine)
     for address in needs.addresses:
-        _refuse_local(address, machine)
-    _refuse_dockerfiles(needs.prompts, machine)
+        _check_reachable(address, machine)
+    _check_images(needs.prompts, machine)
 
 
-def _refuse_local(address: Address, machine: Machine) -> None:
+def _check_reachable(address: Address, machine: Machine) -> None:
+    """Raises InputError for a loopback address, which would mean the machine itself."""
     host = urlsplit(address.url).hostname or ""
     if _is_this_machine(host.lower()):
+        options = [f"give an address that {machine.name} can reach"]
+        if address.is_loadable:
+            options.append("load the model in the run's process (provider hf)")
         raise InputError(
-            f"{address.label} is at {address.url}, which {machine.name} cannot reach: on it, that "
-            "address is its own",
-            f"give an address that {machine.name} can reach, load the model in the run (provider "
-            "hf), or leave where out",
+            f"{address.label} is at {address.url}, a loopback address: on {machine.name} it would "
+            f"mean {machine.name} itself",
+            f"{', '.join(options)}, or leave where out",
         )
 
 
 def _is_this_machine(host: str) -> bool:
-    """Whether a host is a loopback address, in any spelling such as 127.1 or 0.0.0.0."""
+    """Returns whether a host is a loopback address, in any spelling such as 127.1 or 0.0.0.0."""
     if is_loopback(host) or host.endswith((".localhost", "-localhost")):
         return True
     try:
@@ -140,7 +143,8 @@ def _is_this_machine(host: str) -> bool:
     return address.is_loopback or address.is_unspecified
 
 
-def _refuse_dockerfiles(prompts: Sequence[Path], machine: Machine) -> None:
+def _check_images(prompts: Sequence[Path], machine: Machine) -> None:
+    """Raises InputError for a row whose Docker image is built from a local folder."""
     for path in prompts:
         if path.suffix == ".txt":
             continue
@@ -154,6 +158,7 @@ def _refuse_dockerfiles(prompts: Sequence[Path], machine: Machine) -> None:
 
 
 def _docker_image_of(row: bytes) -> str | None:
+    """Returns the Docker image that a row names; None if it names none."""
     if b'"docker"' not in row:
         return None
     try:
