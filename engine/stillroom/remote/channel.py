@@ -137,7 +137,7 @@ class _RemoteProcess:
         except BrokenStreamError as broken:
             raise self._connection_error(broken) from broken
 
-    def _printed(self) -> str:
+    def _read_errors_at_exit(self) -> str:
         """Waits for the command to exit, and returns the tail of its standard error."""
         try:
             self._process.wait(_CLOSE_WAIT_S)
@@ -149,12 +149,12 @@ class _RemoteProcess:
         return self._process.last_errors()
 
     def _connection_error(self, broken: BrokenStreamError) -> EngineError:
-        printed = self._printed()
+        printed = self._read_errors_at_exit()
         explained = self._channel.explain(self._process.returncode, printed)
         if explained is not None:
             return explained
         name = self._channel.name
-        return UnreachableError(f"connection to {name} lost: {printed or broken}", _RETRIED)
+        return UnreachableError(f"connection to {name} lost: {printed or broken}", _RETRY_FIX)
 
 
 class RemoteCommand(_RemoteProcess):
@@ -171,7 +171,7 @@ class RemoteCommand(_RemoteProcess):
             for _ in self.replies(object):
                 pass
             raise UnreachableError(
-                f"the agent on {self._channel.name} exited: {broken}", _RETRIED
+                f"the agent on {self._channel.name} exited: {broken}", _RETRY_FIX
             ) from broken
 
     def receive(self, kind: type[_Message] | Any) -> _Message | None:
@@ -193,7 +193,7 @@ class RemoteCommand(_RemoteProcess):
         """Returns the next reply. Raises UnreachableError if there is none."""
         message = self.receive(kind)
         if message is None:
-            raise UnreachableError(f"{self._channel.name} sent no reply", _RETRIED)
+            raise UnreachableError(f"{self._channel.name} sent no reply", _RETRY_FIX)
         return message
 
     def replies(self, kind: type[_Message] | Any) -> Generator[_Message]:
@@ -229,7 +229,9 @@ class RemoteScript(_RemoteProcess):
             text = line.decode("utf-8", errors="replace").rstrip("\n")
             if ended := _SCRIPT_END.fullmatch(text):
                 if code := int(ended[1]):
-                    raise self._script_error(self._printed() or f"it exited with code {code}")
+                    raise self._script_error(
+                        self._read_errors_at_exit() or f"it exited with code {code}"
+                    )
                 return
             yield text
         raise self._connection_error(BrokenStreamError("the script's output ended early"))
@@ -245,12 +247,12 @@ def script_error(name: str, printed: str) -> MachineError:
         return MachineError(f"the disk of {name} is full: {printed[-500:]}", FREE_DISK)
     if _NOT_PERMITTED.search(printed):
         return MachineError(problem, OTHER_FOLDER)
-    return MachineError(problem, "fix this on the machine, then start again")
+    return MachineError(problem, "correct the cause on the machine, then try again")
 
 
 _DISK_FULL = re.compile("No space left|Disk quota|File too large|File size limit")
 _NOT_PERMITTED = re.compile("cannot create directory|denied|not permitted|Read-only file system")
-_RETRIED = "it is retried; if it persists, check the machine with check_setup"
+_RETRY_FIX = "a run retries by itself; if the error persists, check the machine with check_setup"
 
 
 @contextmanager
@@ -273,9 +275,9 @@ def run_script(channel: Channel, script: str) -> Generator[RemoteScript]:
     text = f"{begin}\n({script}\n)\nprintf '\\n{_SCRIPT_END_MARK}%s\\n' $?\n"
     process = channel.open()
     try:
-        running = RemoteScript(channel, process)
-        running.begin(_one_line(text))
-        yield running
+        script_run = RemoteScript(channel, process)
+        script_run.begin(_one_line(text))
+        yield script_run
     finally:
         _end_process(process)
 
@@ -308,7 +310,10 @@ def _close_pipes(process: PipedProcess) -> None:
 
 
 def _end_process(process: PipedProcess) -> None:
-    """Closes a process's pipes, which ends the remote command, and waits until it exits."""
+    """Ends a process: closes its pipes, and terminates or kills it if it does not exit.
+
+    The remote command ends when its pipes close.
+    """
     _close_pipes(process)
     for end in (lambda: None, process.terminate, process.kill):
         end()

@@ -44,7 +44,7 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     length: Annotated[int, msgspec.Meta(ge=0, le=_MAX_MESSAGE_BYTES)]
     holds: Literal["message", "error", "end"] = "message"
     is_packed: bool = False
-    """Whether the message is compressed, together with the packed ones before it."""
+    """Whether the message is compressed, in one zlib stream with the earlier compressed ones."""
 
 
 class Frames:
@@ -52,7 +52,7 @@ class Frames:
 
     def __init__(self, source: IO[bytes], sink: IO[bytes]) -> None:
         self._source, self._sink = source, sink
-        self._packing, self._unpacking = zlib.compressobj(), zlib.decompressobj()
+        self._compressor, self._decompressor = zlib.compressobj(), zlib.decompressobj()
 
     def begin(self) -> None:
         """Writes the mark after which messages follow."""
@@ -72,10 +72,10 @@ class Frames:
         return bytes(seen[: -len(MARK)])
 
     def send(self, message: object, *, is_packed: bool = False) -> None:
-        """Sends one message; `is_packed` compresses it together with earlier, similar ones."""
+        """Sends one message; `is_packed` compresses it in one stream with earlier ones."""
         body = msgspec.msgpack.encode(message)
         if is_packed:
-            body = self._packing.compress(body) + self._packing.flush(zlib.Z_SYNC_FLUSH)
+            body = self._compressor.compress(body) + self._compressor.flush(zlib.Z_SYNC_FLUSH)
         self._send(body, "message", is_packed=is_packed)
 
     def send_error(self, error: EngineError) -> None:
@@ -91,7 +91,8 @@ class Frames:
     def receive(self, kind: type[_Message] | Any) -> _Message | None:
         """Returns the next message, or None after the end frame.
 
-        Raises EngineError for an error that the other side sent, and BrokenStreamError.
+        Raises EngineError for an error that the other side sent, and BrokenStreamError if the
+        stream ended early or is invalid.
         """
         line = self._read_line()
         try:
@@ -102,17 +103,17 @@ class Frames:
         if len(body) < header.length:
             raise BrokenStreamError("the stream ended inside a message")
         if header.is_packed:
-            body = self._unpacked(body)
+            body = self._decompressed(body)
         if header.holds == "end":
             return None
         return self._decode(body, kind, header)
 
-    def _unpacked(self, body: bytes) -> bytes:
+    def _decompressed(self, body: bytes) -> bytes:
         try:
-            data = self._unpacking.decompress(body, _MAX_MESSAGE_BYTES)
+            data = self._decompressor.decompress(body, _MAX_MESSAGE_BYTES)
         except zlib.error as error:
             raise BrokenStreamError(f"a message cannot be decompressed: {error}") from error
-        if self._unpacking.unconsumed_tail:
+        if self._decompressor.unconsumed_tail:
             raise BrokenStreamError(f"a message exceeds {_MAX_MESSAGE_BYTES} bytes")
         return data
 

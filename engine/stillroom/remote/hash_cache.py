@@ -10,10 +10,10 @@ import msgspec
 from stillroom.errors import DataError, EngineError
 from stillroom.files import file_sha256, read_json, write_json
 
-_MOST_KNOWN = 50_000
+_MAX_CACHED = 50_000
 
 
-class _Known(msgspec.Struct, frozen=True, array_like=True):
+class _CachedHash(msgspec.Struct, frozen=True, array_like=True):
     """The hash of a file, and the file's stamp when it was hashed."""
 
     stamp: str
@@ -28,11 +28,11 @@ class HashCache:
         may change again within the resolution of its modification time.
         """
         self._path, self._settled_after_s = path, settled_after_s
-        self._known: dict[str, _Known] = {}
-        self._has_news = False
+        self._known: dict[str, _CachedHash] = {}
+        self._is_modified = False
         # A cache that cannot be read is rebuilt.
         with suppress(OSError, DataError):
-            self._known = read_json(path, dict[str, _Known])
+            self._known = read_json(path, dict[str, _CachedHash])
 
     def hash_of(self, path: Path, is_stopped: Callable[[], bool] = lambda: False) -> str:
         """Returns the SHA-256 of a file, which is read only if it may have changed.
@@ -42,21 +42,21 @@ class HashCache:
         stamp = _stamp(path)
         known = self._known.pop(str(path), None)
         if known is None or known.stamp != stamp:
-            known = _Known(stamp, file_sha256(path, is_stopped=is_stopped))
+            known = _CachedHash(stamp, file_sha256(path, is_stopped=is_stopped))
             if is_stopped() or _stamp(path) != stamp or not self._is_settled(path):
                 return known.sha256
-            self._has_news = True
+            self._is_modified = True
         # Ordered by last use, so that the least recently used are dropped.
         self._known[str(path)] = known
         return known.sha256
 
     def save(self) -> None:
         """Writes the cache; does nothing if it cannot be written."""
-        if self._has_news:
-            kept = dict(list(self._known.items())[-_MOST_KNOWN:])
+        if self._is_modified:
+            kept = dict(list(self._known.items())[-_MAX_CACHED:])
             with suppress(OSError, EngineError):
                 write_json(self._path, kept, durable=False)
-                self._has_news = False
+                self._is_modified = False
 
     def _is_settled(self, path: Path) -> bool:
         stat = path.stat()
@@ -65,5 +65,6 @@ class HashCache:
 
 
 def _stamp(path: Path) -> str:
+    """Returns a string that changes when the file is written or replaced."""
     stat = path.stat()
     return f"{stat.st_size}.{stat.st_mtime_ns}.{stat.st_ctime_ns}.{stat.st_ino}.{stat.st_dev}"

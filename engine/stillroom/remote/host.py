@@ -56,7 +56,7 @@ class RunHost(Protocol):
         ...
 
     def facts(self) -> MachineFacts:
-        """Probes the machine without changing anything on it."""
+        """Probes the machine, without changing anything on it, and returns what it has."""
         ...
 
     def prepare(self, spec: JobSpec, report: Callable[[str], None]) -> None:
@@ -68,7 +68,7 @@ class RunHost(Protocol):
         ...
 
     def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
-        """Returns the hashes that the machine lacks, each with the bytes that it already has."""
+        """Returns the hashes that the machine lacks, each with the bytes received of it so far."""
         ...
 
     def send(self, blobs: Sequence[Blob], have: Mapping[str, int]) -> Iterator[int]:
@@ -85,7 +85,8 @@ class RunHost(Protocol):
     def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[RunUpdate]:
         """Yields a run's updates until it has ended, at least a Heartbeat every few seconds.
 
-        `seen` has the local size of each growing file, by its path relative to the workspace.
+        seen: the remote bytes of each growing file that are already mirrored, by path relative to
+        the workspace.
         """
         ...
 
@@ -102,7 +103,7 @@ class RunHost(Protocol):
         ...
 
     def release(self) -> None:
-        """Releases the machine if Stillroom provisioned it and no other run is on it."""
+        """Releases the machine if Stillroom provisioned it and no other run uses it."""
         ...
 
     def close(self) -> None:

@@ -12,8 +12,9 @@ from stillroom.remote.providers.provision_log import ProvisionedMachine, Provisi
 def open_host(machine: Machine, *, run: Path | None = None) -> RunHost:
     """Returns the host of a machine; nothing is connected or provisioned yet.
 
-    run: the local folder of the run that it is for; without one, no machine is ever provisioned.
-    Raises MissingExtraError if the package for such machines is not installed.
+    run: the local folder of the run that uses the machine; without one, nothing is provisioned.
+    Raises InputError for a Ray cluster, and MissingExtraError if the package for such machines is
+    not installed.
     """
     if machine.ray is not None:
         raise InputError(
@@ -37,5 +38,5 @@ def release_machine(entry: ProvisionedMachine, log: ProvisionLog) -> None:
 def _unsupported(machine: Machine) -> InputError:
     return InputError(
         f"{machine.name} is a kind of machine that this version does not support",
-        "use the version of stillroom that started the run",
+        "use a newer version of stillroom, such as the one that started the run",
     )

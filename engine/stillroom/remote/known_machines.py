@@ -29,7 +29,7 @@ _HOUR_S = 3600
 _TRAINING = (RunKind.SFT, RunKind.DPO, RunKind.DISTILL)
 
 
-class KnownMachine(msgspec.Struct, frozen=True, kw_only=True):
+class CachedProbe(msgspec.Struct, frozen=True, kw_only=True):
     """The content of .stillroom/machines/<name>.json: a machine's last probe."""
 
     address: str
@@ -50,11 +50,11 @@ def probe_machine(workspace: Workspace, machine: Machine, host: RunHost) -> Mach
         price = host.price_per_hour() if machine.access.is_provisioned else None
     finally:
         host.close()
-    save_facts(workspace, machine, facts, price)
+    save_probe(workspace, machine, facts, price)
     return facts
 
 
-def save_facts(
+def save_probe(
     workspace: Workspace,
     machine: Machine,
     facts: MachineFacts,
@@ -63,24 +63,24 @@ def save_facts(
     """Caches the result of a probe for later plans and lists."""
     if facts.num_processors is None:
         return  # The machine is not up, and its hardware is not known yet.
-    file = _facts_file(workspace, machine)
+    file = _probe_file(workspace, machine)
     make_folder(file.parent)
-    known = KnownMachine(
+    known = CachedProbe(
         address=_address_hash(machine), asked_at=now(), facts=facts, price_per_hour=price_per_hour
     )
     write_json(file, known)
 
 
-def load_facts(workspace: Workspace, machine: Machine) -> KnownMachine | None:
+def load_probe(workspace: Workspace, machine: Machine) -> CachedProbe | None:
     """Returns a machine's cached probe; None if there is none or its entry has changed since."""
     try:
-        known = read_json(_facts_file(workspace, machine), KnownMachine)
+        known = read_json(_probe_file(workspace, machine), CachedProbe)
     except (OSError, DataError):
         return None
     return known if known.address == _address_hash(machine) else None
 
 
-def _facts_file(workspace: Workspace, machine: Machine) -> Path:
+def _probe_file(workspace: Workspace, machine: Machine) -> Path:
     return workspace.root / ".stillroom" / "machines" / f"{machine.name}.json"
 
 
@@ -97,7 +97,10 @@ def remote_runs(workspace: Workspace) -> Iterator[tuple[RunFolder, JobSpec, Remo
 
 
 def read_view(folder: RunFolder) -> RemoteView | None:
-    """Returns the follower's view of a remote run; None if it has not written one, or if local."""
+    """Returns the follower's view of a remote run.
+
+    None before the follower has written one, and for a run on this machine.
+    """
     try:
         return read_json(folder.path / VIEW_FILE, RemoteView)
     except (OSError, DataError):
@@ -108,14 +111,14 @@ def hardware_of(
     workspace: Workspace, machine: Machine, config: TrainConfig | None = None
 ) -> Hardware:
     """Returns a machine's known hardware, and the speed of an earlier run of the same training."""
-    known = load_facts(workspace, machine)
+    known = load_probe(workspace, machine)
     measured = _earlier_rate(workspace, machine, config) if config is not None else None
     prices = (
         machine.price_per_hour,
         known.price_per_hour if known is not None else None,
         _earlier_price(workspace, machine),
     )
-    price = next((one for one in prices if one is not None), None)
+    price = next((known_price for known_price in prices if known_price is not None), None)
     if known is None:
         gpus = machine.access.requested_gpus
         return Hardware(
@@ -192,9 +195,9 @@ def _earlier_rate(
 
 
 def _seconds_outside_steps(folder: RunFolder, tokens_per_s: float) -> float | None:
-    """Returns the seconds of a training that its steps did not take.
+    """Returns how long a training run took apart from its steps, e.g. to load its models.
 
-    None for one that is not finished, and for a part of one: a run that resumed another.
+    None for a run that has not succeeded, and for a run that resumed another.
     """
     state = folder.read()
     trained = (state.result or {}).get("trained_tokens")

@@ -146,6 +146,7 @@ class HfJobsFlavor(Access, frozen=True, kw_only=True):
     @property
     def requested_gpus(self) -> list[str]:
         """The flavor's GPUs, derived from its name."""
+        # `a100-large` has one GPU, `l4x4` and `a10g-largex4` have four.
         name, times, num = self.flavor.partition("-")[0].partition("x")
         size = re.search(r"x(\d+)$", self.flavor)
         if name.startswith("cpu") or name == "zero":

@@ -29,7 +29,7 @@ def check_machine(
     *,
     open_machine: Callable[[Machine], RunHost] = open_host,
 ) -> SetupReport:
-    """Probes a machine and returns the checks; nothing is changed or provisioned.
+    """Probes a machine and returns the checks of it; changes and provisions nothing.
 
     Raises InputError if no machine has this name.
     """
@@ -104,8 +104,8 @@ def _python_check(machine: Machine, facts: MachineFacts) -> Check:
             "python",
             f"`python: {machine.python}` is not a working Python {needed} or newer on the machine"
             + (f": it is {facts.python_version}" if facts.python else ""),
-            f"set `python:` in {machine.file} to the path of one, or remove it to let stillroom "
-            "find one",
+            f"set `python:` in {machine.file} to the path of such an interpreter, or remove that "
+            "line, and stillroom finds an interpreter",
         )
     found = facts.python_version or "none"
     if facts.has_uv:
@@ -153,7 +153,7 @@ def _gpu_check(facts: MachineFacts) -> Check:
         sizes = sorted({f"{size:g} GB" for size in facts.gpu_memory_gb})
         detail = f"{number}, {' and '.join(sizes)} each" if sizes else number
         return _ok("gpu", detail, says="; ".join(facts.gpus) + driver)
-    memory = f", {facts.memory_gb:.0f} GB" if facts.memory_gb is not None else ""
+    memory = f", {facts.memory_gb:.0f} GB of memory" if facts.memory_gb is not None else ""
     return _note(
         "gpu",
         f"none found; {facts.num_processors or '?'} processors{memory}",
@@ -193,9 +193,10 @@ def _key_check(workspace: Workspace, request: CheckSetup, machine: Machine) -> C
 
 
 def _model_check(workspace: Workspace, model: str) -> Check:
+    """Checks that the model exists, and says how it gets to the machine."""
     try:
         location = locate_model(workspace, model)
     except EngineError as error:
         return _missing("model", error.problem, error.fix)
-    way = "uploaded once" if location.is_local else "downloaded by the machine from the hub"
-    return _ok("model", f"{model}: {way}")
+    transfer = "uploaded once" if location.is_local else "downloaded by the machine from the hub"
+    return _ok("model", f"{model}: {transfer}")

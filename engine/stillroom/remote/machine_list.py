@@ -13,7 +13,7 @@ from stillroom import bounds
 from stillroom.errors import EngineError
 from stillroom.remote.host import RunHost
 from stillroom.remote.hosts import open_host
-from stillroom.remote.known_machines import hardware_of, load_facts, probe_machine, remote_runs
+from stillroom.remote.known_machines import hardware_of, load_probe, probe_machine, remote_runs
 from stillroom.remote.machine import Machine
 from stillroom.remote.machines import all_machines
 from stillroom.remote.providers.clean_up import restart_followers, start_clean_up
@@ -84,7 +84,7 @@ class MachineList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class _Listed:
+class _ListedMachine:
     """One machine with its runs, its provisioned instances, and its answer to the probe."""
 
     machine: Machine
@@ -121,7 +121,7 @@ class _Listed:
     def summary(self, workspace: Workspace) -> MachineSummary:
         """Returns the machine's entry in the result."""
         machine = self.machine
-        known, hardware = load_facts(workspace, machine), hardware_of(workspace, machine)
+        known, hardware = load_probe(workspace, machine), hardware_of(workspace, machine)
         price = hardware.price_per_hour
         if machine.price_per_hour is None and self.provisioned:
             price = self.provisioned[0].price_per_hour or price
@@ -181,10 +181,12 @@ def list_machines(
     """
     machines = all_machines(workspace)
     provision_log = provision_log or ProvisionLog()
-    listed = {machine.name: _Listed(machine) for machine in machines}
+    listed = {machine.name: _ListedMachine(machine) for machine in machines}
     for entry in provision_log.entries():
         restart_followers(entry)
-        listed.setdefault(entry.machine.name, _Listed(entry.machine)).provisioned.append(entry)
+        listed.setdefault(entry.machine.name, _ListedMachine(entry.machine)).provisioned.append(
+            entry
+        )
     if request.check:
         for name, answer in probe_all(workspace, machines, open_machine).items():
             listed[name].answer = answer
@@ -203,28 +205,38 @@ def probe_all(
     machines: Sequence[Machine],
     open_machine: Callable[[Machine], RunHost],
     *,
-    most_s: float = PROBE_S,
+    timeout_s: float = PROBE_S,
 ) -> Mapping[str, MachineFacts | EngineError]:
-    """Probes machines concurrently; returns each one's facts, or its error, by name.
+    """Probes machines concurrently; returns each machine's facts or error by name.
+
+    A machine that does not answer in time gets an error.
 
     For a machine that is not up, its provider is queried; nothing is provisioned.
     """
     answers: dict[str, MachineFacts | EngineError] = {}
 
-    def ask(machine: Machine) -> None:
+    def probe(machine: Machine) -> None:
         try:
             answers[machine.name] = probe_machine(workspace, machine, open_machine(machine))
         except EngineError as error:
             answers[machine.name] = error
 
     probed = [machine for machine in machines if machine.access.can_be_probed]
-    threads = [threading.Thread(target=ask, args=(one,), daemon=True) for one in probed]
+    threads = [threading.Thread(target=probe, args=(machine,), daemon=True) for machine in probed]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + most_s
+    deadline = time.monotonic() + timeout_s
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    silent = EngineError(
-        f"the probe timed out after {most_s:g} s", "check whether `ssh` can connect to it"
-    )
-    return {machine.name: answers.get(machine.name, silent) for machine in probed}
+    return {
+        machine.name: answers.get(machine.name, _timeout_error(machine, timeout_s))
+        for machine in probed
+    }
+
+
+def _timeout_error(machine: Machine, timeout_s: float) -> EngineError:
+    """Returns the error for a machine whose probe is not done in time."""
+    fix = "check whether `ssh` can connect to it"
+    if machine.access.is_provisioned:
+        fix = "try again: its provider may be slow; check that the provider's service is up"
+    return EngineError(f"the probe timed out after {timeout_s:g} s", fix)

@@ -55,7 +55,7 @@ class _Ssh(StrictModel):
 
     @model_validator(mode="after")
     def _check_not_local(self) -> "_Ssh":
-        # A forwarded port leads elsewhere: to a container, a virtual machine, a tunnel's far end.
+        # A forwarded port leads to another host: a container, a virtual machine, a tunnel's end.
         if is_loopback(self.host.rpartition("@")[2].lower()) and self.port in (None, _SSH_PORT):
             raise ValueError(
                 "host is this machine: leave `where` out to run locally "
@@ -127,8 +127,8 @@ class MachineEntry(StrictModel):
         entry = dict(cast("dict[str, Any]", value))
         kinds = get_args(Kind)
         if sum(entry.get(kind) is not None for kind in kinds) != 1:
-            meant = "; write `host` and `user` as ssh: user@host" if "host" in entry else ""
-            raise ValueError(f"needs exactly one of {', '.join(kinds)}{meant}")
+            hint = "; write `host` and `user` as ssh: user@host" if "host" in entry else ""
+            raise ValueError(f"needs exactly one of {', '.join(kinds)}{hint}")
         for kind, key in _SHORT_FORMS.items():
             if isinstance(entry.get(kind), str):
                 entry[kind] = {key: entry[kind]}
@@ -165,7 +165,7 @@ def users_machines_file() -> Path:
 def find_machine(workspace: Workspace, name: str) -> Machine:
     """Returns the machine with this name.
 
-    Raises InputError if neither machines.yml has it, and ConfigError if one is malformed.
+    Raises InputError if no machines.yml has it, and ConfigError if a machines.yml is malformed.
     """
     machines = {machine.name: machine for machine in all_machines(workspace)}
     if name in machines:
@@ -176,7 +176,9 @@ def find_machine(workspace: Workspace, name: str) -> Machine:
         )
     known = ", ".join(machines) or "none yet"
     entry = (
-        _EXAMPLE.replace("gpu-box", name).replace("me@host", name) if _is_name(name) else _EXAMPLE
+        _EXAMPLE.replace("gpu-box", name).replace("me@host", name)
+        if _is_valid_name(name)
+        else _EXAMPLE
     )
     raise InputError(
         f"where: there is no machine {name[:80]!r}{nearest(name, list(machines))} (known: {known})",
@@ -193,13 +195,13 @@ def all_machines(workspace: Workspace) -> list[Machine]:
     files = [workspace.root / MACHINES_FILE, users_machines_file()]
     machines = dict[str, Machine]()
     for path in files:
-        for machine in _machines_of(path, is_own=is_user_owned(workspace, path)):
+        for machine in _read_machines(path, is_own=is_user_owned(workspace, path)):
             machines.setdefault(machine.name, machine)
     return list(machines.values())
 
 
 def is_user_owned(workspace: Workspace, path: Path) -> bool:
-    """Whether a machines.yml is the user's own and lies outside of the workspace."""
+    """Returns whether a machines.yml is the user's own file, and is outside of the workspace."""
     is_users_file = path.resolve() == users_machines_file().resolve()
     return is_users_file and not path.resolve().is_relative_to(workspace.root)
 
@@ -207,8 +209,8 @@ def is_user_owned(workspace: Workspace, path: Path) -> bool:
 def check_keys_allowed(workspace: Workspace, machine: Machine, key_names: Sequence[str]) -> None:
     """Raises InputError if a secret may not be sent to a machine.
 
-    It may if the machine is in the user's own machines.yml, or if keys.yml allows the key for its
-    host.
+    Machines of the user's own machines.yml may get every secret, and other machines those that
+    keys.yml allows for their hosts.
     """
     if machine.file and is_user_owned(workspace, Path(machine.file)):
         return
@@ -231,7 +233,8 @@ def check_keys_allowed(workspace: Workspace, machine: Machine, key_names: Sequen
             ) from error
 
 
-def _machines_of(path: Path, *, is_own: bool) -> list[Machine]:
+def _read_machines(path: Path, *, is_own: bool) -> list[Machine]:
+    """Returns the machines of a file; none if it does not exist. Raises ConfigError."""
     if not path.is_file():
         return []
     check_readable(path)
@@ -252,17 +255,20 @@ def _machines_of(path: Path, *, is_own: bool) -> list[Machine]:
             f"write e.g. {_EXAMPLE}",
         )
     entries = cast("dict[object, object]", raw).items()
-    return [_machine(path, root, name, value, is_own=is_own) for name, value in entries]
+    return [_parse_entry(path, root, name, value, is_own=is_own) for name, value in entries]
 
 
-def _machine(path: Path, root: yaml.Node, name: object, value: object, *, is_own: bool) -> Machine:
+def _parse_entry(
+    path: Path, root: yaml.Node, name: object, value: object, *, is_own: bool
+) -> Machine:
     fix = f"correct the file; example entry: {_EXAMPLE}"
-    where = f"{path}:{_line_of(root, (name,))}: "
-    if not isinstance(name, str) or not _is_name(name):
+    position = f"{path}:{_line_of(root, (name,))}: "
+    if not isinstance(name, str) or not _is_valid_name(name):
         shown = repr(name)[:80]
         raise ConfigError(
-            f"{where}{shown} is not a valid machine name",
-            "use letters, digits, `.`, `_` and `-`, and no reserved word such as local or start",
+            f"{position}{shown} is not a valid machine name",
+            "use up to 64 letters, digits, `.`, `_` and `-`, beginning with a letter or digit, "
+            "and no reserved word such as local or start",
         )
     try:
         entry = MachineEntry.model_validate(value)
@@ -281,7 +287,7 @@ def _machine(path: Path, root: yaml.Node, name: object, value: object, *, is_own
     return entry.machine(name, str(path))
 
 
-def _is_name(name: str) -> bool:
+def _is_valid_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None and name.lower() not in _LOCAL_NAMES | _RESERVED_NAMES
 
 
@@ -301,10 +307,10 @@ def _check_duplicate_keys(path: Path, node: yaml.Node) -> None:
         _check_duplicate_keys(path, value)
 
 
-def _line_of(root: yaml.Node, place: Sequence[object]) -> int:
-    """Returns the line of the value at `place`, or of its innermost parent in the file."""
+def _line_of(root: yaml.Node, key_path: Sequence[object]) -> int:
+    """Returns the line of the value at `key_path`, or of its innermost parent there."""
     node, line = root, root.start_mark.line + 1
-    for part in place:
+    for part in key_path:
         inner = _child_of(node, part)
         if inner is None:
             continue  # a key that only the expanded form has
@@ -313,6 +319,7 @@ def _line_of(root: yaml.Node, place: Sequence[object]) -> int:
 
 
 def _child_of(node: yaml.Node, part: object) -> tuple[int, yaml.Node] | None:
+    """Returns the line and the node of a mapping's key or a list's index; None if it has none."""
     if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
         return node.value[part].start_mark.line + 1, node.value[part]
     if isinstance(node, yaml.MappingNode):

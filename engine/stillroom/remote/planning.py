@@ -42,7 +42,9 @@ def plan_training(
         from stillroom.train.planning.other_machines import plan_elsewhere
     except ModuleNotFoundError as error:
         raise missing_extra("train", "planning a training run") from error
-    return plan_elsewhere(workspace, request, [first, *(one for one in known if one.is_known)])
+    return plan_elsewhere(
+        workspace, request, [first, *(other for other in known if other.is_known)]
+    )
 
 
 def _probe(

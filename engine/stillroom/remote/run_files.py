@@ -23,17 +23,18 @@ from stillroom.run_folder import (
     VIEW_FILE,
 )
 
-TEXTS = ("log.txt", "events.jsonl")
+LOG_FILES = ("log.txt", "events.jsonl")
 """The growing files of a run's folder that may contain paths of the machine."""
-_KEPT_APART = frozenset(
+_NOT_DOWNLOADED = frozenset(
     {
         *(STATE_FILE, REQUEST_FILE, LIMITS_FILE, LAUNCH_FILE, OWNER_LOCK, END_FILE),
         *(REMOTE_FILE, VIEW_FILE, MIRROR_FILE, MIRRORED_FILE, JOB_FILE),
         *(FOLLOWER_FILE, FOLLOWER_LOCK, FOLLOWER_LOG, CANCEL_MARK, KILL_MARK),
-        *TEXTS,
+        *LOG_FILES,
     }
 )
-"""The files of a run's folder that are not downloaded: each side has its own, or they grow."""
+"""The files of a run's folder that are not downloaded: each machine has its own, or they grow and
+are mirrored."""
 
 
 def is_safe(path: str) -> bool:
@@ -47,7 +48,7 @@ def is_of_run_folder(path: str, run_id: str) -> bool:
     parts = PurePosixPath(path).parts
     if not is_safe(path) or parts[:2] != ("runs", run_id) or len(parts) < 3:
         return False
-    return parts[2] not in _KEPT_APART and not parts[2].startswith((".incoming", ".spare"))
+    return parts[2] not in _NOT_DOWNLOADED and not parts[2].startswith((".incoming", ".spare"))
 
 
 def is_output(path: str, outputs: Sequence[str]) -> bool:
@@ -58,14 +59,14 @@ def is_output(path: str, outputs: Sequence[str]) -> bool:
 def is_temporary(name: str) -> bool:
     """Returns whether a file name is that of a lock or of a file that is still being written."""
     endings = (".lock", ".going", ".new", ".shorter")
-    parts = (".partial", ".replaced-")
-    return name.startswith(".") and (name.endswith(endings) or any(part in name for part in parts))
+    infixes = (".partial", ".replaced-")
+    return name.startswith(".") and (name.endswith(endings) or any(i in name for i in infixes))
 
 
-def unit_of(path: str, outputs: Sequence[str]) -> str:
-    """Returns the folder that is moved into place as a whole, or the file's own path.
+def download_unit(path: str, outputs: Sequence[str]) -> str:
+    """Returns what is renamed into place at once with a file: its folder, or the file alone.
 
-    A checkpoint or an exported model is thus complete or absent.
+    A checkpoint or an exported model is such a folder, so it is either complete or absent.
     """
     for output in outputs:
         if path.startswith(f"{output}/"):
@@ -76,15 +77,16 @@ def unit_of(path: str, outputs: Sequence[str]) -> str:
 
 
 def _belongs(path: PurePosixPath, output: str) -> bool:
-    whole = PurePosixPath(output)
-    if whole in (path, *path.parents):
+    """Returns whether a path is an output, is in an output folder, or is a side file of one."""
+    output_path = PurePosixPath(output)
+    if output_path in (path, *path.parents):
         return True
     try:
-        first = path.relative_to(whole.parent).parts[0]
+        first = path.relative_to(output_path.parent).parts[0]
     except ValueError:
         return False
     # `out.jsonl.manifest.json`, `.out.jsonl/journal.jsonl`, `out.dropped.jsonl`
-    stem = whole.name.removesuffix(whole.suffix)
-    return first.removeprefix(".").startswith((f"{whole.name}.", f"{stem}.")) or first == (
-        f".{whole.name}"
+    stem = output_path.name.removesuffix(output_path.suffix)
+    return first.removeprefix(".").startswith((f"{output_path.name}.", f"{stem}.")) or first == (
+        f".{output_path.name}"
     )

@@ -16,7 +16,7 @@ from stillroom.remote.follower import local_run
 from stillroom.remote.follower.follower import Backoff, Follower
 from stillroom.remote.follower.local_run import read_record, write_record
 from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
-from stillroom.remote.known_machines import load_facts, save_facts
+from stillroom.remote.known_machines import load_probe, save_probe
 from stillroom.remote.machine import (
     Access,
     HfJobsFlavor,
@@ -407,7 +407,7 @@ def test_a_machine_that_had_nothing_installed_is_looked_at_again_once_it_has(
     workspace = Workspace(folder.path.parents[1])
     before = MachineFacts(system="Linux", num_processors=4, stillroom_version=known or None)
     if known is not None:
-        save_facts(workspace, machine, before, None)
+        save_probe(workspace, machine, before, None)
 
     class Installed(ScriptedHost):
         def facts(self) -> MachineFacts:
@@ -418,6 +418,6 @@ def test_a_machine_that_had_nothing_installed_is_looked_at_again_once_it_has(
     follow(folder, host)
 
     assert ("facts" in host.calls) == is_asked
-    found = load_facts(workspace, machine)
+    found = load_probe(workspace, machine)
     assert found is not None
     assert found.facts.stillroom_version == "0.1.0"

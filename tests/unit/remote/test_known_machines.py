@@ -11,7 +11,7 @@ from stillroom.errors import InputError
 from stillroom.files import write_json
 from stillroom.lineage import now
 from stillroom.remote.host import UnreachableError
-from stillroom.remote.known_machines import hardware_of, load_facts, save_facts
+from stillroom.remote.known_machines import hardware_of, load_probe, save_probe
 from stillroom.remote.machines import find_machine
 from stillroom.remote.planning import plan_training
 from stillroom.remote.records import RemoteView
@@ -60,9 +60,9 @@ def test_what_a_provider_is_asked_for_is_known_before_it_is_up(tmp_path, entry, 
 def test_what_a_machine_answered_wins(tmp_path):
     workspace = name_machines(tmp_path, BOX)
     machine = find_machine(workspace, "gpu-box")
-    assert load_facts(workspace, machine) is None
+    assert load_probe(workspace, machine) is None
 
-    save_facts(workspace, machine, GPU_BOX)
+    save_probe(workspace, machine, GPU_BOX)
     hardware = hardware_of(workspace, machine)
 
     assert list(hardware.gpus) == ["NVIDIA H100 80GB HBM3"]
@@ -73,7 +73,7 @@ def test_what_a_machine_answered_wins(tmp_path):
     dearer = name_machines(tmp_path, BOX.replace("2.40", "3.40"))
 
     assert hardware_of(dearer, find_machine(dearer, "gpu-box")).price_per_hour == 3.4
-    assert load_facts(dearer, find_machine(dearer, "gpu-box")) is not None
+    assert load_probe(dearer, find_machine(dearer, "gpu-box")) is not None
 
 
 def test_the_rate_is_that_of_the_last_run_of_the_same_training_there(tmp_path):

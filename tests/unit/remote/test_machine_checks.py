@@ -10,7 +10,7 @@ from fakes.machines import GPU_BOX, ScriptedMachines, name_machines
 from stillroom.errors import InputError, missing_extra
 from stillroom.projects.setup import CheckSetup
 from stillroom.remote.host import UnreachableError
-from stillroom.remote.known_machines import load_facts
+from stillroom.remote.known_machines import load_probe
 from stillroom.remote.machine_checks import check_machine
 from stillroom.remote.machine_list import ListMachines, list_machines
 from stillroom.remote.machines import find_machine
@@ -46,7 +46,7 @@ def test_a_good_machine_is_ready_and_remembered(tmp_path):
     assert "the first start sends it" in checks["stillroom"].detail
     assert "2.5 s" in checks["stillroom"].detail
     workspace = name_machines(tmp_path, BOX)
-    known = load_facts(workspace, find_machine(workspace, "gpu-box"))
+    known = load_probe(workspace, find_machine(workspace, "gpu-box"))
     assert known is not None
     assert known.facts == GPU_BOX
 
@@ -132,7 +132,7 @@ def test_a_given_python_that_does_not_do_is_named(tmp_path, version):
 
     assert not report.ready
     assert "`python: /opt/python` is not a working Python 3.11 or newer" in checks["python"].detail
-    assert "or remove it" in (checks["python"].fix or "")
+    assert "or remove that line" in (checks["python"].fix or "")
 
 
 def test_a_model_is_sent_or_downloaded_there(tmp_path):

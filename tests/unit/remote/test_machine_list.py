@@ -136,7 +136,9 @@ def test_a_machine_that_never_answers_is_not_waited_for(tmp_path):
             return super().__call__(machine)
 
     workspace = Workspace(tmp_path)
-    answer = probe_all(workspace, [machine], Hanging({"gpu-box": GPU_BOX}), most_s=0.05)["gpu-box"]
+    answer = probe_all(workspace, [machine], Hanging({"gpu-box": GPU_BOX}), timeout_s=0.05)[
+        "gpu-box"
+    ]
     free.set()
 
     assert "timed out after 0.05 s" in str(answer)

@@ -96,6 +96,7 @@ def add_card_inputs(workspace: Workspace, layout: FileLayout, model: ModelLocati
             layout.add_all([RunFolder(workspace.runs / stage.record.run_id).events])
         manifest = _optional_manifest(stage.folder)
         if manifest is not None and len(manifest.inputs) > 1:
+            # The first input is config.yml, the second the file of training rows.
             rows = manifest.inputs[1]
             layout.add_all([Path(rows.path)])
             _add_manifests(workspace, layout, rows)

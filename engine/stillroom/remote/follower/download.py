@@ -21,7 +21,7 @@ from stillroom.remote.follower.local_run import (
 )
 from stillroom.remote.host import MachineError, UnreachableError
 from stillroom.remote.records import RemoteFile, RemoteFiles
-from stillroom.remote.run_files import is_of_run_folder, is_output, unit_of
+from stillroom.remote.run_files import download_unit, is_of_run_folder, is_output
 from stillroom.run_folder import RunFolder
 
 _CONFLICT_FOLDER = "brought_back"
@@ -95,7 +95,7 @@ class Download:
         return is_of_run_folder(path, self._folder.run_id)
 
     def _unit(self, file: RemoteFile) -> str:
-        return unit_of(file.path, self._new)
+        return download_unit(file.path, self._new)
 
     def _units(self, files: Iterable[RemoteFile]) -> list[tuple[str, list[RemoteFile]]]:
         """Groups files that are put in place together, with the newest checkpoint first of all.
@@ -230,8 +230,8 @@ class Download:
 
     def _prune(self, paths: set[str], *, is_last: bool) -> None:
         """Deletes files that the run deleted; a checkpoint only if a newer one is downloaded."""
-        kept = {unit for path in paths if _is_checkpoint(unit := unit_of(path, self._new))}
-        known = {unit_of(path, self._new) for path in self._known}
+        kept = {unit for path in paths if _is_checkpoint(unit := download_unit(path, self._new))}
+        known = {download_unit(path, self._new) for path in self._known}
         newest = max(kept, key=_age_key, default="")
         for unit in sorted(filter(_is_checkpoint, known - kept)):
             if is_last or (newest and _age_key(unit) < _age_key(newest)):

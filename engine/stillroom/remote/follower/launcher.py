@@ -18,7 +18,7 @@ from stillroom.remote.follower.local_run import (
     write_record,
 )
 from stillroom.remote.host import RunHost
-from stillroom.remote.known_machines import load_facts, save_facts
+from stillroom.remote.known_machines import load_probe, save_probe
 from stillroom.remote.records import LaunchRequest, PlacedFile
 from stillroom.remote.run_files import is_output
 from stillroom.run_folder import RunFolder
@@ -110,11 +110,11 @@ class Launcher:
         Those from before the first run, which had nothing installed, are replaced.
         """
         workspace, machine = Workspace(self._run.root), self._run.spec.machine
-        known = load_facts(workspace, machine)
+        known = load_probe(workspace, machine)
         if known is None or known.facts.stillroom_version is None:
             # Without them plans are less accurate; the run is unaffected.
             with suppress(EngineError, OSError):
-                save_facts(workspace, machine, self._host.facts(), self._run.record.price_per_hour)
+                save_probe(workspace, machine, self._host.facts(), self._run.record.price_per_hour)
 
     def _wait_for_earlier_runs(self) -> None:
         folder = self._run.folder

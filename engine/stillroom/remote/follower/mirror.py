@@ -13,7 +13,7 @@ from stillroom.places import open_real
 from stillroom.remote.follower.local_run import FollowRecord, GrownFile, write_record
 from stillroom.remote.host import MachineError, UnreachableError
 from stillroom.remote.records import AppendedLines, JobSpec, RemoteState
-from stillroom.remote.run_files import TEXTS, is_of_run_folder, is_output
+from stillroom.remote.run_files import LOG_FILES, is_of_run_folder, is_output
 from stillroom.run_folder import RunFolder, RunState
 from stillroom.types import RunStatus
 
@@ -79,7 +79,7 @@ class Mirror:
     def take_lines(self, lines: AppendedLines) -> None:
         """Appends to a growing file, unless the local file was changed by another process."""
         grown, path = self._record.grown, lines.path
-        is_text = path.removeprefix(f"runs/{self._folder.run_id}/") in TEXTS
+        is_text = path.removeprefix(f"runs/{self._folder.run_id}/") in LOG_FILES
         is_own = is_text or is_of_run_folder(path, self._folder.run_id)
         if not is_own and not is_output(path, self._spec.outputs):
             return  # The machine may not write any other local file.
