@@ -215,7 +215,9 @@ def test_what_is_no_answer_to_the_installer_is_quoted(box: Box, answer: str):
     box.give("python3", f"#!/bin/sh\n{text}\n")
     box.give_uv()
 
-    with pytest.raises(MachineError, match=r"box sent .* instead of the list of its packages"):
+    with pytest.raises(
+        MachineError, match=r"box sent .* instead of a reply of stillroom's installer"
+    ):
         prepare(box.host())
 
 

@@ -175,7 +175,7 @@ def test_a_host_that_nobody_knows():
     ("setting", "kind", "problem", "fix"),
     [
         ("Port {free}", UnreachableError, "refuses connections", "port"),
-        ("NoSuchSetting yes", MachineError, "nosuchsetting", "fix the file"),
+        ("NoSuchSetting yes", MachineError, "nosuchsetting", "correct the ssh configuration"),
     ],
 )
 def test_a_setting_of_the_user_that_leads_nowhere(ssh_user, setting, kind, problem, fix):

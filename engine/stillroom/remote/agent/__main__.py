@@ -31,7 +31,7 @@ _IDLE_TIMEOUT_S = 7200
 class _Command(NamedTuple):
     request: Any
     """The type of its requests."""
-    answer: Callable[[AgentFolder, Any], Iterable[object] | None]
+    handler: Callable[[AgentFolder, Any], Iterable[object] | None]
     """The function that handles one request and yields the replies."""
 
 
@@ -59,7 +59,7 @@ def _serve(agent: AgentFolder, name: str, frames: Frames) -> None:
     signal.alarm(_IDLE_TIMEOUT_S)
     while (request := frames.receive(command.request)) is not None:
         signal.alarm(0)
-        for reply in command.answer(agent, request) or ():
+        for reply in command.handler(agent, request) or ():
             # Successive updates of a run are similar, so they compress well.
             frames.send(reply, is_packed=name == "follow")
         signal.alarm(_IDLE_TIMEOUT_S)
@@ -101,13 +101,14 @@ def _frames() -> Frames:
     source = os.fdopen(os.dup(0), "rb")
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    devnull = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(devnull, 0)
+    os.close(devnull)
     return Frames(source, sink)
 
 
 def _report(frames: Frames, error: EngineError) -> int:
+    """Sends an error and returns the exit code: 1 if the client has disconnected, else 0."""
     try:
         frames.send_error(error)
     except BrokenStreamError:

@@ -33,8 +33,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, TypedDict, cast
 
-_SAY_EVERY_S = 2.0
-_TRY_S = 300.0
+_REPORT_EVERY_S = 2.0
+_QUICK_TIMEOUT_S = 300.0
 _LOCK_POLL_S = 0.2
 _LOG_LINES = 30
 _UNUSED_S = 60 * 86400
@@ -72,14 +72,14 @@ def main() -> int:
     """Answers both requests. The installation continues even if the client disconnects."""
     if sys.argv[1:]:
         root, *sites = sys.argv[1:]
-        _Installation(Path(root), json.loads(sys.stdin.readline()), sites).answer()
+        _Installation(Path(root), json.loads(sys.stdin.readline()), sites).run()
         return 0
     probe: _ProbeRequest = json.loads(sys.stdin.readline())
     root = probe["root"]
     sites = _own_site_folders() if probe["uses_packages"] else []
     installed = _installed() if sites else []
     code = code_hash_of(code_files(Path(root, "code", probe["code"], "stillroom")))
-    _answer({"code": code, "installed": installed, "marks": _markers()})
+    _reply({"code": code, "installed": installed, "marks": _markers()})
     line = sys.stdin.readline()
     if line:  # Without a second request, the code is uploaded again.
         _install_in_child([root, *sites], line)
@@ -117,7 +117,7 @@ def _install_in_child(arguments: list[str], request: str) -> None:
     code = worker.wait()  # no limit: it has closed its output and exits
     if code:
         reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        _answer({"failed": printed or f"the installing process exited early ({reason})"})
+        _reply({"failed": printed or f"the installing process exited early ({reason})"})
 
 
 def code_hash_of(files: Iterable[tuple[str, bytes]]) -> str:
@@ -145,40 +145,41 @@ class _Installation:
         self._packages = root / "packages" / request["packages_key"]
         self._log = self._packages.with_name(f"{self._packages.name}.log")
 
-    def answer(self) -> None:
+    def run(self) -> None:
         """Creates the environment, and replies with its interpreter or with the error."""
         try:
-            python = self._python()
+            python = self._ready_python()
         except (_FailedError, OSError, subprocess.SubprocessError) as error:
             log = f" (full log: {self._log} on the machine)" if self._log.exists() else ""
-            _answer({"failed": f"{error}{log}"})
+            _reply({"failed": f"{error}{log}"})
         else:
-            _answer({"python": str(python)})
+            _reply({"python": str(python)})
 
-    def _python(self) -> Path:
+    def _ready_python(self) -> Path:
         """Returns the environment's interpreter; creates the environment if needed."""
         python, problem = self._venv / "bin" / "python", None
-        # Some machines delete old files. Packages, which other runs may use, are reinstalled last.
-        for broken in ([], [self._venv], [self._packages, self._venv]):
-            for old in broken:
-                (old / _COMPLETE_FILE).unlink(missing_ok=True)
-            self._make()
+        # Some machines delete old files, so that an import fails. Then the venv is made again, and
+        # if that does not help, the packages as well, which other runs may use.
+        for discarded in ([], [self._venv], [self._packages, self._venv]):
+            for folder in discarded:
+                (folder / _COMPLETE_FILE).unlink(missing_ok=True)
+            self._make_all()
             problem = _import_error(python)
             if problem is None:
                 break
         else:
-            raise _FailedError(f"{self._venv} does not run stillroom: {problem}")
+            raise _FailedError(f"stillroom cannot be imported in {self._venv}: {problem}")
         for used in (self._venv, self._packages):
             with suppress(FileNotFoundError):
                 os.utime(used / _COMPLETE_FILE)
-        named = self._root / "code" / f"{self._request['code']}.python"
-        temporary = named.with_name(f".{named.name}.{os.getpid()}")
+        python_file = self._root / "code" / f"{self._request['code']}.python"
+        temporary = python_file.with_name(f".{python_file.name}.{os.getpid()}")
         temporary.write_text(f"{python}\n", encoding="utf-8")
-        temporary.replace(named)
+        temporary.replace(python_file)
         _delete_unused(self._root)
         return python
 
-    def _make(self) -> None:
+    def _make_all(self) -> None:
         paths = [str(self._root / "code" / self._request["code"])]
         if self._request["requirements"]:
             _make_once(self._packages, self._install)
@@ -258,14 +259,15 @@ def _make_once(folder: Path, make: Callable[[], None]) -> None:
 
 
 def _acquire(lock: int) -> None:
-    said_at = 0.0
+    """Acquires the lock of an open file, and reports while another process holds it."""
+    reported_at = 0.0
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() - said_at > _SAY_EVERY_S:
-                said_at = time.monotonic()
-                _answer({"say": "another run is installing the same packages"})
+            if time.monotonic() - reported_at > _REPORT_EVERY_S:
+                reported_at = time.monotonic()
+                _reply({"say": "another run is installing the same packages"})
             time.sleep(_LOCK_POLL_S)
         else:
             return
@@ -280,11 +282,13 @@ def _run_quietly(command: list[Any]) -> subprocess.CompletedProcess[str]:
             text=True,
             check=False,
             env=_login_environment(),
-            timeout=_TRY_S,
+            timeout=_QUICK_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired as late:
-        named = " ".join(map(str, command))
-        raise _FailedError(f"`{named}` timed out after {_TRY_S:g} s; try again") from late
+        command_line = " ".join(map(str, command))
+        raise _FailedError(
+            f"`{command_line}` timed out after {_QUICK_TIMEOUT_S:g} s; try again"
+        ) from late
 
 
 def _login_environment() -> dict[str, str]:
@@ -303,15 +307,15 @@ def _run(command: list[str], log: Path) -> None:
             env=_login_environment(),
             close_fds=False,
         )
-    said = ""
+    reported = ""
     while True:
         try:
-            code = process.wait(_SAY_EVERY_S)
+            code = process.wait(_REPORT_EVERY_S)
         except subprocess.TimeoutExpired:
-            step = installation_step(_tail(log, _LOG_LINES)) or said
+            step = installation_step(_tail(log, _LOG_LINES)) or reported
             # Sent even without a new step, to keep the connection alive.
-            _answer({"say": f"installing packages: {step}"} if step != said else {})
-            said = step
+            _reply({"say": f"installing packages: {step}"} if step != reported else {})
+            reported = step
         else:
             break
     if code:
@@ -341,8 +345,8 @@ def _delete_unused(root: Path) -> None:
         *root.glob(f"venvs/*/{_COMPLETE_FILE}"),
     ]:
         _delete_if_old(mark, mark.parent, limit)
-    for named in root.glob("code/*.python"):
-        _delete_if_old(named, named.with_suffix(""), limit)
+    for python_file in root.glob("code/*.python"):
+        _delete_if_old(python_file, python_file.with_suffix(""), limit)
 
 
 def _delete_if_old(mark: Path, folder: Path, limit: float) -> None:
@@ -399,7 +403,8 @@ def _tail(log: Path, num_lines: int) -> str:
     return "\n".join(lines[-num_lines:])[-2000:]
 
 
-def _answer(value: dict[str, Any]) -> None:
+def _reply(value: dict[str, Any]) -> None:
+    """Writes one reply as a line of JSON."""
     try:
         sys.stdout.write(json.dumps(value) + "\n")
         sys.stdout.flush()

@@ -101,23 +101,24 @@ class _Pace:
         self._sent: RunState | None = None
         self._size, self._sent_at = 0, 0.0
 
-    def is_due(self, state: RunState, clock: float) -> bool:
-        """Returns whether to send the state; if True, records it as sent."""
+    def is_due(self, state: RunState, now_s: float) -> bool:
+        """Returns whether to send the state now; if True, records it as sent."""
         if state == self._sent:
             return False
-        is_waiting = clock - self._sent_at < max(_APPENDED_S, self._size / _BYTES_PER_S)
+        is_waiting = now_s - self._sent_at < max(_APPENDED_S, self._size / _BYTES_PER_S)
         if (
             is_waiting
             and self._sent is not None
             and _significant_fields(state) == _significant_fields(self._sent)
         ):
             return False
-        self._sent, self._sent_at = state, clock
+        self._sent, self._sent_at = state, now_s
         self._size = len(msgspec.json.encode(state))
         return True
 
 
 def _significant_fields(state: RunState) -> tuple[object, ...]:
+    """Returns the fields of a state whose changes are sent at once."""
     phase = state.progress.phase if state.progress is not None else None
     names = [alarm.partition(":")[0] for alarm in state.alarms]
     return state.status, state.notes, names, state.error, phase

@@ -39,7 +39,8 @@ def start(agent: AgentFolder, request: LaunchRequest) -> None:
     if not lock.acquire_within(_LOCK_WAIT_S):
         raise EngineError(
             f"another connection has been starting {run.run_id} for {_LOCK_WAIT_S:.0f} s",
-            "it is retried; check for a hanging process on that machine",
+            "no action needed: it is retried; if the error persists, look for a hanging process on "
+            "that machine",
         )
     try:
         if keeper.try_acquire() and not _has_begun(run):
@@ -80,17 +81,22 @@ def remove(agent: AgentFolder, run_id: str) -> None:
 
 
 def _has_begun(run: AgentRun) -> bool:
-    """Returns whether the run's process ever began its work."""
+    """Returns whether the run's process has begun its work, even if it has ended since."""
     return run.folder.is_run and run.folder.read().status is not RunStatus.STARTING
 
 
 def _launch(agent: AgentFolder, run: AgentRun, request: LaunchRequest, keeper: FileLock) -> None:
+    """Places the run's files, writes its folder, and starts its process.
+
+    The process inherits the lock `keeper`.
+    """
     started = StartRecord(
         started=time.monotonic(),
         outputs=request.outputs,
         placed=_place_files(agent, run, request),
     )
     variable = home_variable(_path_pairs(run, request))
+    # `_write_folder` maps the paths of the request with it, as the run's process does.
     os.environ.update(variable)
     _write_folder(run, request, started.started)
     write_json(run.start_file, started)
@@ -114,7 +120,7 @@ def _place_files(agent: AgentFolder, run: AgentRun, request: LaunchRequest) -> d
         if not is_safe(file.remote_path) or first not in ("workspace", "outside"):
             raise EngineError(
                 f"{file.remote_path!r} is outside of the run's folder",
-                "use the same version of stillroom on both machines",
+                "update stillroom on your own machine, and start the run again",
             )
         if not blob_file(agent, file.sha256).exists():
             raise EngineError(

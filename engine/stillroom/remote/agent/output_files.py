@@ -25,11 +25,11 @@ from stillroom.remote.hash_cache import HashCache
 from stillroom.remote.records import AppendedLines, FetchRequest, RemoteFile, RemoteFiles
 from stillroom.remote.run_files import is_of_run_folder, is_output, is_safe, is_temporary
 
-_BLOCK = 1 << 20
-_LONGEST_LINE = 256 << 20
-_LOG_LINE = 1 << 16
+_BLOCK_BYTES = 1 << 20
+_MAX_LINE_BYTES = 256 << 20
+_LOG_LINE_BYTES = 1 << 16
 """The bytes of a log line that are sent unfinished: progress bars print no newline for hours."""
-_TICK_S = 1.0
+_REPORT_EVERY_S = 1.0
 _DOCUMENTS = frozenset({".json", ".yml", ".yaml", ".md", ".py"})
 """Files that are written atomically, so that they can be downloaded while the run continues."""
 
@@ -47,7 +47,7 @@ def fetch(agent: AgentFolder, request: FetchRequest) -> Generator[bytes]:
         )
     with path.open("rb", buffering=0) as stream:
         stream.seek(request.offset)
-        while data := stream.read(_BLOCK):
+        while data := stream.read(_BLOCK_BYTES):
             yield data
     yield b""
 
@@ -92,6 +92,7 @@ class AppendedFiles:
         }
 
     def _updates_of(self, path: str, *, is_last: bool) -> Iterator[AppendedLines]:
+        """Yields the new lines of a file; all its lines if it was truncated or replaced."""
         with (self._run.workspace / path).open("rb", buffering=0) as stream:
             inode = os.fstat(stream.fileno()).st_ino
             size = stream.seek(0, 2)
@@ -126,7 +127,8 @@ def _growing_files_of(output: Path) -> list[Path]:
 
 
 def _read_lines(stream: FileIO, offset: int, path: str, *, is_last: bool) -> bytes:
-    size = _BLOCK
+    """Returns complete lines from an offset on, about 1 MB at most; empty if there are none."""
+    size = _BLOCK_BYTES
     while True:
         stream.seek(offset)
         data = stream.read(size)
@@ -134,9 +136,9 @@ def _read_lines(stream: FileIO, offset: int, path: str, *, is_last: bool) -> byt
         if end:
             return data[:end]
         is_log = path.endswith("/log.txt")
-        if is_log and (is_last or len(data) >= _LOG_LINE):
+        if is_log and (is_last or len(data) >= _LOG_LINE_BYTES):
             return data
-        if len(data) < size or size >= _LONGEST_LINE:
+        if len(data) < size or size >= _MAX_LINE_BYTES:
             return b""
         size *= 4
 
@@ -175,12 +177,13 @@ class FinishedFiles:
     def _hash_files(
         self, stamps: Mapping[Path, tuple[int, int, int]]
     ) -> Generator[None, None, list[RemoteFile]]:
+        """Hashes the files in a thread and returns them; yields None every second meanwhile."""
         files, is_stopped = list[RemoteFile](), Event()
         with ThreadPoolExecutor(1) as pool, ExitStack() as at_end:
             at_end.callback(is_stopped.set)
             for path, (_, num_bytes, _) in stamps.items():
                 hashing = pool.submit(self._hashes.hash_of, path, is_stopped.is_set)
-                while not wait([hashing], _TICK_S).done:
+                while not wait([hashing], _REPORT_EVERY_S).done:
                     yield None
                 with suppress(FileNotFoundError):  # A checkpoint was pruned.
                     sha256 = hashing.result()
@@ -194,9 +197,9 @@ class FinishedFiles:
         for path in self._all_files() if is_last else self._finished_files():
             # A checkpoint may be pruned concurrently.
             with suppress(FileNotFoundError):
-                about = path.lstat()
-                if stat.S_ISREG(about.st_mode):
-                    stamps[path] = (about.st_ino, about.st_size, about.st_mtime_ns)
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode):
+                    stamps[path] = (status.st_ino, status.st_size, status.st_mtime_ns)
         return stamps
 
     def _finished_files(self) -> Iterator[Path]:
@@ -214,6 +217,7 @@ class FinishedFiles:
                     yield document
 
     def _all_files(self) -> Iterator[Path]:
+        """Yields all files of an ended run: those of its folder and its outputs."""
         yield from filter(self._is_of_run, _files_in(self._run.folder.path))
         outputs = self._started.outputs
         parents = {(self._run.workspace / output).parent for output in outputs}

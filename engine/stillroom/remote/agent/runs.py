@@ -58,8 +58,9 @@ class AgentRun:
             return read_json(self.start_file, StartRecord)
         except FileNotFoundError as error:
             raise MachineGoneError(
-                f"there is no run {self.run_id!r} in {self.base.parent}",
-                "its folder was deleted, or it was started on a different machine",
+                f"there is no run {self.run_id!r} in {self.base.parent}: it was deleted, or "
+                "the run was started on a different machine",
+                "check that machines.yml still names the machine on which the run was started",
             ) from error
 
 

@@ -60,9 +60,9 @@ def have(agent: AgentFolder, sizes: Mapping[str, int]) -> Iterator[dict[str, int
     if sizes and agent.store.is_dir():
         for sha256 in sizes:
             touch_blob(blob_file(agent, sha256))
-        lacking = sum(sizes[sha256] - num_sent for sha256, num_sent in missing.items())
+        bytes_to_come = sum(sizes[sha256] - num_sent for sha256, num_sent in missing.items())
         keep = {name for sha256 in sizes for name in (sha256, _partial(agent, sha256).name)}
-        make_room(agent.store, lacking, keep=keep, now_s=time.time())
+        make_room(agent.store, bytes_to_come, keep=keep, now_s=time.time())
     yield missing
 
 

@@ -11,6 +11,7 @@ import json
 import platform
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,7 +41,7 @@ from stillroom.remote.ssh.requirements import (
     packages_to_install,
 )
 
-_Answer = TypeVar("_Answer")
+_Reply = TypeVar("_Reply")
 
 _MIN_VERSION = ".".join(map(str, MIN_PYTHON))
 _UNPACK = """
@@ -48,7 +49,7 @@ umask 077
 folder={folder}
 code="$folder/code/{code}"
 mkdir -p "$folder/code" || exit 1
-{forget}
+{delete_code}
 find "$folder/code" -maxdepth 1 -name '.new-*' -mmin +60 -exec rm -rf {{}} + 2>/dev/null
 new=$(mktemp -d "$folder/code/.new-XXXXXX") || exit 1
 cat >"$new/archive" && [ "$(wc -c <"$new/archive")" -eq {size} ] &&
@@ -105,28 +106,36 @@ def prepare(
     are the packages installed on the user's machine, if this process runs elsewhere.
     """
     found = run_probe(channel, machine)
-    if spec is None and found.ready is not None:
-        return found.ready
+    if spec is None and found.ready_python is not None:
+        return found.ready_python
     if (blocked := found.facts.blocked_folder) is not None:
         problem = f"{machine.folder} cannot be created: {blocked} is not writable"
         raise MachineError(f"{machine.name}: {problem}", OTHER_FOLDER)
-    tools = _base_python(channel, machine, found, report)
+    python, uv = _base_python(channel, machine, found, report)
     local = local or local_packages()
     extras, packages = (spec.extras, spec.packages) if spec else ([], [])
-    wanted = own_requirements(local, extras, packages), local.versions
+    wanted = _WantedPackages(own_requirements(local, extras, packages), local.versions)
     if not found.facts.has_same_code:
         report(f"uploading stillroom's code to {machine.name}")
         _send_code(channel, machine)
-    if (ready := _make_environment(channel, machine, tools, wanted, report)) is not None:
+    if (ready := _make_environment(channel, machine, (python, uv), wanted, report)) is not None:
         return ready
     report(f"uploading stillroom's code to {machine.name} again: its files have changed")
     _send_code(channel, machine, replace=True)
-    if (ready := _make_environment(channel, machine, tools, wanted, report)) is not None:
+    if (ready := _make_environment(channel, machine, (python, uv), wanted, report)) is not None:
         return ready
     raise MachineError(
         f"the files of stillroom's code in {machine.folder} keep changing on {machine.name}",
         "find out which process deletes or edits files in that folder, or " + OTHER_FOLDER,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _WantedPackages:
+    """The requirements of a run, and the versions that are installed locally, by name."""
+
+    requirements: Sequence[Requirement]
+    local_versions: Mapping[str, str]
 
 
 def _base_python(
@@ -142,7 +151,7 @@ def _base_python(
         report(f"installing uv on {machine.name} to get a newer Python")
         uv = _install_uv(channel, machine, found.pythons)
     if uv is None:
-        raise MachineError(_no_python(machine, found.pythons), _INSTALL_PYTHON)
+        raise MachineError(_no_python_problem(machine, found.pythons), _INSTALL_PYTHON_FIX)
     report(f"installing Python on {machine.name}")
     wanted = ".".join(platform.python_version_tuple()[:2])
     folder = shell_words([machine.folder])
@@ -150,7 +159,7 @@ def _base_python(
     return _last_line(channel, script), uv
 
 
-_INSTALL_PYTHON = (
+_INSTALL_PYTHON_FIX = (
     f"install Python {_MIN_VERSION} or newer on the machine (Debian/Ubuntu: apt-get install "
     "python3 python3-venv), or uv, which installs Python (https://docs.astral.sh/uv), or set "
     "`python:` in machines.yml to an interpreter"
@@ -174,7 +183,7 @@ def _configured_python(machine: Machine, found: Probe) -> str:
     return python.path
 
 
-def _no_python(machine: Machine, pythons: Sequence[RemotePython]) -> str:
+def _no_python_problem(machine: Machine, pythons: Sequence[RemotePython]) -> str:
     if not pythons:
         return f"{machine.name} has no Python"
     versions = ", ".join(".".join(map(str, python.version)) for python in pythons)
@@ -198,9 +207,9 @@ def _install_uv(channel: Channel, machine: Machine, pythons: Sequence[RemotePyth
 
 def _last_line(channel: Channel, script: str) -> str:
     """Runs a script and returns the last non-empty line that it prints."""
-    with run_script(channel, script) as running:
-        running.write(b"")
-        return next(reversed([line for line in running.lines() if line]), "")
+    with run_script(channel, script) as script_run:
+        script_run.write(b"")
+        return next(reversed([line for line in script_run.lines() if line]), "")
 
 
 def _send_code(channel: Channel, machine: Machine, *, replace: bool = False) -> None:
@@ -209,50 +218,53 @@ def _send_code(channel: Channel, machine: Machine, *, replace: bool = False) -> 
         folder=shell_words([machine.folder]),
         code=code_hash(),
         size=len(archive),
-        forget='rm -rf "$code"' if replace else "",
+        delete_code='rm -rf "$code"' if replace else "",
     )
-    with run_script(channel, script) as running:
-        running.write(archive)
-        for _ in running.lines():
+    with run_script(channel, script) as script_run:
+        script_run.write(archive)
+        for _ in script_run.lines():
             pass
 
 
 def _make_environment(
     channel: Channel,
     machine: Machine,
-    tools: tuple[str, str | None],
-    wanted: tuple[Sequence[Requirement], Mapping[str, str]],
+    base: tuple[str, str | None],
+    wanted: _WantedPackages,
     report: Callable[[str], None],
 ) -> str | None:
     """Creates the environment on the machine unless it exists; returns its interpreter.
 
     Returns None if the code on the machine differs from the code that was sent.
+    base: the base interpreter, and the path of uv, or None to use pip.
     """
-    python, uv = tools
+    python, uv = base
     script = _ENVIRONMENT.format(
         paths=PATHS,
         folder=shell_words([machine.folder]),
         python=shell_words([python]),
         code=code_hash(),
     )
-    with run_script(channel, script) as running:
-        lines = running.lines()
+    with run_script(channel, script) as script_run:
+        lines = script_run.lines()
         root = next(lines, "")
         uses_packages = machine.python is not None
-        _send_request(running, {"root": root, "code": code_hash(), "uses_packages": uses_packages})
-        answer = _read_reply(machine, next(lines, ""), _Installed)
-        if answer.code != code_hash():
+        _send_request(
+            script_run, {"root": root, "code": code_hash(), "uses_packages": uses_packages}
+        )
+        reply = _read_reply(machine, next(lines, ""), _Installed)
+        if reply.code != code_hash():
             return None
         try:
             missing = packages_to_install(
-                wanted[0],
-                local=wanted[1],
-                remote=canonical(answer.installed),
-                markers=answer.marks,
+                wanted.requirements,
+                local=wanted.local_versions,
+                remote=canonical(reply.installed),
+                markers=reply.marks,
             )
         except ValueError as error:  # An invalid version.
-            raise _unreadable_reply(machine, str(answer.marks)) from error
-        _send_request(running, _install_request(python, uv, missing, answer.marks), is_last=True)
+            raise _unreadable_reply(machine, str(reply.marks)) from error
+        _send_request(script_run, _install_request(python, uv, missing, reply.marks), is_last=True)
         return _wait_for_python(machine, lines, report)
 
 
@@ -272,7 +284,7 @@ class _Progress(msgspec.Struct, frozen=True):
     python: str | None = None
 
 
-def _read_reply(machine: Machine, line: str, kind: type[_Answer]) -> _Answer:
+def _read_reply(machine: Machine, line: str, kind: type[_Reply]) -> _Reply:
     try:
         return msgspec.json.decode(line, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -281,23 +293,23 @@ def _read_reply(machine: Machine, line: str, kind: type[_Answer]) -> _Answer:
 
 def _unreadable_reply(machine: Machine, line: str) -> MachineError:
     return MachineError(
-        f"{machine.name} sent {line[:200]!r} instead of the list of its packages",
-        "check the machine with check_setup; something on it prints into the connection",
+        f"{machine.name} sent {line[:200]!r} instead of a reply of stillroom's installer",
+        "find out which program or shell start file prints this on the machine, and silence it",
     )
 
 
 def _wait_for_python(machine: Machine, lines: Iterator[str], report: Callable[[str], None]) -> str:
     """Reports the installation's progress, and returns the environment's interpreter."""
     for line in filter(None, lines):
-        answer = _read_reply(machine, line, _Progress)
-        if answer.failed is not None:
-            raise _install_error(machine, answer.failed)
-        if answer.python is not None:
-            return answer.python
-        report("" if answer.say is None else f"{machine.name}: {answer.say}")
+        reply = _read_reply(machine, line, _Progress)
+        if reply.failed is not None:
+            raise _install_error(machine, reply.failed)
+        if reply.python is not None:
+            return reply.python
+        report("" if reply.say is None else f"{machine.name}: {reply.say}")
     raise MachineError(
         f"creating the Python environment on {machine.name} failed without a message",
-        _INSTALL_PYTHON,
+        "check the machine's disk and memory with check_setup, then try again",
     )
 
 
@@ -321,9 +333,9 @@ def _short_hash(parts: Sequence[object]) -> str:
 
 
 def _send_request(
-    running: RemoteScript, value: Mapping[str, Any], *, is_last: bool = False
+    script_run: RemoteScript, value: Mapping[str, Any], *, is_last: bool = False
 ) -> None:
-    running.write(json.dumps(value).encode() + b"\n", is_last=is_last)
+    script_run.write(json.dumps(value).encode() + b"\n", is_last=is_last)
 
 
 def _install_error(machine: Machine, failure: str) -> MachineError:
@@ -332,15 +344,16 @@ def _install_error(machine: Machine, failure: str) -> MachineError:
         return known
     return MachineError(
         f"the packages could not be installed on {machine.name}: {failure}",
-        "fix the cause (a package index that it cannot reach, a version without a wheel "
-        "for its Python), or set `python:` in machines.yml to an interpreter that has them",
+        "correct the cause (such as a package index that the machine cannot reach, or a version "
+        "without a wheel for its Python), or set `python:` in machines.yml to an interpreter that "
+        "has the packages",
     )
 
 
 @cache
 def code_hash() -> str:
     """Returns a hash of the files of the installed `stillroom` package."""
-    return code_hash_of(_files())
+    return code_hash_of(_package_files())
 
 
 @cache
@@ -351,7 +364,7 @@ def code_archive() -> bytes:
         gzip.GzipFile(fileobj=archive, mode="wb", mtime=0, compresslevel=4) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as files,
     ):
-        for name, data in _files():
+        for name, data in _package_files():
             entry = tarfile.TarInfo(f"stillroom/{name}")
             entry.size, entry.mode = len(data), 0o600
             files.addfile(entry, io.BytesIO(data))
@@ -359,6 +372,6 @@ def code_archive() -> bytes:
 
 
 @cache
-def _files() -> list[tuple[str, bytes]]:
+def _package_files() -> list[tuple[str, bytes]]:
     """Returns the files as of the first call, so that hash and archive match."""
     return list(code_files(Path(stillroom.__file__).parent))

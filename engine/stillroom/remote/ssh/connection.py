@@ -30,8 +30,8 @@ _CONNECT_S = 20
 _LOGIN_S = bounds.LOGIN.most
 _ALIVE_EVERY_S = 3
 _ALIVE_TRIES = 3
-_HELD_LINE = f"echo {MARK.decode().strip()}; exec cat >/dev/null"
-_NO_ANSWER = 255
+_HOLD_COMMAND = f"echo {MARK.decode().strip()}; exec cat >/dev/null"
+_SSH_ERROR = 255
 """ssh's exit code for its own errors, as opposed to those of the command."""
 _OPTIONS = {
     "BatchMode": "yes",
@@ -62,7 +62,7 @@ class SshChannel:
         self._owner: PipedProcess | None = None
         self._socket: Path | None = None
         """The socket of the shared connection; None if the user's own open connection is used."""
-        self._making = threading.Lock()
+        self._lock = threading.Lock()
 
     @property
     def name(self) -> str:
@@ -74,7 +74,7 @@ class SshChannel:
 
         Raises UnreachableError or MachineError if no connection can be opened.
         """
-        with self._making:
+        with self._lock:
             if self._owner is None or self._owner.poll() is not None:
                 self._connect()
         return self._start(is_owner=False)
@@ -82,17 +82,18 @@ class SshChannel:
     def explain(self, exit_code: int | None, printed: str) -> EngineError | None:
         """Returns the connection error behind a failed command; None if there is none."""
         owner = self._owner
-        if exit_code == _NO_ANSWER or owner is None or owner.poll() is not None:
+        if exit_code == _SSH_ERROR or owner is None or owner.poll() is not None:
             return broken_connection(self._name, self._address, printed)
         return None
 
     def close(self) -> None:
         """Closes the connection and all commands that still run over it."""
-        with self._making:
-            self._drop()
+        with self._lock:
+            self._disconnect()
 
     def _connect(self) -> None:
-        self._drop()
+        """Opens the shared connection, or uses one that the user holds open."""
+        self._disconnect()
         self._socket = _socket_folder() / secrets.token_hex(6)
         try:
             self._log_in()
@@ -104,35 +105,37 @@ class SshChannel:
             self._log_in()
 
     def _log_in(self) -> None:
+        """Starts the ssh process that owns the connection; returns once it is logged in."""
         owner = self._start(is_owner=True)
         self._owner = owner
         # The login may hang, and reading has no timeout of its own.
         limit = threading.Timer(_LOGIN_S, owner.kill)
         limit.start()
         try:
-            _greet(owner)
+            _wait_for_login(owner)
         except BrokenStreamError as broken:
             with suppress(subprocess.TimeoutExpired):
                 owner.wait(_ALIVE_EVERY_S)
             printed = f"{owner.last_errors()}\n{broken.output}".strip()
-            self._drop()
+            self._disconnect()
             raise broken_connection(self._name, self._address, printed) from broken
         finally:
             limit.cancel()
 
-    def _drop(self) -> None:
+    def _disconnect(self) -> None:
         if (owner := self._owner) is None:
             return
         self._owner = None
         for stream in (owner.stdin, owner.stdout):
             with suppress(OSError):
                 cast("IO[bytes]", stream).close()
-        # By itself it would wait until the other commands exit.
+        # ssh itself would wait until the other commands exit.
         end_process(owner, grace_s=_ALIVE_EVERY_S)
         if self._socket is not None:
             self._socket.unlink(missing_ok=True)
 
     def _start(self, *, is_owner: bool) -> PipedProcess:
+        """Starts ssh: to own the shared connection, or to run a command over it."""
         options = dict(_OPTIONS)
         if self._socket is not None:
             options |= {"ControlMaster": "yes" if is_owner else "no"}
@@ -167,11 +170,14 @@ class SshChannel:
         return [program, "-T", *words, *self._address.options, *port, "--", self._address.host]
 
 
-def _greet(owner: PipedProcess) -> None:
-    """Waits until the machine has answered. Raises BrokenStreamError if it does not."""
+def _wait_for_login(owner: PipedProcess) -> None:
+    """Runs the command that keeps the connection open, and waits until it has started.
+
+    Raises BrokenStreamError if the login fails.
+    """
     with suppress(OSError):
         stream = cast("IO[bytes]", owner.stdin)
-        stream.write(_HELD_LINE.encode() + b"\n")
+        stream.write(_HOLD_COMMAND.encode() + b"\n")
         stream.flush()
     Frames(cast("IO[bytes]", owner.stdout), cast("IO[bytes]", owner.stdin)).skip_greeting()
 
@@ -193,8 +199,10 @@ def _socket_folder() -> Path:
 
 _MACHINES = "machines.yml"
 # The text also has output of the machine, which must not choose the command for the user to run.
-_KEYGEN = re.compile(r"ssh-keygen -f ['\"]?[\w./~ -]+['\"]? -R ['\"]?[\[\]\w.:-]+['\"]?")
-_CONFIG = re.compile(r"Bad (owner|configuration|permissions)|terminating, \d+ bad|percent_expand")
+_KEYGEN_COMMAND = re.compile(r"ssh-keygen -f ['\"]?[\w./~ -]+['\"]? -R ['\"]?[\[\]\w.:-]+['\"]?")
+_CONFIG_ERROR = re.compile(
+    r"Bad (owner|configuration|permissions)|terminating, \d+ bad|percent_expand"
+)
 
 
 class LoginRefusedError(MachineError):
@@ -204,39 +212,39 @@ class LoginRefusedError(MachineError):
 def broken_connection(name: str, address: SshAddress, printed: str) -> EngineError:
     """Returns the error for a connection that failed or was lost, given what ssh printed."""
     last = " ".join(printed.split())[-500:] or "ssh printed nothing"
-    by_hand = ssh_command(address)
+    command = ssh_command(address)
     if "IDENTIFICATION HAS CHANGED" in printed:
         return _changed_key(name, address, printed)
     if "Host key verification failed" in printed or "host key is known" in printed:
         return MachineError(
             f"the host key of {name} ({address.host}) is not in your known_hosts yet: {last}",
-            f"run `{by_hand}` once in a terminal, compare the key's fingerprint with the "
+            f"run `{command}` once in a terminal, compare the key's fingerprint with the "
             "machine's, and accept it; stillroom never accepts a key for you",
         )
     if "Permission denied" in printed or "Too many authentication failures" in printed:
         return LoginRefusedError(
             f"{name} ({address.host}) rejected the login: {last}",
             f"check the user name (`user@host` in machines.yml, or User in ~/.ssh/config), and "
-            f"make `{by_hand}` work without a password: install your public key on the machine "
+            f"make `{command}` work without a password: install your public key on the machine "
             "(`ssh-copy-id`), unlock the local key (`ssh-add`), or set IdentityFile in "
             "~/.ssh/config; if the machine asks for a one-time code, keep a shared connection open "
             "(ControlMaster, ControlPath and ServerAliveInterval in ~/.ssh/config), which is then "
             "used",
         )
-    if _CONFIG.search(printed):
+    if _CONFIG_ERROR.search(printed):
         return MachineError(
             f"ssh rejects its configuration for {name}: {last}",
-            f"fix the file in the message until `{by_hand}` works",
+            f"correct the ssh configuration until `{command}` works",
         )
     return _unreachable(name, address, printed, last)
 
 
 def _unreachable(name: str, address: SshAddress, printed: str, last: str) -> UnreachableError:
-    by_hand = ssh_command(address)
+    command = ssh_command(address)
     if "Could not resolve hostname" in printed:
         fix = (
             f"check the local network and the name {address.host!r} in {_MACHINES} and "
-            f"~/.ssh/config: `{by_hand}`"
+            f"~/.ssh/config: `{command}`"
         )
         return UnreachableError(f"cannot resolve the host {address.host!r} ({name}): {last}", fix)
     if "Connection refused" in printed:
@@ -244,12 +252,12 @@ def _unreachable(name: str, address: SshAddress, printed: str, last: str) -> Unr
         return UnreachableError(f"{name} ({address.host}) refuses connections: {last}", fix)
     return UnreachableError(
         f"{name} ({address.host}) does not answer: {last}",
-        f"it is retried; if it persists, check whether `{by_hand}` works",
+        f"a run retries by itself; if the error persists, check whether `{command}` works",
     )
 
 
 def _changed_key(name: str, address: SshAddress, printed: str) -> MachineError:
-    quoted = _KEYGEN.search(printed)
+    quoted = _KEYGEN_COMMAND.search(printed)
     command = quoted[0].strip() if quoted else f"ssh-keygen -R {address.host}"
     return MachineError(
         f"the host key of {name} ({address.host}) has changed: the machine was reinstalled, or "

@@ -52,7 +52,7 @@ class ChannelHost:
         """
         self.machine, self._channel, self._python = machine, channel, python
         self._local = local
-        self._has_all = python is not None
+        self._is_prepared = python is not None
         self._fetching: tuple[RemoteCommand, ExitStack] | None = None
         """An open `fetch` command, and the stack that closes it."""
 
@@ -68,20 +68,20 @@ class ChannelHost:
     def facts(self) -> MachineFacts:
         """Probes the machine without changing anything on it."""
         found = run_probe(self._channel, self.machine)
-        if found.ready is None:
+        if found.ready_python is None:
             return found.facts
-        self._python = found.ready
-        begun = time.monotonic()
+        self._python = found.ready_python
+        started_at = time.monotonic()
         self.missing([])
-        return msgspec.structs.replace(found.facts, start_s=round(time.monotonic() - begun, 2))
+        return msgspec.structs.replace(found.facts, start_s=round(time.monotonic() - started_at, 2))
 
     def prepare(self, spec: JobSpec, report: Callable[[str], None]) -> None:
         """Installs this code and the run's packages on the machine, in reusable environments."""
-        if not self._has_all:
+        if not self._is_prepared:
             self._python = prepare(self._channel, self.machine, spec, report, self._local)
 
     def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
-        """Returns the hashes that the machine lacks, each with the bytes that it already has."""
+        """Returns the hashes that the machine lacks, each with the bytes received of it so far."""
         sizes = {blob.sha256: blob.num_bytes for blob in blobs}
         return self._call("have", sizes, MissingBlobs)[0]
 
@@ -109,14 +109,14 @@ class ChannelHost:
         One command serves many files, because starting it takes longer than most downloads.
         """
         opened, self._fetching = self._fetching or self._open("fetch"), None
-        command, at_end = opened
+        command, stack = opened
         try:
             command.send(FetchRequest(run_id, path, offset))
             while data := command.expect(bytes):
                 yield data
         except BaseException:
             # Otherwise the next fetch would read the rest of this file.
-            at_end.close()
+            stack.close()
             raise
         self._fetching = opened
 
@@ -140,10 +140,10 @@ class ChannelHost:
 
     @contextmanager
     def command(self, name: str) -> Generator[RemoteCommand]:
-        """Runs a command of the agent, by its name in `agent/__main__.py`, for the block."""
+        """Runs a command of the agent, named as in `agent/__main__.py`, during the block."""
         if self._python is None:
             # Following a run needs none of the run's extras.
-            self._python = prepare(self._channel, self.machine, None, _ignore, self._local)
+            self._python = prepare(self._channel, self.machine, None, _ignore_progress, self._local)
         python = self._python
         words = [python, "-P", "-m", "stillroom.remote.agent", self.machine.folder, name]
         line = "unset PYTHONPATH PYTHONHOME; exec " + shell_words(words)
@@ -152,12 +152,13 @@ class ChannelHost:
                 yield command
         except UnreachableError:
             # The environment may have been deleted, so it is looked up again, which is fast.
-            self._python = python if self._has_all else None
+            self._python = python if self._is_prepared else None
             raise
 
     def _open(self, name: str) -> tuple[RemoteCommand, ExitStack]:
-        opened = ExitStack()
-        return opened.enter_context(self.command(name)), opened
+        """Starts a command of the agent; returns it with the stack that closes it."""
+        stack = ExitStack()
+        return stack.enter_context(self.command(name)), stack
 
     def _call(self, name: str, request: object, kind: type[_Reply] | Any = None) -> list[_Reply]:
         """Runs a command with a single request, and returns its replies."""
@@ -176,7 +177,7 @@ def open_ssh(machine: Machine, _run: Path | None = None) -> ChannelHost:
 _HELLO = f"printf '%s\\n' '{MARK.decode().strip()}'"
 
 
-def _ignore(_text: str) -> None:
+def _ignore_progress(_text: str) -> None:
     """Ignores a progress report."""
 
 
@@ -215,6 +216,7 @@ class _Sender:
             yield from self._take_reply()
 
     def _take_reply(self) -> Iterator[int]:
+        """Reads one reply; sends a resumed blob again if its hash was wrong."""
         reply = self._put.expect(PieceStored)
         blob = self._pending.pop(reply.sha256)
         if reply.is_stored:

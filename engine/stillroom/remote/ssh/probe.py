@@ -16,7 +16,7 @@ _NAMES = frozenset(
     | {"code", "version", "ready"}
 )
 """The first words of the script's output lines; other lines are ignored."""
-_MOST_VALUES, _LONGEST_VALUE = bounds.PROBED_VALUES.most, bounds.PROBED_VALUE.most
+_MAX_VALUES, _MAX_VALUE_CHARS = bounds.PROBED_VALUES.most, bounds.PROBED_VALUE.most
 # A session without a login shell often lacks paths that the user's start files add.
 PATHS = (
     'PATH="$PATH:$HOME/.local/bin:$HOME/.cargo/bin:/usr/local/bin:/opt/conda/bin'
@@ -91,7 +91,7 @@ class Probe:
     """In order of preference."""
     uv: str | None
     """The path of uv; None if it is not installed."""
-    ready: str | None
+    ready_python: str | None
     """The interpreter of an existing environment with exactly this code; None if there is none."""
 
     @property
@@ -110,17 +110,21 @@ def probe(channel: Channel, folder: str, *, code: str, pythons: Sequence[str]) -
         about=shell_words([_PYTHON_SCRIPT.strip()]),
     )
     values = defaultdict[str, list[str]](list)
-    with run_script(channel, script) as running:
-        begun_at = time.time()
-        running.write(b"")
-        for line in running.lines():
+    with run_script(channel, script) as script_run:
+        started_at = time.time()
+        script_run.write(b"")
+        for line in script_run.lines():
             name, _, value = line.partition(" ")
-            if name in _NAMES and len(values[name]) < _MOST_VALUES:
-                values[name].append(value.strip()[:_LONGEST_VALUE])
-    return _parse_probe(values, begun_at, code)
+            if name in _NAMES and len(values[name]) < _MAX_VALUES:
+                values[name].append(value.strip()[:_MAX_VALUE_CHARS])
+    return _parse_probe(values, started_at, code)
 
 
-def _parse_probe(values: dict[str, list[str]], begun_at: float, code: str) -> Probe:
+def _parse_probe(values: dict[str, list[str]], started_at: float, code: str) -> Probe:
+    """Returns a probe from the script's output: the values of each name, in order.
+
+    started_at: the local time (s since the epoch) when the script started.
+    """
     found = [python for line in values["python"] if (python := _parse_python(line)) is not None]
     pythons = {python.path: python for python in found}
     gpus = [gpu.split(", ", 2) for gpu in values["gpu"] if gpu.count(", ") >= 2]
@@ -142,17 +146,18 @@ def _parse_probe(values: dict[str, list[str]], begun_at: float, code: str) -> Pr
         driver=gpus[0][1] if gpus else None,
         stillroom_version=_first(values["version"]),
         has_same_code=values["code"] == [code],
-        clock_ahead_s=None if clock is None else round(clock - begun_at, 3),
+        clock_ahead_s=None if clock is None else round(clock - started_at, 3),
     )
     return Probe(
         facts=facts,
         pythons=list(pythons.values()),
         uv=_first(values["uv"]),
-        ready=_first(values["ready"]),
+        ready_python=_first(values["ready"]),
     )
 
 
 def _parse_python(line: str) -> RemotePython | None:
+    """Parses a line that `_PYTHON_SCRIPT` printed; returns None for any other line."""
     parts = re.fullmatch(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4}) ([01]) (\S.*)", line, re.ASCII)
     if parts is None:
         return None
@@ -170,6 +175,7 @@ def _first(values: Sequence[str]) -> str | None:
 
 
 def _number(values: Sequence[str]) -> float | None:
+    """Returns the leading number of the first value that is not empty; None if there is none."""
     # A `date` without %N prints the letters.
     found = re.match(r"\d{1,20}(\.\d{1,20})?(e\+\d\d?)?", _first(values) or "", re.ASCII)
     return float(found[0]) if found else None

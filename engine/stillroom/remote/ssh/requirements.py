@@ -88,9 +88,9 @@ def own_requirements(
 ) -> list[Requirement]:
     """Returns the requirements of Stillroom and its extras, and a run's additional packages."""
     found = [Requirement(line) for line in local.requires]
-    wanted, seen = [""], set[str]()
+    # "" stands for the package without extras.
+    wanted, seen = ["", *extras], set[str]()
     chosen: list[Requirement] = []
-    wanted.extend(extras)
     while wanted:
         extra = wanted.pop()
         if extra in seen:
