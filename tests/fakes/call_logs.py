@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from stillroom.importing.records import LoggedConversation, Place
+from stillroom.importing.records import Location, LoggedConversation
 
 TEXTS = ("a", "b", "x\n  y", "ü")
 ARGUMENTS = ('{"k": 1}', '{"k": 2, "l": "ü"}', "{}", "no json")
@@ -98,10 +98,10 @@ def call_logs(draw, *, max_turns=5):
     shuffled = Log()
     for number, index in enumerate(chosen):
         row = log.rows[index]
-        place = Place(Path(f"{number % 2}.jsonl"), number + 1)
+        location = Location(Path(f"{number % 2}.jsonl"), number + 1)
         shuffled.rows.append(
             LoggedConversation(
-                place=place, messages=row.messages, is_call=True, group=row.group, model="m"
+                location=location, messages=row.messages, is_call=True, group=row.group, model="m"
             )
         )
         shuffled.plain.append(log.plain[index])
@@ -130,7 +130,9 @@ def _add_call(draw, log, group, history, reply):
     seed = draw(st.integers(0, 1000))
     messages = [*spelled(history, seed), reply]
     log.rows.append(
-        LoggedConversation(place=Place(Path("x"), 1), messages=messages, is_call=True, group=group)
+        LoggedConversation(
+            location=Location(Path("x"), 1), messages=messages, is_call=True, group=group
+        )
     )
     log.plain.append((group, plain_messages([*history, reply])))
 

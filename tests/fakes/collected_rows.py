@@ -5,7 +5,7 @@ from pathlib import Path
 
 from stillroom.importing.conversations.collector import RowCollector
 from stillroom.importing.conversations.rollouts import RolloutBuilder, join_rows
-from stillroom.importing.records import LoggedConversation, Place
+from stillroom.importing.records import Location, LoggedConversation
 from stillroom.importing.redaction import Redaction
 from stillroom.importing.spill import Spill
 from stillroom.importing.tally import ImportTally
@@ -41,5 +41,5 @@ def logged(line, *texts, is_call=True, **fields):
     """Returns a row of alternating texts of the user and the assistant."""
     roles = ("user", "assistant")
     messages = [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]
-    place = Place(FILE, line)
-    return LoggedConversation(place=place, messages=messages, is_call=is_call, **fields)
+    location = Location(FILE, line)
+    return LoggedConversation(location=location, messages=messages, is_call=is_call, **fields)

@@ -54,7 +54,7 @@ def assert_holds_conversation(
     if has_tools:
         wanted = [_plain(tool) for tool in tool_schemas()]
         assert [[_plain(tool) for tool in call.tools] for call in calls] == [wanted] * num_calls
-    assert ["images left out" in call.losses for call in calls] == [False, False, True][:num_calls]
+    assert ["images left out" in call.dropped for call in calls] == [False, False, True][:num_calls]
 
 
 def _plain(tool: dict[str, Any]) -> dict[str, Any]:

@@ -24,9 +24,9 @@ from stillroom.data.layouts.detect import layout_of
 from stillroom.data.row_files import decode_line, read_row_lines, rollout_files
 from stillroom.errors import DataError, EngineError, InputError
 from stillroom.home_paths import home_path
-from stillroom.importing.records import Place, imported_from
+from stillroom.importing.records import Location, imported_from
 from stillroom.importing.request import ImportResult, ImportRollouts
-from stillroom.importing.tally import RefusedRow
+from stillroom.importing.tally import RefusedLine
 from stillroom.lineage import FileRecord, ModelRecord, read_manifest
 from stillroom.lines import read_lines
 from stillroom.places import make_folder
@@ -57,7 +57,7 @@ class ImportedFile:
     workspace: Workspace
 
     @cached_property
-    def places(self) -> list[Place | None]:
+    def places(self) -> list[Location | None]:
         """The place of each rollout in the original files."""
         origins = (imported_from(self.workspace, row.line.data) for row in self.rows())
         return [None if origin is None else origin.kept for origin in origins]
@@ -66,10 +66,10 @@ class ImportedFile:
         """Yields the rollouts."""
         return read_curated_rows(self.path, with_parts=True)
 
-    def refused(self) -> Iterator[RefusedRow]:
+    def refused(self) -> Iterator[RefusedLine]:
         """Yields the rows of the original files that are not conversations."""
         for line in read_lines(self.path.with_name(f"{self.path.name}.refused")):
-            yield msgspec.json.decode(line.data, type=RefusedRow)
+            yield msgspec.json.decode(line.data, type=RefusedLine)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class RowInputs:
     """Notes on files of folders that were not read."""
 
     @property
-    def refused(self) -> Iterator[RefusedRow]:
+    def refused(self) -> Iterator[RefusedLine]:
         """The rows of imported files that are not conversations."""
         return itertools.chain.from_iterable(file.refused() for file in self.imported.values())
 

@@ -23,12 +23,12 @@ from stillroom.places import real_folder
 from stillroom.secrecy.readable import check_readable
 from stillroom.settings import Workspace
 
-_OURS = (".manifest.json", ".lock", ".refused", ".dropped")
+_OWN_SUFFIXES = (".manifest.json", ".lock", ".refused", ".dropped")
 _GLOB = frozenset("*?[")
 
 
 def input_files(workspace: Workspace, inputs: Sequence[str]) -> dict[Path, bool]:
-    """Returns the files of the inputs; True for a file that an input names directly.
+    """Returns the files of the inputs, each with whether an input names it directly.
 
     Raises InputError for an input without files, or for a file that must not be read.
     """
@@ -39,10 +39,10 @@ def input_files(workspace: Workspace, inputs: Sequence[str]) -> dict[Path, bool]
                 "- means standard input, which is available on the command line only",
                 "give a file, a folder or a glob",
             )
-        found = list(_files_of(workspace, name))
-        if not found:
+        matches = list(_files_of(workspace, name))
+        if not matches:
             raise InputError(f"input {name!r} matches no files", "check the path or the pattern")
-        for file, is_named in found:
+        for file, is_named in matches:
             files[file] = files.get(file, False) or is_named
     return files
 
@@ -60,7 +60,7 @@ def _files_of(workspace: Workspace, name: str) -> Iterator[tuple[Path, bool]]:
         return
     for file in sorted(path.rglob("*")):
         is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-        if not is_hidden and not file.name.endswith(_OURS) and file.is_file():
+        if not is_hidden and not file.name.endswith(_OWN_SUFFIXES) and file.is_file():
             yield file, False
 
 
@@ -112,12 +112,12 @@ def _save_input(output: Path, stream: BinaryIO) -> Path:
 
 _BLOCK = 1 << 20
 _BEGINNING = 2 << 20
-_MOST_TIMES, _SMALL = 200, bounds.UNPACKED.most
-"""Limits against decompression bombs: the ratio (logs have 5 to 50), and a size that is always
-allowed."""
+_MAX_RATIO, _SMALL = 200, bounds.UNPACKED.most
+"""Limits against decompression bombs: the maximum ratio of sizes (logs have 5 to 50), and a size in
+bytes that is always allowed."""
 _BROKEN = (EOFError, zlib.error, gzip.BadGzipFile)
 _GZIP, _ZSTANDARD = ".gz", ".zst"
-NOT_WHOLE = "cannot be unpacked to its end"
+NOT_WHOLE = "cannot be decompressed to its end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class UnpackedFiles:
     paths: Mapping[Path, Path]
     """The decompressed copy of each compressed file."""
     problems: Mapping[Path, str]
-    """The compressed files that could be decompressed only in part, each with the reason."""
+    """The errors of the compressed files that could only partly be decompressed."""
 
     def read_from(self, file: Path) -> Path:
         """Returns the decompressed copy of a file, or the file itself if it is not compressed."""
@@ -161,7 +161,8 @@ def open_beginning(file: Path) -> Generator[Path]:
         if (problem := _unpack(file, path, most=_BEGINNING)) and not path.stat().st_size:
             raise InputError(
                 f"{file} cannot be decompressed: {problem}",
-                f"if it is not compressed, rename it without {file.suffix}",
+                f"download or create it again; if it is not compressed, rename it without "
+                f"{file.suffix}",
             )
         yield path
 
@@ -191,11 +192,11 @@ def unpacked_files(files: Sequence[Path], output: Path) -> Generator[UnpackedFil
 
 
 def _unpack(file: Path, path: Path, *, most: int | None = None) -> str | None:
-    """Decompresses a file to `path`; returns None if it is complete, else what went wrong.
+    """Decompresses a file to `path`; returns None if it is complete, else the error.
 
-    It stops after `most` bytes. Raises InputError for a file that looks like a decompression bomb.
+    Stops after `most` bytes. Raises InputError for a file that looks like a decompression bomb.
     """
-    limit, num_bytes = max(_SMALL, _MOST_TIMES * file.stat().st_size), 0
+    limit, num_bytes = max(_SMALL, _MAX_RATIO * file.stat().st_size), 0
     stream, broken = _open_compressed(file)
     with path.open("wb") as output, stream:
         try:
@@ -205,7 +206,7 @@ def _unpack(file: Path, path: Path, *, most: int | None = None) -> str | None:
                 if num_bytes > limit:
                     raise InputError(
                         f"{file} decompresses to more than {limit:,} bytes, as a zip bomb would",
-                        "if it is a log, decompress it yourself and give the result",
+                        "if you trust it, decompress it yourself and give the result",
                     )
         except broken as error:
             return str(error)
@@ -227,6 +228,6 @@ def _open_compressed(file: Path) -> tuple[gzip.GzipFile, tuple[type[Exception], 
     if file.suffix.lower() == _GZIP:
         return gzip.open(file), _BROKEN
     if (library := zstd_library()) is None:
-        raise missing_extra("traces", f"unpacking {file}")
+        raise missing_extra("traces", f"decompressing {file}")
     # The library refuses frames that need more than 128 MB of memory.
     return library.open(file), (EOFError, library.ZstdError)

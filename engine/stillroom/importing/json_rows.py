@@ -12,7 +12,7 @@ import msgspec
 from stillroom.data.checks import Problem, decode_row
 from stillroom.data.row_files import MAX_ROW_BYTES, TOO_LONG, decode_line, read_row_lines
 from stillroom.errors import InputError
-from stillroom.importing.records import Place, Refusal, SourceRow
+from stillroom.importing.records import Location, RejectedRow, SourceRow
 from stillroom.lines import BOM
 from stillroom.secrecy.readable import check_readable
 
@@ -31,7 +31,7 @@ _LONG_HEAD = 1 << 20
 class JsonRow:
     """One JSON object of a source."""
 
-    place: Place
+    location: Location
     data: Row
 
 
@@ -44,14 +44,14 @@ class UnreadableRowError(Exception):
 
 
 def convert_rows(
-    rows: Iterable[JsonRow | Refusal], convert: Callable[[JsonRow], Iterable[SourceRow]]
+    rows: Iterable[JsonRow | RejectedRow], convert: Callable[[JsonRow], Iterable[SourceRow]]
 ) -> Iterator[SourceRow]:
     """Converts each row, and yields a refusal for each row whose converter fails.
 
     If a converter raises UnreadableRowError, nothing of its row is yielded.
     """
     for row in rows:
-        yield from [row] if isinstance(row, Refusal) else _convert_row(row, convert)
+        yield from [row] if isinstance(row, RejectedRow) else _convert_row(row, convert)
 
 
 def _convert_row(
@@ -60,15 +60,15 @@ def _convert_row(
     try:
         return list(convert(row))
     except UnreadableRowError as error:
-        return [Refusal(row.place, error.reason, error.detail)]
+        return [RejectedRow(row.location, error.reason, error.detail)]
     except RecursionError:
-        return [Refusal(row.place, "nested too deeply")]
+        return [RejectedRow(row.location, "nested too deeply")]
 
 
 def listed_rows(row: JsonRow, *fields: str, part: str = "row") -> Iterator[JsonRow]:
     """Yields the elements of the first of `fields` with a list, as in API responses, or the row.
 
-    An element's place is a part of its row's place, named by `part` and the element's number.
+    An element's location is a part of its row's location, named by `part` and the element's number.
     """
     lists = (row.data[name] for name in fields if isinstance(row.data.get(name), list))
     listed = next((cast("list[Any]", items) for items in lists if items), None)
@@ -76,11 +76,11 @@ def listed_rows(row: JsonRow, *fields: str, part: str = "row") -> Iterator[JsonR
         yield row
         return
     for number, item in enumerate(listed, start=1):
-        place = Place(row.place.path, row.place.line, f"{part} {number}".lstrip())
-        yield JsonRow(place, cast("Row", item) if isinstance(item, dict) else {})
+        location = Location(row.location.path, row.location.line, f"{part} {number}".lstrip())
+        yield JsonRow(location, cast("Row", item) if isinstance(item, dict) else {})
 
 
-def read_json_rows(*paths: Path) -> Iterator[JsonRow | Refusal]:
+def read_json_rows(*paths: Path) -> Iterator[JsonRow | RejectedRow]:
     """Yields the objects of JSON Lines files, JSON arrays and single JSON documents.
 
     Only one row is in memory at a time. Raises InputError for a file that must not be read.
@@ -91,7 +91,7 @@ def read_json_rows(*paths: Path) -> Iterator[JsonRow | Refusal]:
             yield from _element_rows(path)
         else:
             for line in read_row_lines(path):
-                yield _row_of(Place(path, line.number), decode_line(line))
+                yield _row_of(Location(path, line.number), decode_line(line))
 
 
 def read_document(path: Path) -> Row:
@@ -106,7 +106,7 @@ def read_document(path: Path) -> Row:
     return {} if isinstance(document, Problem) else document
 
 
-def read_field_rows(path: Path, field: str) -> Iterator[JsonRow | Refusal]:
+def read_field_rows(path: Path, field: str) -> Iterator[JsonRow | RejectedRow]:
     """Yields the elements of the list in a field of a JSON document, one at a time.
 
     Raises InputError for a file that must not be read.
@@ -115,7 +115,7 @@ def read_field_rows(path: Path, field: str) -> Iterator[JsonRow | Refusal]:
     yield from _element_rows(path, field)
 
 
-def _element_rows(path: Path, field: str | None = None) -> Iterator[JsonRow | Refusal]:
+def _element_rows(path: Path, field: str | None = None) -> Iterator[JsonRow | RejectedRow]:
     """Yields the objects of a file's JSON array, or of the array in a field of its object."""
     too_long = Problem("", TOO_LONG, "remove it, or split it into several rows")
     scan, number = _ArrayScan(field), 0
@@ -123,24 +123,26 @@ def _element_rows(path: Path, field: str | None = None) -> Iterator[JsonRow | Re
         while block := stream.read(_BLOCK):
             for data in scan.elements_in(block):
                 number += 1
-                yield _row_of(Place(path, number), too_long if data is None else decode_row(data))
+                yield _row_of(
+                    Location(path, number), too_long if data is None else decode_row(data)
+                )
     for data in scan.rest():
-        row = _row_of(Place(path, number + 1), too_long if data is None else decode_row(data))
+        row = _row_of(Location(path, number + 1), too_long if data is None else decode_row(data))
         if isinstance(row, JsonRow) or not scan.is_open:
             number += 1
             yield row
     if scan.is_open:
-        yield Refusal(
-            Place(path, number + 1),
+        yield RejectedRow(
+            Location(path, number + 1),
             "the file is cut off here",
             f"the document has no end; {number} elements before this are whole",
         )
 
 
-def _row_of(place: Place, row: Row | Problem) -> JsonRow | Refusal:
+def _row_of(location: Location, row: Row | Problem) -> JsonRow | RejectedRow:
     if isinstance(row, Problem):
-        return Refusal(place, "not a JSON object", f"the row {row.message}; {row.fix}")
-    return JsonRow(place, row)
+        return RejectedRow(location, "not a JSON object", f"the row {row.message}; {row.fix}")
+    return JsonRow(location, row)
 
 
 def is_array_file(path: Path) -> bool:
@@ -154,7 +156,7 @@ class _ArrayScan:
 
     def __init__(self, field: str | None) -> None:
         self._data = b""
-        self._place = self._begin = self._depth = 0
+        self._offset = self._begin = self._depth = 0
         self._is_cut = False
         self._field = None if field is None else b'"%s"' % field.encode()
         self._depth_inside = 1 if field is None else 2
@@ -165,15 +167,15 @@ class _ArrayScan:
     def elements_in(self, block: bytes) -> Iterator[bytes | None]:
         """Adds the next block, and yields the elements that end in it."""
         self._data += block
-        while (token := _TOKEN.search(self._data, self._place)) is not None:
+        while (token := _TOKEN.search(self._data, self._offset)) is not None:
             kind = token[0]
             if kind == b'"':
-                self._place = token.start()
+                self._offset = token.start()
                 break
-            self._place = token.end()
+            self._offset = token.end()
             yield from self._take(kind, token.start(), token.end())
         else:
-            self._place = len(self._data)
+            self._offset = len(self._data)
         self._drop_read_data()
 
     def _take(self, kind: bytes, start: int, end: int) -> Iterator[bytes | None]:
@@ -213,11 +215,11 @@ class _ArrayScan:
 
     def _drop_read_data(self) -> None:
         if len(self._data) - self._begin > MAX_ROW_BYTES:
-            self._is_cut, self._begin = True, self._place
-            if len(self._data) - self._place > MAX_ROW_BYTES:  # an endless string
-                self._data, self._place, self._begin = b'"', 0, 0
+            self._is_cut, self._begin = True, self._offset
+            if len(self._data) - self._offset > MAX_ROW_BYTES:  # an endless string
+                self._data, self._offset, self._begin = b'"', 0, 0
         self._data = self._data[self._begin :]
-        self._place -= self._begin
+        self._offset -= self._begin
         self._begin = 0
 
 

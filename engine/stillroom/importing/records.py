@@ -1,4 +1,4 @@
-"""The records that readers of formats yield for the rows of a source."""
+"""The records that a format's reader yields for each row of its source files."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from stillroom.types import Usage
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """The location of a source row."""
 
     path: Path
@@ -32,7 +32,7 @@ class Place:
 class LoggedConversation:
     """The messages of one source row: a model call with its history, or a whole conversation."""
 
-    place: Place
+    location: Location
     messages: list[dict[str, Any]]
     """The messages in OpenAI's chat format with `reasoning_content`; a call's last message is the
     model's reply. Contents are strings; in a call, they may be lists of parts."""
@@ -46,13 +46,13 @@ class LoggedConversation:
     rows without a group are joined by their messages alone."""
     id: str | None = None
     """The row's id in the source, to which feedback may refer."""
-    judged_as: tuple[str, ...] = ()
-    """Additional ids by which feedback may refer to it, such as its trace's id."""
+    feedback_ids: tuple[str, ...] = ()
+    """Other ids by which feedback may refer to this row, such as its trace's id."""
     ids: Mapping[str, str] = field(default_factory=dict[str, str])
     """Additional ids of the row by field name; ids in `metadata` need not be repeated."""
-    also_at: tuple[Place, ...] = ()
-    """The places of other rows that were combined into it, such as a batch's request if `place` is
-    the result's. Nothing else is yielded for these rows."""
+    merged_from: tuple[Location, ...] = ()
+    """The locations of other rows that were merged into this one, such as a batch's request if
+    `location` is the result's. The reader yields nothing else for these rows."""
     parent: str | None = None
     """The source's id of the row that this one continues or branches from."""
     provider: str | None = None
@@ -71,9 +71,8 @@ class LoggedConversation:
     """The kind of the error; None if the source does not say."""
     scores: dict[str, float] = field(default_factory=dict[str, float])
     """The scores of the row by name, such as an evaluator's, or a user's thumb (0 or 1)."""
-    losses: tuple[str, ...] = ()
-    """What the source had but the messages do not, in fixed phrases such as `content truncated by
-    the log`."""
+    dropped: tuple[str, ...] = ()
+    """What the source had but the messages lack, in fixed phrases such as `images left out`."""
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
     """Other fields of the source, such as tags or an expected answer."""
 
@@ -82,49 +81,53 @@ class LoggedConversation:
 class Feedback:
     """A score that the source stores in a separate row."""
 
-    place: Place
-    about: str
+    location: Location
+    target_id: str
     """The id of the scored row: its `id`, an additional id, one in its metadata, or its group."""
     name: str
     value: float
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """A source row that has no conversation, or cannot be read."""
+class RejectedRow:
+    """A source row that is not imported: it has no conversation, or cannot be read."""
 
-    place: Place
+    location: Location
     reason: str
-    """The reason, a fixed phrase by which refusals are counted."""
+    """The reason, a fixed phrase by which rejected rows are counted."""
     detail: str = ""
     """What is wrong with this row, and how to correct it."""
 
 
 def feedback_row(
-    place: Place, about: str | None, name: str | None, value: float | None, label: Any = None
-) -> Feedback | Refusal:
-    """Returns feedback, or its refusal if it has no target or no numeric value.
+    location: Location,
+    target_id: str | None,
+    name: str | None,
+    value: float | None,
+    label: Any = None,
+) -> Feedback | RejectedRow:
+    """Returns feedback, or a RejectedRow if it has no target, no score name or no numeric value.
 
-    `label` is the value as text, quoted in the refusal.
+    `label` is the score as the source wrote it, which the rejection quotes.
     """
-    if not about or name is None:
-        detail = "it has no id of a call, or no name of a score"
-        return Refusal(place, "feedback without a target", detail)
+    if not target_id or name is None:
+        detail = "it has no call id or no score name"
+        return RejectedRow(location, "feedback without a target", detail)
     if value is None:
-        return Refusal(place, "feedback without a number", f"{name}: {label}")
-    return Feedback(place, about, name, value)
+        return RejectedRow(location, "feedback without a number", f"{name}: {label}")
+    return Feedback(location, target_id, name, value)
 
 
-SourceRow = LoggedConversation | Feedback | Refusal
+SourceRow = LoggedConversation | Feedback | RejectedRow
 
 
 @dataclass(frozen=True, slots=True)
 class TraceFormat:
-    """One format: its name, its recogniser and its reader."""
+    """A format that can be imported: its name, how its files are recognised, and its reader."""
 
     name: str
     title: str
-    """The system and the kind of file, for people."""
+    """The system and the kind of file, as shown to users."""
     is_recognised: Callable[[Path, bytes], bool]
     """Returns whether a file has this format, given its path and the result of `read_head`."""
     read: Callable[[Sequence[Path]], Iterator[SourceRow]]
@@ -135,37 +138,37 @@ class TraceFormat:
 
 
 IMPORTED_FROM = "imported_from"
-"""The field of a prompt's metadata with the place of the row that it was taken from."""
-_PLACE = re.compile(r"(.*?):(\d+)(?:#(.*))?", re.DOTALL)
+"""The field of a prompt's metadata with the location of its source row."""
+_LOCATION = re.compile(r"(.*?):(\d+)(?:#(.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedFrom:
-    """The places of the source rows of an imported row."""
+    """The locations of the source rows of an imported row."""
 
-    kept: Place
-    others: list[Place]
-    """The places of earlier calls, in the order of the conversation, and of copies."""
+    kept: Location
+    others: list[Location]
+    """The locations of earlier calls, in the order of the conversation, and of copies."""
 
 
 def imported_from(workspace: Workspace, data: bytes) -> ImportedFrom | None:
-    """Returns the places recorded in a row of import_rollouts; None if there are none."""
+    """Returns the locations recorded in a row of import_rollouts; None if there are none."""
     try:
         row = as_object(msgspec.json.decode(data))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     origin = as_object(row.get("origin"))
     kept = origin.get("source") or as_object(row.get("metadata")).get(IMPORTED_FROM)
-    place = _parse_place(workspace, kept)
-    if place is None:
+    location = _parse_location(workspace, kept)
+    if location is None:
         return None
-    others = (_parse_place(workspace, other) for other in origin.get("sources") or ())
-    return ImportedFrom(place, [other for other in others if other is not None])
+    others = (_parse_location(workspace, other) for other in origin.get("sources") or ())
+    return ImportedFrom(location, [other for other in others if other is not None])
 
 
-def _parse_place(workspace: Workspace, shown: Any) -> Place | None:
-    """Parses a place such as `logs/a.jsonl:12#choice 1`; None if it is none."""
-    found = _PLACE.fullmatch(shown) if isinstance(shown, str) else None
+def _parse_location(workspace: Workspace, shown: Any) -> Location | None:
+    """Parses a location such as `logs/a.jsonl:12#choice 1`; returns None for anything else."""
+    found = _LOCATION.fullmatch(shown) if isinstance(shown, str) else None
     if found is None:
         return None
-    return Place(Path(workspace.path(found[1])), int(found[2]), found[3] or "")
+    return Location(Path(workspace.path(found[1])), int(found[2]), found[3] or "")

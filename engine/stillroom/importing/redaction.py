@@ -14,15 +14,15 @@ _NAMES_REMEMBERED = 1 << 14
 
 
 class Redaction:
-    """Replaces secrets and personal data by placeholders such as `[email address 3 removed]`.
+    """Replaces secrets and personal data with placeholders such as `[email address 3 removed]`.
 
-    Within a conversation, equal values have equal numbers: a tool call with the address that the
-    user gave stays recognisable. Numbers restart with each conversation, so values cannot be linked
-    between conversations.
+    Within a conversation, equal values get the same number, so that a tool call with the address
+    that the user gave still makes sense. Numbers restart with each conversation, so that values
+    cannot be linked across conversations.
     """
 
     def __init__(self, own: Redactor, *, keep_secrets: bool, keep_personal: bool) -> None:
-        """`own` redacts the keys that this process itself can read."""
+        """`own` redacts the API keys that this process can read, from its environment and files."""
         removed = [] if keep_secrets else [*SECRETS]
         removed += [] if keep_personal else PERSONAL_DATA
         self._kinds = tuple(removed)
@@ -32,7 +32,8 @@ class Redaction:
         self.name = lru_cache(_NAMES_REMEMBERED)(self._name)
         """Redacts a name (of a model, tool, parameter, field or score).
 
-        A name has the same placeholder in the whole import, so that calls still match their tools.
+        Placeholders in names are the same in the whole import, so that calls still match their
+        tools.
         """
         self._has_clean_ids = False
         self.found: Counter[str] = Counter()
@@ -119,7 +120,7 @@ def _empty_placeholder(_kind: str, _removed: str) -> str:
 
 
 def _ids_of(message: dict[str, Any]) -> Iterator[str]:
-    """Yields the ids and the names in a message."""
+    """Yields the ids and names in a message."""
     yield from (message[field] for field in ("name", "tool_call_id") if message.get(field))
     for call in message.get("tool_calls", ()):
         yield from (call["id"], call["function"]["name"])

@@ -15,9 +15,9 @@ AUTO = "auto"
 
 
 def _as_assignments(value: Any) -> Any:
-    """Returns an object of columns as assignments, the form of the command line."""
+    """Converts an object `{role: column}` to `role=column` strings, as on the command line."""
     if isinstance(value, dict):
-        return tuple(f"{thing}={name}" for thing, name in value.items())
+        return tuple(f"{role}={column}" for role, column in value.items())
     return value
 
 
@@ -44,14 +44,17 @@ class ImportRollouts(ReplacingRequest):
         tuple[str, ...],
         Field(description="Scores averaged as the reward, all required; a|b: either"),
     ] = ()
-    feedback_by: Annotated[str | None, Field(description="Field with the ids in feedback")] = None
+    feedback_by: Annotated[
+        str | None,
+        Field(description="Field that feedback ids match (default: any id)"),
+    ] = None
     infer_tools: Annotated[bool, Field(description="From calls, if none are logged")] = False
     keep_secrets: Annotated[bool, Field(description="Else placeholders replace them")] = False
     keep_personal: bool = False
 
     @field_validator("format")
     @classmethod
-    def _is_known(cls, name: str) -> str:
+    def _check_format(cls, name: str) -> str:
         if name == AUTO:
             return name
         # Imported here, so that the server does not load the readers.
@@ -64,10 +67,10 @@ class ImportRollouts(ReplacingRequest):
 
     @field_validator("columns")
     @classmethod
-    def _are_assignments(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_columns(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
         for column in columns:
-            thing, _, name = column.partition("=")
-            if not thing or not name:
+            role, _, name = column.partition("=")
+            if not role or not name:
                 raise ValueError(f"{column!r} is not an assignment such as user=question")
         return columns
 
@@ -80,7 +83,7 @@ class ImportRollouts(ReplacingRequest):
     def chosen_columns(self) -> dict[str, str]:
         """The column names by role."""
         split = (column.partition("=") for column in self.columns)
-        return {thing: name for thing, _, name in split}
+        return {role: name for role, _, name in split}
 
 
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +99,7 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of an import. read = kept + merged + refused, in total and per format."""
+    """The result of an import: read = kept + merged + refused, in total and per format."""
 
     output: str
     read: int
@@ -110,9 +113,9 @@ class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
     refused_by_reason: dict[OwnText, int]
     refused_file: str
     problems: list[OthersText]
-    """The first refused rows, at most 5, each with its place and the problem."""
+    """The first 5 refused rows, each with its location and the problem."""
     losses: dict[OwnText, int]
-    """The number of rollouts that lost something of their source, by what was lost."""
+    """The number of rollouts that lack something that their source had, by what they lack."""
     removed: dict[OwnText, int]
     """The number of secrets and personal data replaced by placeholders, by kind."""
     models: dict[str, int]

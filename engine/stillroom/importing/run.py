@@ -1,4 +1,4 @@
-"""import_rollouts: reads every source once, joins calls into rollouts, and writes them."""
+"""Runs import_rollouts: reads the source files, joins calls into rollouts, and writes them."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,9 +12,9 @@ from stillroom.importing.conversations.collector import RowCollector
 from stillroom.importing.conversations.rollouts import RolloutBuilder, join_rows
 from stillroom.importing.input_files import NOT_WHOLE, UnpackedFiles, unpacked_files
 from stillroom.importing.output.notes import import_notes, model_records
-from stillroom.importing.output.rows import RolloutSide, RolloutWriter, scores_from_feedback
+from stillroom.importing.output.rows import RolloutWriter, SplitPart, scores_from_feedback
 from stillroom.importing.output.split import Split, split_rollouts
-from stillroom.importing.records import Place, Refusal, SourceRow, TraceFormat
+from stillroom.importing.records import Location, RejectedRow, SourceRow, TraceFormat
 from stillroom.importing.redaction import Redaction
 from stillroom.importing.request import HeldOut, ImportResult, ImportRollouts
 from stillroom.importing.sources import ImportSources, group_by_format
@@ -31,7 +31,7 @@ _NO_FORMAT = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class ImportOutputs:
-    """The paths of the files that an import writes; None for those that were not requested."""
+    """The paths of the files that an import writes; None for a file that was not requested."""
 
     rollouts: Path
     refused: Path
@@ -62,6 +62,7 @@ class ImportOutputs:
 
 
 def _sibling(output: Path, word: str) -> Path:
+    """Returns the path `NAME.word.jsonl` next to an output `NAME.jsonl`."""
     return output.with_name(f"{output.name.removesuffix('.jsonl')}.{word}.jsonl")
 
 
@@ -98,8 +99,8 @@ def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResu
 def _open_output(
     path: Path, outputs: ImportOutputs, request: ImportRollouts
 ) -> AbstractContextManager[NewOutput]:
-    side = [outputs.refused] if path == outputs.rollouts else []
-    return new_output(path, *side, operation=OPERATION, overwrite=request.overwrite)
+    side_files = [outputs.refused] if path == outputs.rollouts else []
+    return new_output(path, *side_files, operation=OPERATION, overwrite=request.overwrite)
 
 
 class _Import:
@@ -114,7 +115,7 @@ class _Import:
         spills: tuple[Spill, Spill],
         unpacked: UnpackedFiles,
     ) -> None:
-        """`spills` are the temporary files for rows that were read and rows to be written."""
+        """`spills` are two temporary files: for the rows that were read, and for those to write."""
         self._unpacked = unpacked
         self._workspace, self._request, self._outputs, self._new = workspace, request, outputs, new
         self._redaction = Redaction(
@@ -143,29 +144,31 @@ class _Import:
             reward_from=request.reward_from,
             infer_tools=request.infer_tools,
         )
-        self._train = self._side(outputs.rollouts, outputs.prompts)
+        self._train = self._new_part(outputs.rollouts, outputs.prompts)
         self._heldout = (
-            self._side(outputs.heldout, outputs.heldout_prompts) if outputs.heldout else None
+            self._new_part(outputs.heldout, outputs.heldout_prompts) if outputs.heldout else None
         )
         self._split: Split | None = None
 
-    def _side(self, rollouts: Path, prompts: Path | None) -> RolloutSide:
-        return RolloutSide(
+    def _new_part(self, rollouts: Path, prompts: Path | None) -> SplitPart:
+        return SplitPart(
             self._new[rollouts].rows, None if prompts is None else self._new[prompts].rows
         )
 
     def read(self, sources: ImportSources) -> None:
         """Reads every row of the sources."""
-        for each in sources.formats:
-            files = list(map(self._unpacked.read_from, each.files))
-            for row in _rows_of(each.format, files, self._request):
-                self._collected.take(row, each.format.name)
-            for file in each.files:
+        for group in sources.formats:
+            files = list(map(self._unpacked.read_from, group.files))
+            for row in _rows_of(group.format, files, self._request):
+                self._collected.take(row, group.format.name)
+            for file in group.files:
                 if (problem := self._unpacked.problems.get(file)) is not None:
-                    refusal = Refusal(Place(file, 1), NOT_WHOLE, problem)
-                    self._collected.take(refusal, each.format.name)
+                    row = RejectedRow(Location(file, 1), NOT_WHOLE, problem)
+                    self._collected.take(row, group.format.name)
         for path in sources.unread:
-            self._tally.refuse(_NO_FORMAT, Refusal(Place(path, 1), "a file of no known format"))
+            self._tally.reject(
+                _NO_FORMAT, RejectedRow(Location(path, 1), "a file of no known format")
+            )
 
     def write(self) -> None:
         """Joins the rows and writes the rollouts. Raises DataError if there are none."""
@@ -180,13 +183,13 @@ class _Import:
         builder = RolloutBuilder(self._collected, joined, self._redaction)
         for row in joined.kept:
             is_heldout = self._split is not None and row in self._split.heldout
-            side = self._heldout if is_heldout and self._heldout is not None else self._train
-            self._writer.take(builder.build(row), feedback.get(row, {}), side)
+            part = self._heldout if is_heldout and self._heldout is not None else self._train
+            self._writer.take(builder.build(row), feedback.get(row, {}), part)
         self._writer.write([self._train] if self._heldout is None else [self._train, self._heldout])
 
     def _no_rollouts_error(self) -> DataError:
         why = ", ".join(f"{count} {reason}" for reason, count in self._tally.reasons.items())
-        first = self._tally.first_refused
+        first = self._tally.first_rejected
         return DataError(
             f"none of the {self._tally.total.read} rows has a readable conversation ({why})"
             + (f"; the first: {first[0]}" if first else ""),
@@ -199,9 +202,9 @@ class _Import:
         counts = {"read": total.read, "merged": total.merged, "refused": total.refused}
         for path, new in self._new.items():
             is_heldout = path in (outputs.heldout, outputs.heldout_prompts)
-            side = self._heldout if is_heldout and self._heldout is not None else self._train
+            part = self._heldout if is_heldout and self._heldout is not None else self._train
             new.record(
-                inputs=[*inputs, *model_records(side.models)],
+                inputs=[*inputs, *model_records(part.models)],
                 request=self._request,
                 counts={"rows": new.rows.num_rows, **counts},
             )
@@ -223,8 +226,8 @@ class _Import:
             formats=tally.formats,
             refused_by_reason=dict(tally.reasons.most_common()),
             refused_file=shown(outputs.refused),
-            problems=tally.first_refused,
-            losses=dict(counts.losses.most_common()),
+            problems=tally.first_rejected,
+            losses=dict(counts.dropped.most_common()),
             removed=dict(self._redaction.found.most_common()),
             models=by_model,
             calls_per_rollout=counts.calls.quantiles(),

@@ -28,20 +28,20 @@ class ImportSources:
 
     formats: list[FormatFiles]
     unread: list[Path]
-    """The files in folders and globs with no known format, or that must not be read."""
+    """The files in folders and globs that have no known format, or that must not be read."""
 
     @property
     def files(self) -> list[Path]:
         """The files to read."""
-        return [file for each in self.formats for file in each.files]
+        return [file for group in self.formats for file in group.files]
 
 
 def group_by_format(
     workspace: Workspace, request: ImportRollouts, *, outputs: Collection[Path]
 ) -> ImportSources:
-    """Groups the files of a request by format, without the import's own `outputs`.
+    """Groups the files of a request by format; leaves out `outputs`, the files that it writes.
 
-    Raises InputError for a named file without a known format, and if no file is left.
+    Raises InputError for a named file without a known format, or if there is no file to read.
     """
     by_format: dict[str, FormatFiles] = {}
     unread: list[Path] = []
@@ -64,9 +64,12 @@ def group_by_format(
         raise (
             unknown_format_error(unread[0])
             if unread
-            else InputError("the input files are empty", "check where they are written")
+            else InputError(
+                "the input files are empty",
+                "give files with rows; check that the program that writes them has finished",
+            )
         )
-    if request.columns and not any(each.format.read_columns for each in by_format.values()):
+    if request.columns and not any(group.format.read_columns for group in by_format.values()):
         raise InputError("columns is set, but no input is a table", "leave columns out")
     return ImportSources(list(by_format.values()), unread)
 

@@ -1,4 +1,4 @@
-"""Unnamed temporary files for data that an import needs later."""
+"""Temporary files for data that would take too much memory."""
 
 import mmap
 import os
@@ -18,23 +18,26 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Spill:
-    """Stores chunks of bytes in a temporary file that is deleted with the process."""
+    """Stores chunks of bytes in an unnamed temporary file, which disappears with the process."""
 
     def __init__(self, folder: Path | None = None, *, most_mapped: int = _MOST_MAPPED) -> None:
-        """`folder` is the file's folder: the system's default may be small or in memory."""
+        """`folder` is where the file is created: the system's default may be small or in memory.
+
+        A file of more than `most_mapped` bytes is read with system calls, not mapped into memory.
+        """
         self._folder, self._most_mapped = folder, most_mapped
         self._pending: list[bytes] = []
         self._view: mmap.mmap | bytes = b""
         self._num_pending = self._num_written = self._num_reads = 0
 
     def append(self, data: bytes) -> int:
-        """Stores a chunk and returns its position."""
-        place = self._num_written + self._num_pending
+        """Stores a chunk and returns its offset."""
+        offset = self._num_written + self._num_pending
         self._pending.append(data)
         self._num_pending += len(data)
         if self._num_pending >= _BLOCK:
             self._write_pending()
-        return place
+        return offset
 
     def _write_pending(self) -> None:
         rest = memoryview(b"".join(self._pending))
@@ -44,19 +47,19 @@ class Spill:
         while rest:
             rest = rest[self._file.write(rest) :]
 
-    def read(self, place: int, num_bytes: int) -> bytes:
-        """Returns the chunk of this length at a position."""
-        return self.read_all(((place, num_bytes),))[0]
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """Returns the chunk of this length at an offset."""
+        return self.read_all(((offset, num_bytes),))[0]
 
     def read_all(self, chunks: Iterable[tuple[int, int]]) -> list[bytes]:
-        """Returns several chunks, given as (position, length)."""
+        """Returns several chunks, each given as (offset, length)."""
         found: list[bytes] = []
-        for place, num_bytes in chunks:
-            if place + num_bytes > len(self._view):
+        for offset, num_bytes in chunks:
+            if offset + num_bytes > len(self._view):
                 self._map_file()
             view, handle = self._view, self._file.fileno()
             found.append(
-                view[place : place + num_bytes] if view else os.pread(handle, num_bytes, place)
+                view[offset : offset + num_bytes] if view else os.pread(handle, num_bytes, offset)
             )
         self._num_reads += len(found)
         if self._num_reads >= _READS_KEPT and isinstance(self._view, mmap.mmap):
@@ -66,9 +69,9 @@ class Spill:
         return found
 
     def _map_file(self) -> None:
-        """Maps the file into memory, which is faster than system calls for many chunks.
+        """Maps the file into memory, if it is small enough: reading many chunks is then faster.
 
-        A file that may exceed a limit on the process's address space is not mapped.
+        A larger mapping could exceed a limit on the process's address space.
         """
         self._write_pending()
         self._view = b""
@@ -88,11 +91,11 @@ class Spill:
 
 
 class DiskDict(Generic[_Key]):
-    """A dictionary with its keys in memory and its values, JSON, on disk."""
+    """A dictionary with its keys in memory and its values as JSON in a temporary file."""
 
     def __init__(self) -> None:
         self._spill = Spill(most_mapped=0)
-        self._places: dict[_Key, tuple[int, int]] = {}
+        self._chunks: dict[_Key, tuple[int, int]] = {}
 
     def __enter__(self) -> Self:
         self._spill.__enter__()
@@ -103,16 +106,16 @@ class DiskDict(Generic[_Key]):
 
     def add(self, key: _Key, value: Any) -> bool:
         """Adds a value and returns True; returns False if the key exists."""
-        if key in self._places:
+        if key in self._chunks:
             return False
         data = msgspec.json.encode(value)
-        self._places[key] = self._spill.append(data), len(data)
+        self._chunks[key] = self._spill.append(data), len(data)
         return True
 
     def get(self, key: _Key) -> Any:
         """Returns the value of a key, or None."""
-        place = self._places.get(key)
-        return None if place is None else msgspec.json.decode(self._spill.read(*place))
+        chunk = self._chunks.get(key)
+        return None if chunk is None else msgspec.json.decode(self._spill.read(*chunk))
 
     def __iter__(self) -> Iterator[_Key]:
-        return iter(self._places)
+        return iter(self._chunks)

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Self, cast
 from stillroom.data.row_files import MAX_ROW_BYTES, TOO_LONG
 from stillroom.errors import DataError, missing_extra
 from stillroom.importing.json_rows import JsonRow, Row, head_rows, read_json_rows
-from stillroom.importing.records import Place, Refusal
+from stillroom.importing.records import Location, RejectedRow
 from stillroom.lines import BOM
 from stillroom.secrecy.readable import check_readable
 
@@ -26,7 +26,7 @@ class Table:
     """A table's column names, and its rows as objects with these keys."""
 
     columns: Sequence[str]
-    rows: Iterator[JsonRow | Refusal]
+    rows: Iterator[JsonRow | RejectedRow]
 
 
 def is_csv(path: Path, head: bytes) -> bool:
@@ -34,7 +34,7 @@ def is_csv(path: Path, head: bytes) -> bool:
     return path.suffix.lower() in (".csv", ".tsv") and not head.startswith(PARQUET_MARK)
 
 
-def read_any_rows(*paths: Path) -> Iterator[JsonRow | Refusal]:
+def read_any_rows(*paths: Path) -> Iterator[JsonRow | RejectedRow]:
     """Yields the rows of CSV, TSV, Parquet and JSON files.
 
     Raises MissingExtraError for Parquet without pyarrow, DataError for a corrupt Parquet file, and
@@ -55,7 +55,7 @@ def read_any_rows(*paths: Path) -> Iterator[JsonRow | Refusal]:
 
 @contextmanager
 def csv_table(path: Path) -> Generator[Table]:
-    """Opens a CSV or TSV file. The place of a row with several lines is its last line."""
+    """Opens a CSV or TSV file. The location of a row with several lines is its last line."""
     check_readable(path)
     with path.open("rb") as stream:
         lines = _TextLines(stream)
@@ -67,24 +67,24 @@ def csv_table(path: Path) -> Generator[Table]:
 
 def _csv_rows(
     path: Path, header: list[str], rows: Iterator[list[str]], lines: "_TextLines"
-) -> Iterator[JsonRow | Refusal]:
+) -> Iterator[JsonRow | RejectedRow]:
     while True:
         try:
             fields = next(rows)
         except StopIteration:
             return
         except csv.Error as error:
-            yield Refusal(Place(path, lines.number), "not a row of CSV", str(error))
+            yield RejectedRow(Location(path, lines.number), "not a row of CSV", str(error))
             continue
-        place = Place(path, lines.number)
+        location = Location(path, lines.number)
         if len(fields) != len(header):
             detail = f"expected {len(header)} fields as in the header, got {len(fields)}"
             if fields:
-                yield Refusal(place, "another number of fields than the header", detail)
+                yield RejectedRow(location, "another number of fields than the header", detail)
         elif any("\ud800" <= character <= "\udfff" for field in fields for character in field):
-            yield Refusal(place, "not UTF-8 text", "save the file as UTF-8")
+            yield RejectedRow(location, "not UTF-8 text", "save the file as UTF-8")
         else:
-            yield JsonRow(place, dict(zip(header, fields, strict=True)))
+            yield JsonRow(location, dict(zip(header, fields, strict=True)))
 
 
 def recognise_listed_rows(
@@ -159,13 +159,13 @@ def parquet_table(path: Path) -> Table:
     except broken as error:
         raise _corrupt_error(path, error) from error
 
-    def rows() -> Iterator[JsonRow | Refusal]:
+    def rows() -> Iterator[JsonRow | RejectedRow]:
         number = 0
         try:
             for batch in table.iter_batches(batch_size=_BATCH):
                 for data in batch.to_pylist(maps_as_pydicts="lossy"):
                     number += 1
-                    yield JsonRow(Place(path, number), data)
+                    yield JsonRow(Location(path, number), data)
         except broken as error:
             raise _corrupt_error(path, error) from error
 

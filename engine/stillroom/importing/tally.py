@@ -1,4 +1,4 @@
-"""Counts kept, merged and refused source rows, and records each refused one."""
+"""Counts the kept, merged and refused source rows, and records each refused row."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from stillroom.errors import writable_text
-from stillroom.importing.records import Place, Refusal
+from stillroom.importing.records import Location, RejectedRow
 
 
 class FormatCount(msgspec.Struct, kw_only=True):
@@ -21,8 +21,8 @@ class FormatCount(msgspec.Struct, kw_only=True):
     refused: int = 0
 
 
-class RefusedRow(msgspec.Struct, frozen=True):
-    """A line of the file `OUTPUT.refused`: the place of a refused row, and the reason."""
+class RefusedLine(msgspec.Struct, frozen=True):
+    """A line of the file `OUTPUT.refused`: where a refused row is, and why it was refused."""
 
     source: str
     format: str
@@ -35,22 +35,22 @@ class ImportTally:
 
     def __init__(
         self,
-        note_refused: Callable[[RefusedRow], None],
+        on_rejected: Callable[[RefusedLine], None],
         shown_path: Callable[[Path], str],
         redact: Callable[[str], str],
     ) -> None:
-        """`note_refused` is called with each refused row.
+        """`on_rejected` is called for each refused row; `shown_path` formats a path for users.
 
         `redact` removes secrets from a text that may quote a row.
         """
-        self._note_refused, self._shown_path, self._redact = note_refused, shown_path, redact
+        self._on_rejected, self._shown_path, self._redact = on_rejected, shown_path, redact
         self._names: dict[Path, str] = {}
         self.formats: defaultdict[str, FormatCount] = defaultdict(FormatCount)
         self.reasons: Counter[str] = Counter()
-        self.first_refused: list[str] = []
-        """The first refused rows, at most 5, each with its place and the problem."""
+        self.first_rejected: list[str] = []
+        """The first 5 refused rows, each as one line with its location and the problem."""
         self.disagreeing: set[int] = set()
-        """The kept rows of rollouts with two values of one score, of which one is feedback."""
+        """The kept rows of rollouts whose feedback disagrees with another value of the score."""
 
     def show_line(self, path: Path, line: int) -> str:
         """Returns `file:line` with the path as shown to users."""
@@ -59,37 +59,37 @@ class ImportTally:
             name = self._names[path] = self._shown_path(path)
         return f"{name}:{line}"
 
-    def show_place(self, place: Place) -> str:
-        """Returns a place as shown to users."""
-        show_line = self.show_line(place.path, place.line)
-        return f"{show_line}#{self._redact(place.part)}" if place.part else show_line
+    def show_location(self, location: Location) -> str:
+        """Returns a location as shown to users."""
+        line = self.show_line(location.path, location.line)
+        return f"{line}#{self._redact(location.part)}" if location.part else line
 
-    def read(self, name: str, num_rows: int = 1) -> None:
+    def read(self, format_name: str, num_rows: int = 1) -> None:
         """Counts rows as read."""
-        self.formats[name].read += num_rows
+        self.formats[format_name].read += num_rows
 
-    def keep(self, name: str) -> None:
+    def keep(self, format_name: str) -> None:
         """Counts a row as kept."""
-        self.formats[name].kept += 1
+        self.formats[format_name].kept += 1
 
-    def merge(self, name: str, num_rows: int = 1) -> None:
+    def merge(self, format_name: str, num_rows: int = 1) -> None:
         """Counts rows as merged into the rollout of another row."""
-        self.formats[name].merged += num_rows
+        self.formats[format_name].merged += num_rows
 
-    def refuse(self, name: str, refusal: Refusal, *, is_read: bool = False) -> None:
+    def reject(self, format_name: str, row: RejectedRow, *, is_read: bool = False) -> None:
         """Counts and records a refused row; with `is_read`, it is already counted as read."""
-        count = self.formats[name]
+        count = self.formats[format_name]
         count.read += not is_read
         count.refused += 1
-        self.reasons[refusal.reason] += 1
+        self.reasons[row.reason] += 1
         source, detail = (
-            self.show_place(refusal.place),
-            self._redact(writable_text(refusal.detail)),
+            self.show_location(row.location),
+            self._redact(writable_text(row.detail)),
         )
-        if len(self.first_refused) < 5:
+        if len(self.first_rejected) < 5:
             shown_detail = f" ({detail[:200]})" if detail else ""
-            self.first_refused.append(f"{source}: {refusal.reason}{shown_detail}")
-        self._note_refused(RefusedRow(source, name, refusal.reason, detail))
+            self.first_rejected.append(f"{source}: {row.reason}{shown_detail}")
+        self._on_rejected(RefusedLine(source, format_name, row.reason, detail))
 
     @property
     def total(self) -> FormatCount:

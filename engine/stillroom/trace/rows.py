@@ -12,7 +12,7 @@ from stillroom.curate.rows import read_curated_rows
 from stillroom.data.row_files import read_row_lines
 from stillroom.data.row_names import MAX_CANDIDATES, ambiguous_id_error, is_named
 from stillroom.errors import InputError
-from stillroom.importing.records import Place, imported_from
+from stillroom.importing.records import Location, imported_from
 from stillroom.lines import Line
 from stillroom.settings import Workspace
 from stillroom.trace.matching import (
@@ -147,7 +147,7 @@ class RowTrace:
             at = self._at(origin, line.number)
             yield RowStep(kind=f"{more} more source rows", at=at, state=origin.state)
 
-    def _source_step(self, sources: Mapping[Path, Origin], place: Place, kind: str) -> RowStep:
+    def _source_step(self, sources: Mapping[Path, Origin], place: Location, kind: str) -> RowStep:
         source = sources.get(place.path.resolve())
         part = f"#{place.part}" if place.part else ""
         return RowStep(

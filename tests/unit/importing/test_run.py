@@ -182,7 +182,7 @@ def test_every_row_is_kept_merged_or_refused_with_its_place_and_reason(tmp_path)
         ([{"messages": [answer("b")]}], {"no message before the reply": 1}),
         ([{"messages": [answer("a"), answer("b")]}], {"no message before the reply": 1}),
         ([{"messages": [user("a")]}], {"no assistant message": 1}),
-        ([{"messages": [user("a"), answer("b", weight=7)]}], {"unsound message": 1}),
+        ([{"messages": [user("a"), answer("b", weight=7)]}], {"invalid message": 1}),
     ],
 )
 def test_rows_that_cannot_be_rollouts_do_not_stop_an_import(tmp_path, rows, reasons):
@@ -299,7 +299,7 @@ def test_the_answer_that_an_environment_holds_is_expected_and_right_ones_without
     prompts = rows_of(tmp_path, made.prompts)
     assert [prompt["metadata"]["expected_answer"] for prompt in prompts] == ["4"] * 3
     (note,) = [note for note in made.notes if "expected_answer" in note]
-    assert note.startswith("1 prompts have a rollout scored as correct that does not contain")
+    assert note.startswith("1 prompts have a rollout that is scored as correct but does not match")
     assert not any("go up to" in note for note in made.notes)
 
 
@@ -331,8 +331,8 @@ def test_imported_rollouts_are_validated_filtered_and_converted(tmp_path):
     made = convert_rollouts(workspace, ConvertRollouts(input="kept.jsonl", output="sft.jsonl"))
     assert made.converted == 5
     lineage = show_lineage(workspace, ShowLineage(path="sft.jsonl", row=2))
-    places = [(step.kind, step.at, step.state) for step in lineage.row]
-    assert places[-2:] == [
+    locations = [(step.kind, step.at, step.state) for step in lineage.row]
+    assert locations[-2:] == [
         ("source row", "calls.jsonl:4", "same"),
         ("joined source row", "calls.jsonl:3", "same"),
     ]
@@ -353,9 +353,9 @@ def test_an_auditor_gets_the_places_in_logs_and_not_what_the_import_took_out(tmp
     behind = show_lineage(workspace, ShowLineage(path="out.jsonl", sources="all.jsonl"))
     found = rows_of(tmp_path, "all.jsonl")
     assert behind.num_sources == len(found) == 2 + 4
-    places = [(row["at"], row["state"], row["content"]) for row in found[2:]]
+    locations = [(row["at"], row["state"], row["content"]) for row in found[2:]]
     names = ("logs/a.jsonl.gz:1", "logs/a.jsonl.gz:2", "logs/b.jsonl:1", "logs/b.jsonl:2")
-    assert places == [(name, "same", None) for name in names]
+    assert locations == [(name, "same", None) for name in names]
     assert MAIL not in (tmp_path / "all.jsonl").read_text("utf-8")
 
 

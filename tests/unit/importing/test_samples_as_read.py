@@ -19,8 +19,8 @@ def as_read(name: str) -> list[dict[str, Any]]:
     items = []
     for row in read(name, *files):
         fields = {field: getattr(row, field) for field in row.__slots__}
-        fields["place"] = str(row.place).removeprefix(f"{SAMPLES}/")
-        fields["also_at"] = [str(place) for place in fields.get("also_at", ())]
+        fields["location"] = str(row.location).removeprefix(f"{SAMPLES}/")
+        fields["merged_from"] = [str(location) for location in fields.get("merged_from", ())]
         known = {
             field: value for field, value in fields.items() if value not in (None, "", [], {}, ())
         }

@@ -1,10 +1,10 @@
-"""A prefix tree (trie) of messages that joins calls which repeat their history.
+"""A prefix tree (trie) of messages, which joins calls that repeat their history.
 
-A call is a path from the root. If its messages begin with all messages of an earlier call,
-including the reply, it ends further down on the same path. So calls that end at a leaf are
-conversations, and calls that end on the path to a leaf are parts of them. Messages of two calls in
-a group are equal if role, text and tool calls are; a tool's result is matched to its call by the
-call's position, not by its id.
+Each call is a path from the root: its messages, and then its reply. A later call that repeats all
+of them ends further down on the same path. So a call that no other call extends is a conversation,
+and the calls that end on its path are its earlier turns. Messages of two calls in a group are equal
+if their role, text and tool calls are; a tool's result is matched to its call by the call's
+position, not by its id.
 """
 
 from array import array
@@ -22,7 +22,7 @@ from stillroom.importing.json_rows import UnreadableRowError
 
 NONE = -1
 _USUALLY_NEW = (2, 1, 3, 4, 5, 6, 7)
-"""The numbers of new messages after a known prefix to try, most frequent first."""
+"""How many messages a request may add to a known prefix; the most frequent is tried first."""
 ORPHAN = "a tool's message answers no tool call"
 
 
@@ -32,22 +32,31 @@ class CallTree:
     def __init__(self, store: MessageStore, *, remembered: int = REMEMBERED) -> None:
         self._store = store
         self._by_path: dict[int, int] = {}
+        """The node at the end of each path, by the path's hash."""
         self._by_request = RecentNumbers(remembered)
+        """The last node of each recent request, by the hash of its group and messages."""
+        # The following arrays have one element per node.
         self._parents, self._messages = array("i"), array("I")
-        self._results, self._has_user = array("i"), array("B")
-        self._paths, self._num_calls = array("q"), array("I")
-        self._first_rows, self._next_rows, self._replies = array("i"), array("i"), array("i")
-        columns = (self._parents, self._messages, self._results, self._has_user, self._paths,
-                   self._num_calls, self._first_rows, self._replies)  # fmt: skip
+        self._answered_calls, self._has_user = array("i"), array("B")
+        """The position of the answered tool call; whether a user message is on the path."""
+        self._path_hashes, self._num_calls = array("q"), array("I")
+        """The hash of the path to the node, and the number of tool calls on it."""
+        self._first_rows, self._fullest_replies = array("i"), array("i")
+        """The first row that ends at the node, and its reply's longest form, or NONE."""
+        self._next_rows = array("i")
+        """For each row, the next row that ends at the same node: a linked list."""
+        columns = (self._parents, self._messages, self._answered_calls, self._has_user,
+                   self._path_hashes, self._num_calls, self._first_rows,
+                   self._fullest_replies)  # fmt: skip
         self._appends = tuple([column.append for column in columns])
 
     @property
     def num_nodes(self) -> int:
-        """The number of nodes."""
+        """The number of nodes, without the root."""
         return len(self._parents)
 
     def add(self, group: str | None, messages: Sequence[int], row: int) -> int:
-        """Adds a call, given by the numbers of its messages; returns its last node.
+        """Adds the call of a row, given by the numbers of its messages; returns its last node.
 
         Raises UnreadableRowError if a tool message answers no call of the conversation.
         """
@@ -58,7 +67,7 @@ class CallTree:
         except UnreadableRowError:
             if known == 0:
                 raise
-            # The result of a call that is before the last messages.
+            # It answers a tool call within the known prefix, whose call ids are not in memory.
             node = self._extend(group, NONE, messages)
         self._by_request[hash((group, request))] = self._parents[node]
         self._end_row(node, row, messages[-1])
@@ -67,7 +76,7 @@ class CallTree:
     def _longest_known_prefix(self, group: str | None, request: tuple[int, ...]) -> tuple[int, int]:
         """Returns the length of the longest known prefix of a request, and the prefix's last node.
 
-        Most calls repeat the previous request and add its reply, and then results or a question.
+        Most requests are the previous request, its reply, and then tool results or a question.
         """
         for num_new in _USUALLY_NEW:
             if num_new < len(request):
@@ -77,50 +86,52 @@ class CallTree:
         return 0, NONE
 
     def _extend(self, group: str | None, node: int, messages: Sequence[int]) -> int:
-        """Adds messages below a node (NONE: the root); returns the last node."""
+        """Adds messages below a node, or below the root if it is NONE; returns the last node."""
         store, by_path = self._store, self._by_path
         roles, digests = store.roles, store.digests
-        path = hash(("group", group)) if node == NONE else self._paths[node]
+        path_hash = hash(("group", group)) if node == NONE else self._path_hashes[node]
         num_calls = 0 if node == NONE else self._num_calls[node]
-        numbers: dict[int, int] = {}
+        positions: dict[int, int] = {}
         for message in messages:
-            role, result = roles[message], NONE
+            role, answered = roles[message], NONE
             if role == ASSISTANT:
                 for call in store.calls(message):
-                    numbers[call] = num_calls
+                    positions[call] = num_calls
                     num_calls += 1
             elif role == TOOL:
-                result = self._answered_call(message, numbers)
-            path = hash((path, digests[message], result))
-            found = by_path.get(path)
-            if found is None:
-                found = by_path[path] = len(self._parents)
+                answered = self._answered_call(message, positions)
+            path_hash = hash((path_hash, digests[message], answered))
+            child = by_path.get(path_hash)
+            if child is None:
+                child = by_path[path_hash] = len(self._parents)
                 has_user = role == USER or (node != NONE and self._has_user[node])
-                row = (node, message, result, has_user, path, num_calls, NONE, NONE)
-                for append, value in zip(self._appends, row, strict=True):
+                values = (node, message, answered, has_user, path_hash, num_calls, NONE, NONE)
+                for append, value in zip(self._appends, values, strict=True):
                     append(value)
-            node = found
+            node = child
         return node
 
-    def _answered_call(self, message: int, numbers: dict[int, int]) -> int:
+    def _answered_call(self, message: int, positions: dict[int, int]) -> int:
         """Returns the position of the tool call that a message answers; NONE if it has no call id.
 
-        Raises UnreadableRowError if no call of the conversation has its id.
+        `positions` has the position of each call by its id's digest. Raises UnreadableRowError if
+        it lacks the message's id.
         """
-        answered = self._store.answered[message]
-        if answered == 0:
+        call_id = self._store.answered[message]
+        if call_id == 0:
             return NONE
-        number = numbers.get(answered)
-        if number is None:
+        position = positions.get(call_id)
+        if position is None:
             raise UnreadableRowError(ORPHAN, "the call was cut from the history, or has another id")
-        return number
+        return position
 
     def _end_row(self, node: int, row: int, reply: int) -> None:
+        """Records that a row's call ends at a node, with this message as its reply."""
         while len(self._next_rows) <= row:
             self._next_rows.append(NONE)
-        best = self._replies[node]
+        best = self._fullest_replies[node]
         if best == NONE or self._store.sizes[reply] > self._store.sizes[best]:
-            self._replies[node] = reply
+            self._fullest_replies[node] = reply
         first = self._first_rows[node]
         if first == NONE:
             self._first_rows[node] = row
@@ -129,7 +140,7 @@ class CallTree:
         self._next_rows[first] = row
 
     def rows_at(self, node: int) -> Iterator[int]:
-        """Yields the rows of the calls that end at a node, in order."""
+        """Yields the rows whose calls end at a node, the first one first."""
         row = self._first_rows[node]
         while row != NONE:
             yield row
@@ -152,32 +163,32 @@ class CallTree:
         return self._parents[node]
 
     def message(self, node: int) -> int:
-        """Returns the number of the message at a node, in its first logged form.
+        """Returns the number of the message at a node.
 
-        For a logged reply this is the longest form of the reply itself, which has what later
-        histories leave out, such as reasoning.
+        If the node is a logged reply, returns its longest logged form, since histories leave out
+        parts such as reasoning. Any other message is returned in its first logged form.
         """
-        reply = self._replies[node]
+        reply = self._fullest_replies[node]
         return self._messages[node] if reply == NONE else reply
 
-    def result_of(self, node: int) -> int:
-        """Returns the position of the tool call that the message at a node answers."""
-        return self._results[node]
+    def answered_call(self, node: int) -> int:
+        """Returns the position of the tool call that a node's message answers; NONE for others."""
+        return self._answered_calls[node]
 
     def has_user(self, node: int) -> bool:
         """Returns whether there is a user message on the path to a node."""
         return bool(self._has_user[node])
 
-    def ends(self) -> list[int]:
-        """Returns the nodes where a call ends and no longer call continues."""
+    def final_nodes(self) -> list[int]:
+        """Returns the last node of each call that no other call extends."""
         first, parents = self._first_rows, self._parents
-        is_passed = bytearray(len(parents))
-        ends: list[int] = []
-        # A node is added after its parent, so in reverse order the ends come first.
+        is_extended = bytearray(len(parents))
+        final: list[int] = []
+        # A node is added after its parent, so in reverse order the longest calls come first.
         for node in range(len(parents) - 1, -1, -1):
             has_call = first[node] != NONE
-            if has_call and not is_passed[node]:
-                ends.append(node)
-            if (has_call or is_passed[node]) and parents[node] != NONE:
-                is_passed[parents[node]] = 1
-        return ends
+            if has_call and not is_extended[node]:
+                final.append(node)
+            if (has_call or is_extended[node]) and parents[node] != NONE:
+                is_extended[parents[node]] = 1
+        return final

@@ -1,4 +1,4 @@
-"""Collects the rows that readers yield: each is refused with a reason, or stored for joining."""
+"""Collects the rows that readers yield: stores each for joining, or rejects it with a reason."""
 
 import math
 from collections.abc import Iterable
@@ -13,13 +13,13 @@ from stillroom.importing.conversations.message_store import REMEMBERED, MessageS
 from stillroom.importing.conversations.row_table import RowTable, StoredRow, encode_row
 from stillroom.importing.json_rows import Row, UnreadableRowError
 from stillroom.importing.payloads.fields import is_id_name, leaves
-from stillroom.importing.records import Feedback, LoggedConversation, Refusal, SourceRow
+from stillroom.importing.records import Feedback, LoggedConversation, RejectedRow, SourceRow
 from stillroom.importing.redaction import Redaction
 from stillroom.importing.spill import Spill
 from stillroom.importing.tally import ImportTally
 
 _NO_SCHEMA = "tools without a schema dropped"
-_UNWRITABLE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+_NOT_ENCODABLE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 
 
 class RowCollector:
@@ -35,10 +35,10 @@ class RowCollector:
         feedback_by: str | None = None,
         remembered: int = REMEMBERED,
     ) -> None:
-        """`infers` enables inferring tool schemas from calls. `feedback_by` is the field with the
+        """With `infers`, tool schemas are inferred from calls. `feedback_by` is the field with the
         ids that feedback refers to.
 
-        `remembered` is the number of messages and calls in the deduplication cache. It affects
+        `remembered` is the number of recent messages and requests that are recognised. It affects
         memory and speed only.
         """
         self._redaction, self._tally, self._infers = redaction, tally, infers
@@ -53,31 +53,33 @@ class RowCollector:
         self.feedback: list[tuple[str, Feedback]] = []
 
     def take(self, row: SourceRow, format_name: str) -> None:
-        """Adds one row of a format, or counts it as refused."""
+        """Stores one row of a format, or counts it as rejected."""
         if isinstance(row, Feedback):
             self._tally.read(format_name)
-            named = replace(row, name=self._redaction.name(row.name))
-            self.feedback.append((format_name, named))
-        elif isinstance(row, Refusal):
-            self._tally.refuse(format_name, row)
-        elif (refusal := self._add(row, format_name)) is None:
-            self._tally.read(format_name, 1 + len(row.also_at))
+            redacted = replace(row, name=self._redaction.name(row.name))
+            self.feedback.append((format_name, redacted))
+        elif isinstance(row, RejectedRow):
+            self._tally.reject(format_name, row)
+        elif (rejected := self._add(row, format_name)) is None:
+            self._tally.read(format_name, 1 + len(row.merged_from))
         else:
-            self._tally.refuse(format_name, refusal)
-            for place in row.also_at:
-                self._tally.refuse(format_name, Refusal(place, refusal.reason, f"see {row.place}"))
+            self._tally.reject(format_name, rejected)
+            for location in row.merged_from:
+                self._tally.reject(
+                    format_name, RejectedRow(location, rejected.reason, f"see {row.location}")
+                )
 
-    def _add(self, row: LoggedConversation, format_name: str) -> Refusal | None:
-        """Adds a row, or returns its refusal."""
+    def _add(self, row: LoggedConversation, format_name: str) -> RejectedRow | None:
+        """Adds a row; returns None, or the rejected row with its reason."""
         try:
-            refusal = _refusal_of(row)
-            if refusal is None:
+            rejected = _check(row)
+            if rejected is None:
                 (self._add_call if row.is_call else self._add_whole)(row, format_name)
-            return refusal
+            return rejected
         except UnreadableRowError as error:
-            return Refusal(row.place, error.reason, error.detail)
-        except _UNWRITABLE as error:
-            return Refusal(row.place, "cannot be written as JSON", str(error))
+            return RejectedRow(row.location, error.reason, error.detail)
+        except _NOT_ENCODABLE as error:
+            return RejectedRow(row.location, "cannot be written as JSON", str(error))
 
     def _add_call(self, row: LoggedConversation, format_name: str) -> None:
         numbers = self.store.numbers_of(row.messages)
@@ -87,7 +89,7 @@ class RowCollector:
         self.rows.add(
             stored,
             data,
-            judged_as=row.judged_as,
+            feedback_ids=row.feedback_ids,
             ids=self._ids(row),
             parent=row.parent,
             node=node,
@@ -100,7 +102,7 @@ class RowCollector:
             for number, call in enumerate(message.get("tool_calls", ())):
                 call.setdefault("id", f"call_{index}_{number}")
         if (problem := next(message_problems(messages), None)) is not None:
-            raise UnreadableRowError("unsound message", f"{problem.field} {problem.message}")
+            raise UnreadableRowError("invalid message", f"{problem.field} {problem.message}")
         if self._infers:
             for message in messages:
                 if message.get("tool_calls"):
@@ -109,19 +111,19 @@ class RowCollector:
         stored = self._stored_row(row, format_name, messages=encoded)
         data = encode_row(stored)
         ids = self._ids(row)
-        self.rows.add(stored, data, judged_as=row.judged_as, ids=ids, parent=row.parent)
+        self.rows.add(stored, data, feedback_ids=row.feedback_ids, ids=ids, parent=row.parent)
 
     def _ids(self, row: LoggedConversation) -> list[tuple[str, str]]:
-        """Returns the additional ids of a row as pairs of field path and id."""
-        wanted = self._feedback_by
-        if wanted is None:
-            found = (*leaves(row.metadata), *row.ids.items())
-            return [(path, text) for path, text in found if is_id_name(path)]
-        known = row.metadata | {"id": row.id, "session_id": row.group} | {**row.ids}
+        """Returns the ids of a row to which feedback may refer, as pairs of field path and id."""
+        field = self._feedback_by
+        if field is None:
+            pairs = (*leaves(row.metadata), *row.ids.items())
+            return [(path, text) for path, text in pairs if is_id_name(path)]
+        fields = row.metadata | {"id": row.id, "session_id": row.group} | {**row.ids}
         return [
             (path, text)
-            for path, text in leaves(known)
-            if wanted in (path, path.rpartition(".")[2])
+            for path, text in leaves(fields)
+            if field in (path, path.rpartition(".")[2])
         ]
 
     def _stored_row(
@@ -131,11 +133,11 @@ class RowCollector:
         *,
         messages: list[bytes] | None = None,
     ) -> StoredRow:
-        tools, unsound = self._add_tools(row.tools)
-        show_line = self._tally.show_place
+        tools, dropped_tools = self._add_tools(row.tools)
+        show = self._tally.show_location
         return StoredRow(
             format=format_name,
-            source=show_line(row.place),
+            source=show(row.location),
             id=row.id,
             group=row.group,
             provider=row.provider,
@@ -147,8 +149,8 @@ class RowCollector:
             finish_reason=row.finish_reason,
             error=row.error,
             scores={name: value for name, value in row.scores.items() if math.isfinite(value)},
-            also_at=tuple(show_line(place) for place in row.also_at),
-            losses=tuple(dict.fromkeys(row.losses + unsound)),
+            merged_from=tuple(show(location) for location in row.merged_from),
+            dropped=tuple(dict.fromkeys(row.dropped + dropped_tools)),
             metadata=msgspec.json.encode(row.metadata),
             tools=tools,
             failure=row.failure,
@@ -156,31 +158,32 @@ class RowCollector:
         )
 
     def _add_tools(self, tools: list[Row] | None) -> tuple[int, tuple[str, ...]]:
-        """Returns the number of a request's list of tools, and what was lost from the list."""
+        """Stores a list of tools; returns its number, and a note if tools were dropped from it."""
         if tools is None:
             return NONE, ()
         key = hash(msgspec.json.encode(tools))
         if (known := self._known_tools.get(key)) is None:
-            sound = valid_tools(tools)
-            lost = (_NO_SCHEMA,) if len(sound) < len(tools) else ()
-            number = self.tools.number_of(self._redaction.tools(sound))
-            known = self._known_tools[key] = number, lost
+            valid = valid_tools(tools)
+            dropped = (_NO_SCHEMA,) if len(valid) < len(tools) else ()
+            number = self.tools.number_of(self._redaction.tools(valid))
+            known = self._known_tools[key] = number, dropped
         return known
 
 
-def _refusal_of(row: LoggedConversation) -> Refusal | None:
+def _check(row: LoggedConversation) -> RejectedRow | None:
+    """Returns a rejected row if this one has no conversation with a reply; None if it has."""
     if row.error is not None and row.is_call:
-        return Refusal(row.place, "failed call", row.error)
+        return RejectedRow(row.location, "failed call", row.error)
     if not row.messages:
-        return Refusal(row.place, "no messages")
+        return RejectedRow(row.location, "no messages")
     roles = [message.get("role") for message in row.messages]
     if row.is_call and roles[-1] != "assistant":
-        return Refusal(row.place, "call without a reply")
+        return RejectedRow(row.location, "call without a reply")
     if "assistant" not in roles:
-        return Refusal(row.place, "no assistant message")
+        return RejectedRow(row.location, "no assistant message")
     last_reply = len(roles) - 1 - roles[::-1].index("assistant")
     if roles[0] == "assistant" and "user" not in roles[:last_reply]:
-        return Refusal(row.place, "no message before the reply")
+        return RejectedRow(row.location, "no message before the reply")
     return None
 
 
@@ -205,7 +208,7 @@ class ToolLists:
         self._lists: list[list[dict[str, Any]]] = []
 
     def number_of(self, tools: list[dict[str, Any]]) -> int:
-        """Returns the number of a list of tools, which is added if it is new."""
+        """Returns the number of a list of tools; adds the list if it is new."""
         data = msgspec.json.encode(tools)
         number = self._by_json.get(data)
         if number is None:
@@ -222,7 +225,7 @@ class ToolLists:
 
 
 def valid_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the tools with a valid schema; tools that the provider runs have none."""
+    """Returns the tools whose schema is valid. Tools that the provider runs have no schema."""
     return [tool for tool in tools if next(tool_schema_problems([tool]), None) is None]
 
 
@@ -234,7 +237,7 @@ class InferredTools:
         self._arguments: dict[str, dict[str, set[str]]] = {}
 
     def add_message(self, message: dict[str, Any]) -> None:
-        """Collects the arguments of the tool calls of a message in Stillroom's format."""
+        """Collects the names and types of the arguments in a message's tool calls."""
         for call in message["tool_calls"]:
             function = call["function"]
             known = self._arguments.setdefault(self._redaction.name(function["name"]), {})
@@ -244,9 +247,9 @@ class InferredTools:
                     kinds.add(kind)
 
     def schemas(self, called: Iterable[str]) -> list[dict[str, Any]]:
-        """Returns the inferred schemas for a rollout with calls of these tools, sorted by name."""
-        is_few = len(self._arguments) <= _MOST_INFERRED
-        names = self._arguments if is_few else set(called)
+        """Returns the schemas for a rollout that calls these tools, sorted by name."""
+        is_one_system = len(self._arguments) <= _MOST_INFERRED
+        names = self._arguments if is_one_system else set(called)
         return [self._schema(name) for name in sorted(names)]
 
     def _schema(self, name: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Stores each distinct message of the sources once: in a file, with a few numbers in memory.
+"""Stores each distinct message of the sources once, in a temporary file.
 
-Logged calls repeat their history. So a message is recognised by a hash of its JSON, and is parsed
-only the first time.
+Logged calls repeat their history, so a message is recognised by a hash of its JSON, and parsed
+only the first time. A few numbers per message stay in memory.
 """
 
 from array import array
@@ -16,7 +16,7 @@ import msgspec
 from stillroom.data.checks import message_problems
 from stillroom.files import canonical_json
 from stillroom.importing.json_rows import Row, UnreadableRowError
-from stillroom.importing.payloads.messages import PARTS_LOST, MessageReader
+from stillroom.importing.payloads.messages import PARTS_DROPPED, MessageReader
 from stillroom.importing.spill import Spill
 from stillroom.rollout.rewards.answers import without_thinking
 
@@ -26,10 +26,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class RecentNumbers:
-    """A dictionary of numbers that drops the least recently used ones, to bound its size.
-
-    It keeps between `most` and twice `most` of the last used keys.
-    """
+    """A least-recently-used cache of numbers: it keeps between `most` and twice `most` keys."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -37,7 +34,7 @@ class RecentNumbers:
         self._old: dict[int, int] = {}
 
     def get(self, key: int) -> int | None:
-        """Returns the number of a key; None if it is unknown or was dropped."""
+        """Returns the number of a key; None if it is unknown or was evicted."""
         number = self._new.get(key)
         if number is None and (number := self._old.get(key)) is not None:
             self[key] = number
@@ -65,17 +62,17 @@ class MessageStore:
         """
         self._spill, self._on_tool_calls = spill, on_tool_calls
         self._by_hash = RecentNumbers(remembered)
-        self._places, self.sizes = array("Q"), array("I")
-        """The position of each message's JSON in the spill; `sizes` has its length."""
+        self._offsets, self.sizes = array("Q"), array("I")
+        """For each message, the offset and the length of its JSON in the spill."""
         self.digests, self.roles, self.answered = array("q"), array("B"), array("q")
-        """For each message, the digest of what later histories repeat of it, the role, and the
-        digest of the call id that a tool message answers (0 for none)."""
+        """For each message, `ReadMessage.digest`, its role, and the digest of the call id that it
+        answers (0 for none)."""
         self._calls: dict[int, tuple[int, ...]] = {}
-        self.losses: dict[int, tuple[str, ...]] = {}
-        """What was lost when a message was converted to Stillroom's format, by number."""
+        self.dropped: dict[int, tuple[str, ...]] = {}
+        """What Stillroom's format does not keep of a message, by the message's number."""
 
     def numbers_of(self, messages: Sequence[Row]) -> list[int]:
-        """Returns the numbers of messages.
+        """Returns the numbers of messages; stores those that are new.
 
         Raises UnreadableRowError if one of them is not a valid chat message.
         """
@@ -84,7 +81,7 @@ class MessageStore:
             key = hash(_ENCODER.encode(message))
             number = by_hash.get(key)
             if number is None:
-                # A message whose hash was dropped is stored again, which only costs space.
+                # A message whose hash was evicted is stored again, which only costs space.
                 number = by_hash[key] = self._add(message)
             numbers.append(number)
         return numbers
@@ -92,13 +89,13 @@ class MessageStore:
     def _add(self, value: Row) -> int:
         read, number = read_message(value), len(self.sizes)
         data = _ENCODER.encode(read.message)
-        self._places.append(self._spill.append(data))
+        self._offsets.append(self._spill.append(data))
         self.sizes.append(len(data))
         self.roles.append(read.role)
         self.digests.append(read.digest)
         self.answered.append(read.answered)
-        if read.losses:
-            self.losses[number] = read.losses
+        if read.dropped:
+            self.dropped[number] = read.dropped
         if read.calls:
             self._calls[number] = read.calls
             if self._on_tool_calls is not None:
@@ -111,7 +108,7 @@ class MessageStore:
 
     def encoded(self, number: int) -> bytes:
         """Returns a message as JSON."""
-        return self._spill.read(self._places[number], self.sizes[number])
+        return self._spill.read(self._offsets[number], self.sizes[number])
 
 
 _ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
@@ -128,13 +125,14 @@ class ReadMessage:
     message: Row
     role: int
     digest: int
-    """A digest of what later histories repeat of it: role, text and tool calls, without reasoning
-    and ids."""
+    """A digest of the parts that later histories repeat: role, text and tool calls, but neither
+    reasoning nor ids."""
     calls: tuple[int, ...]
     """Digests of the ids of its tool calls."""
     answered: int
     """The digest of the call id that a tool message answers; 0 for none."""
-    losses: tuple[str, ...]
+    dropped: tuple[str, ...]
+    """What Stillroom's format does not keep of it."""
 
 
 def read_message(value: Any) -> ReadMessage:
@@ -144,14 +142,14 @@ def read_message(value: Any) -> ReadMessage:
     calls: list[Row] = message.get("tool_calls", [])
     for index, call in enumerate(calls):
         call.setdefault("id", f"call_{index}")
-    if PARTS_LOST in reader.losses:
+    if PARTS_DROPPED in reader.dropped:
         raise UnreadableRowError("content of an unknown kind", "a content part has an unknown type")
     # Whether a tool message answers a call can be checked only within the conversation.
     problems = message_problems([message])
     problem = next((p for p in problems if not p.field.endswith("tool_call_id")), None)
     if problem is not None:
         field = problem.field.removeprefix("messages[0]").lstrip(".")
-        raise UnreadableRowError("unsound message", f"{field} {problem.message}")
+        raise UnreadableRowError("invalid message", f"{field} {problem.message}")
     functions = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
     answered = message.get("tool_call_id")
     return ReadMessage(
@@ -160,15 +158,16 @@ def read_message(value: Any) -> ReadMessage:
         _digest(message["role"], message["content"], message.get("name"), functions),
         tuple(_id_digest(call["id"]) for call in calls),
         0 if answered is None else _id_digest(answered),
-        tuple(reader.losses),
+        tuple(reader.dropped),
     )
 
 
 def _digest(role: str, text: str, name: str | None, calls: Iterable[tuple[str, str]]) -> int:
+    """Returns `ReadMessage.digest`; `calls` are pairs of a function's name and arguments."""
     if role == "assistant":
         parts = [role, _normalize(without_thinking(text))]
-        for called, arguments in calls:
-            parts += (called, _canonical_arguments(arguments))
+        for function, arguments in calls:
+            parts += (function, _canonical_arguments(arguments))
         return _digest_of(*parts)
     if name is None or role == "tool":
         # Many histories leave out a tool's name; a user's name distinguishes two speakers.

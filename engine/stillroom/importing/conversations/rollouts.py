@@ -19,21 +19,21 @@ _ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 @dataclass(frozen=True, slots=True)
 class JoinedRows:
-    """The grouping of rows into rollouts; a rollout's id is its kept row, the last call."""
+    """Which rollout each row belongs to. A rollout is named by its kept row: its last call."""
 
     owners: Sequence[int]
     """For each row, the kept row of the rollout that it belongs to."""
     kept: Sequence[int]
     """The kept rows, in the order of the sources."""
     branch_of: dict[int, int]
-    """For each rollout that branches from another one, that other rollout."""
+    """The rollout that a rollout branches from, both given by their kept rows."""
 
 
 def join_rows(rows: RowTable, tree: CallTree) -> JoinedRows:
     """Groups the rows into rollouts.
 
-    Where conversations diverge, the longest one (the first of several) owns the shared calls, and
-    the others are branches of it.
+    Where conversations diverge, the longest one (or the first of several) owns the shared calls,
+    and the others branch from it.
     """
     owners = array("i", [NONE]) * len(rows)
     for row in range(len(rows)):
@@ -47,14 +47,14 @@ def join_rows(rows: RowTable, tree: CallTree) -> JoinedRows:
 
 
 def _join_calls(rows: RowTable, tree: CallTree, owners: "array[int]") -> dict[int, int]:
-    """Sets the owners of calls, and returns the branches found by comparing messages."""
+    """Writes the owner of each call's row to `owners`; returns the branches, as in JoinedRows."""
     node_owners = array("i", [NONE]) * tree.num_nodes
     branch_of: dict[int, int] = {}
     main_of_group: dict[int, int] = {}
-    ends = [(next(tree.rows_at(node)), node) for node in tree.ends()]
-    ends.sort(key=lambda end: (-rows.lengths[end[0]], end[0]))
-    for kept, end in ends:
-        node = end
+    longest_first = [(next(tree.rows_at(node)), node) for node in tree.final_nodes()]
+    longest_first.sort(key=lambda pair: (-rows.lengths[pair[0]], pair[0]))
+    for kept, final_node in longest_first:
+        node = final_node
         while node != NONE and node_owners[node] == NONE:
             node_owners[node] = kept
             for row in tree.rows_at(node):
@@ -71,16 +71,16 @@ def _join_calls(rows: RowTable, tree: CallTree, owners: "array[int]") -> dict[in
 
 
 def _link_to_parents(rows: RowTable, owners: Sequence[int], branch_of: dict[int, int]) -> None:
-    """Adds the branches for which the source gives a parent id."""
+    """Adds to `branch_of` the rollouts whose source names a parent row."""
     by_id = rows.by_id()
     for row, kept in enumerate(owners):
         parent = by_id.get(rows.parent(row)) if rows.parent(row) else None
         if parent is None or kept in branch_of or owners[parent] == kept:
             continue
-        above: int | None = owners[parent]
-        while above is not None and above != kept:
-            above = branch_of.get(above)
-        if above is None:  # otherwise it would be a branch of its own branch
+        ancestor: int | None = owners[parent]
+        while ancestor is not None and ancestor != kept:
+            ancestor = branch_of.get(ancestor)
+        if ancestor is None:  # otherwise it would be a branch of its own branch
             branch_of[kept] = owners[parent]
 
 
@@ -98,12 +98,12 @@ class ImportedRollout:
     """Its distinct calls: rows that log the same call are merged."""
     metadata: bytes
     """The kept row's metadata as a JSON object."""
-    losses: list[str] = field(default_factory=list[str])
+    dropped: list[str] = field(default_factory=list[str])
     num_turns: int = 0
-    """The number of assistant turns that its calls sampled."""
+    """The number of assistant turns that are replies of its calls."""
     branch_of: int | None = None
     num_unanswered: int = 0
-    """The number of assistant turns that are no reply of a logged call."""
+    """The number of assistant turns that are not the reply of any logged call."""
 
     @property
     def kept(self) -> StoredRow:
@@ -116,7 +116,7 @@ class ImportedRollout:
         return b"[" + b",".join(self.messages) + b"]"
 
     @property
-    def num_prompt(self) -> int:
+    def num_prompt_messages(self) -> int:
         """The number of messages up to the last user message that is answered.
 
         Without user messages, it is the number of messages before the first assistant message.
@@ -137,13 +137,13 @@ class RolloutBuilder:
     def __init__(
         self, collected: RowCollector, joined: JoinedRows, redaction: Redaction | None
     ) -> None:
-        """`redaction` removes secrets; without it, rollouts stay as they are in their sources."""
+        """`redaction` removes secrets and personal data; None leaves the rollouts as logged."""
         self._collected, self._joined, self._redaction = collected, joined, redaction
 
     def build(self, row: int) -> ImportedRollout:
         """Returns the rollout of the kept row `row`."""
         if self._collected.rows.nodes[row] != NONE:
-            return self._of_calls(row)
+            return self._join_calls(row)
         stored = self._collected.rows.stored_row(row)
         messages = self._clean_messages(stored.messages)
         (stored,) = self._clean_rows([stored])
@@ -154,46 +154,48 @@ class RolloutBuilder:
             [stored],
             [stored],
             self._metadata(stored),
-            list(stored.losses),
+            list(stored.dropped),
             num_turns=sum(b'"weight":0' not in reply for reply in replies),
             branch_of=self._joined.branch_of.get(row),
         )
 
-    def _of_calls(self, row: int) -> ImportedRollout:
+    def _join_calls(self, row: int) -> ImportedRollout:
+        """Returns the rollout of the call at `row` and of the earlier calls that it continues."""
         store, tree, rows = self._collected.store, self._collected.tree, self._collected.rows
         path = tree.path_to(rows.nodes[row])
         numbers = list(map(tree.message, path))
         messages = self._clean_messages(list(map(store.encoded, numbers)))
-        own = list[list[int]]()
+        copies_of_calls = list[list[int]]()
         num_unanswered = 0
         for index, node in enumerate(path):
             first = tree.first_row(node)
             if first != NONE and self._joined.owners[first] == row:
-                own.append(sorted(tree.rows_at(node), key=row.__eq__))
+                # Sorted by whether it is the kept row, so that the kept row is the last.
+                copies_of_calls.append(sorted(tree.rows_at(node), key=row.__eq__))
             elif store.roles[numbers[index]] == ASSISTANT:
                 messages[index] = messages[index][:-1] + b',"weight":0}'
                 num_unanswered += first == NONE
-        results = list(map(tree.result_of, path))
-        if not self._ids_match(numbers, results):
-            messages = list(_restore_call_ids(messages, results))
-        copies = [self._clean_rows(rows.stored_rows(same)) for same in own]
-        own_rows = [each for same in copies for each in same]
-        lost = [loss for number in numbers for loss in store.losses.get(number, ())]
-        lost += [loss for each in own_rows for loss in each.losses]
+        answered_calls = list(map(tree.answered_call, path))
+        if not self._ids_match(numbers, answered_calls):
+            messages = list(_restore_call_ids(messages, answered_calls))
+        calls = [self._clean_rows(rows.stored_rows(copies)) for copies in copies_of_calls]
+        own_rows = [stored for copies in calls for stored in copies]
+        dropped = [reason for number in numbers for reason in store.dropped.get(number, ())]
+        dropped += [reason for stored in own_rows for reason in stored.dropped]
         return ImportedRollout(
             row,
             messages,
             own_rows,
-            list(map(_merge_copies, copies)),
+            list(map(_merge_copies, calls)),
             self._metadata(own_rows[-1]),
-            list(dict.fromkeys(lost)),
-            num_turns=len(own),
+            list(dict.fromkeys(dropped)),
+            num_turns=len(calls),
             branch_of=self._joined.branch_of.get(row),
             num_unanswered=num_unanswered,
         )
 
     def _clean_messages(self, messages: list[bytes]) -> list[bytes]:
-        """Returns the messages of a conversation without secrets."""
+        """Returns the messages of a conversation without secrets and personal data."""
         if self._redaction is None:
             return messages
         decoded = list(map(_ANY.decode, messages))
@@ -201,7 +203,7 @@ class RolloutBuilder:
         return [msgspec.json.encode(self._redaction.message(message)) for message in decoded]
 
     def _clean_rows(self, rows: list[StoredRow]) -> list[StoredRow]:
-        """Returns the rows of a rollout without secrets."""
+        """Returns the rows of a rollout without secrets and personal data."""
         if self._redaction is None:
             return rows
         text, name = self._redaction.text, self._redaction.name
@@ -228,13 +230,16 @@ class RolloutBuilder:
             return row.metadata
         return msgspec.json.encode(self._redaction.value(_ANY.decode(row.metadata)))
 
-    def _ids_match(self, numbers: Sequence[int], results: Sequence[int]) -> bool:
-        """Returns whether each tool message has the id of the call that it answers."""
+    def _ids_match(self, numbers: Sequence[int], answered_calls: Sequence[int]) -> bool:
+        """Returns whether each tool message has the id of the call that it answers.
+
+        Both lists have an element per message: its number, and the position of the answered call.
+        """
         store = self._collected.store
         calls: list[int] = []
-        for number, result in zip(numbers, results, strict=True):
+        for number, position in zip(numbers, answered_calls, strict=True):
             calls += store.calls(number)
-            if result != NONE and calls[result] != store.answered[number]:
+            if position != NONE and calls[position] != store.answered[number]:
                 return False
         return True
 
@@ -247,24 +252,25 @@ def _merge_copies(copies: Sequence[StoredRow]) -> StoredRow:
     fields = ("provider", "model", "usage", "cost_usd", "started_at", "duration_s")
     known = {
         name: next(
-            (value for each in (last, *others) if (value := getattr(each, name)) is not None), None
+            (value for row in (last, *others) if (value := getattr(row, name)) is not None), None
         )
         for name in fields
     }
-    scores = {name: value for each in copies for name, value in each.scores.items()}
+    scores = {name: value for row in copies for name, value in row.scores.items()}
     return msgspec.structs.replace(last, scores=scores, **known)
 
 
-def _restore_call_ids(messages: Sequence[bytes], results: Sequence[int]) -> Iterator[bytes]:
-    """Yields the messages with each tool message's call id replaced by the id of its call.
+def _restore_call_ids(messages: Sequence[bytes], answered_calls: Sequence[int]) -> Iterator[bytes]:
+    """Yields the messages, with each tool message's id set to that of the call it answers.
 
-    Some systems change a call's id when they send it back, and messages come from several calls.
+    Some systems send a call back with another id, and a conversation's messages come from several
+    logged calls.
     """
     ids: list[str] = []
-    for encoded, result in zip(messages, results, strict=True):
+    for encoded, position in zip(messages, answered_calls, strict=True):
         message = _ANY.decode(encoded)
         ids += [call["id"] for call in message.get("tool_calls", ())]
-        if result != NONE:
-            yield msgspec.json.encode({**message, "tool_call_id": ids[result]})
+        if position != NONE:
+            yield msgspec.json.encode({**message, "tool_call_id": ids[position]})
         else:
             yield encoded

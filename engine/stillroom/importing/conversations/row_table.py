@@ -1,4 +1,4 @@
-"""Stores the rows of the sources: a few numbers of each in memory, the rest in a file."""
+"""Stores the source rows in a temporary file, with a few numbers of each row in memory."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,9 +28,9 @@ class StoredRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     finish_reason: str | None
     error: str | None
     scores: dict[str, float]
-    also_at: tuple[str, ...]
-    """The locations of other rows that were combined into it."""
-    losses: tuple[str, ...]
+    merged_from: tuple[str, ...]
+    """The locations of other rows that were merged into it."""
+    dropped: tuple[str, ...]
     metadata: bytes
     """The metadata as a JSON object."""
     tools: int = -1
@@ -51,24 +51,27 @@ class RowTable:
 
     def __init__(self, spill: Spill) -> None:
         self._spill = spill
-        self._places, self._sizes = array("Q"), array("I")
+        # One element per row: its offset and size in the spill, and hashes of its ids (0 for none).
+        self._offsets, self._sizes = array("Q"), array("I")
         self._ids, self._parents, self._groups = array("q"), array("q"), array("q")
         self.nodes, self.lengths = array("i"), array("I")
+        """For each row, its call's last node in the tree and number of messages; see `add`."""
+        # Hashes of further ids to which feedback may refer, each with its row.
         self._aliases, self._alias_rows = array("q"), array("i")
         self._named_ids, self._named_rows = array("q"), array("i")
         self.id_fields: dict[str, None] = {}
-        """The names of the first fields that had additional ids."""
+        """The names of fields with additional ids, in the order in which they were found."""
         self.has_parents = False
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._offsets)
 
     def add(
         self,
         stored: StoredRow,
         data: bytes,
         *,
-        judged_as: Sequence[str] = (),
+        feedback_ids: Sequence[str] = (),
         ids: Iterable[tuple[str, str]] = (),
         parent: str | None = None,
         node: int = NONE,
@@ -77,10 +80,10 @@ class RowTable:
         """Adds a row and returns its number. `data` is the result of `encode_row`.
 
         `node` is the last node of its call in the tree, and `length` the number of its messages; a
-        whole conversation has no node.
+        whole conversation has the node NONE.
         """
-        row = len(self._places)
-        self._places.append(self._spill.append(data))
+        row = len(self._offsets)
+        self._offsets.append(self._spill.append(data))
         self._sizes.append(len(data))
         self._ids.append(hash_of_id(stored.id))
         self._parents.append(0 if parent is None else hash_of_id(parent))
@@ -88,7 +91,7 @@ class RowTable:
         self.nodes.append(node)
         self.lengths.append(length)
         self.has_parents = self.has_parents or parent is not None
-        for alias in judged_as:
+        for alias in feedback_ids:
             self._aliases.append(hash_of_id(alias))
             self._alias_rows.append(row)
         for field, name in ids:
@@ -104,8 +107,8 @@ class RowTable:
 
     def stored_rows(self, rows: Sequence[int]) -> list[StoredRow]:
         """Returns the fields of several rows."""
-        places, sizes = self._places, self._sizes
-        found = self._spill.read_all([(places[row], sizes[row]) for row in rows])
+        offsets, sizes = self._offsets, self._sizes
+        found = self._spill.read_all([(offsets[row], sizes[row]) for row in rows])
         return list(map(_DECODER.decode, found))
 
     def group(self, row: int) -> int:
@@ -125,7 +128,7 @@ class RowTable:
         return found
 
     def feedback_targets(self) -> Iterator[tuple[int, int]]:
-        """Yields (hash, row) for the ids, groups and aliases by which feedback refers to rows."""
+        """Yields (hash, row) for the ids, groups and `feedback_ids` of rows."""
         for keys in (self._ids, self._groups):
             yield from ((key, row) for row, key in enumerate(keys) if key)
         yield from zip(self._aliases, self._alias_rows, strict=True)
@@ -144,5 +147,5 @@ def encode_row(row: StoredRow) -> bytes:
 
 
 def hash_of_id(name: str | None) -> int:
-    """Returns the hash of an id or a group in the table; 0 for None."""
+    """Returns the hash by which the table stores an id or a group; 0 for None."""
     return 0 if name is None else hash(name) or 1

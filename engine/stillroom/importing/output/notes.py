@@ -1,4 +1,4 @@
-"""Notes on imported rollouts that a user should read first, such as providers' terms."""
+"""Notes on an import that the user should read before training, such as providers' terms."""
 
 import re
 from collections import Counter
@@ -10,7 +10,7 @@ from stillroom.data.row_notes import later_system_notes
 from stillroom.fences import short_line
 from stillroom.importing.output.rows import UNKNOWN, UNKNOWN_PROVIDER, RolloutCounts
 from stillroom.importing.output.split import Split
-from stillroom.importing.payloads.messages import IMAGES_LOST
+from stillroom.importing.payloads.messages import IMAGES_DROPPED
 from stillroom.importing.request import ImportRollouts
 from stillroom.importing.sources import ImportSources
 from stillroom.lineage import AnsweringModel, ModelRecord
@@ -42,18 +42,19 @@ def import_notes(
     if request.prompts and counts.differently_answered:
         yield (
             f"{counts.differently_answered} prompts have no expected_answer, because their correct "
-            "answers differ: choose the best with reward_from, or score with a judge or rewards.py"
+            "answers differ: set reward_from, so that the best answer counts, or score them with a "
+            "judge or rewards.py"
         )
     if request.prompts and counts.unanswered_prompts:
         yield (
             f"{counts.unanswered_prompts} prompts have no expected_answer, because all answers are "
-            "wrong or truncated: without a judge or rewards.py, evaluate_model skips these, often "
-            "the hard ones"
+            "wrong or truncated. These are often the hard prompts, and evaluate_model skips them "
+            "unless you score with a judge or rewards.py"
         )
     if request.prompts and counts.contradicted:
         yield (
-            f"{counts.contradicted} prompts have a rollout scored as correct that does not contain "
-            "the source's expected_answer: a judge or rewards.py is more accurate than matching"
+            f"{counts.contradicted} prompts have a rollout that is scored as correct but does not "
+            "match the source's expected_answer: score with a judge or rewards.py instead"
         )
     if split is not None:
         yield from split.notes
@@ -61,11 +62,12 @@ def import_notes(
 
 
 def _notes_on_content(counts: RolloutCounts) -> Iterator[str]:
-    if missing := counts.losses[IMAGES_LOST]:
+    if missing := counts.dropped[IMAGES_DROPPED]:
         yield (
-            f"{missing} rollouts lost images: their answers describe what a text model cannot see"
+            f"{missing} rollouts had images, which are left out: their answers describe what a "
+            "text model cannot see"
         )
-    if unknown := counts.losses[UNKNOWN]:
+    if unknown := counts.dropped[UNKNOWN]:
         yield (
             f"{unknown} rollouts call tools whose schemas were not logged: infer_tools infers the "
             "schemas from the calls"
@@ -73,9 +75,9 @@ def _notes_on_content(counts: RolloutCounts) -> Iterator[str]:
     yield from later_system_notes(counts.later_system, counts.calls.count)
     if counts.unanswered:
         yield (
-            f"{counts.unanswered} assistant turns are in histories only, not replies of logged "
-            "calls (few-shot examples, edits, missing calls): they have weight 0 and are not "
-            "trained on"
+            f"{counts.unanswered} assistant turns are not the reply of a logged call, such as "
+            "few-shot examples, edited replies, or replies of missing calls: they have weight 0 "
+            "and are not trained on"
         )
 
 
@@ -85,13 +87,13 @@ def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator
         yield f"{counts.rewarded} rollouts have the reward from their source"
     elif not request.reward_from and counts.scores:
         yield (
-            f"the sources have scores ({names}) but no reward: import again with the scores for "
-            "correctness in reward_from, or wrong answers are trained on too"
+            f"the sources have scores ({names}) but no reward: to leave out wrong answers, import "
+            "again and name the scores for correctness in reward_from"
         )
     if counts.disagreeing:
         yield (
             f"{counts.disagreeing} rollouts have feedback that disagrees with other feedback or "
-            "with a score of their own: the feedback that was read last counts"
+            "with a score in their log: the feedback that was read last is used"
         )
     if counts.largest_reward > 1:
         yield (
@@ -101,16 +103,16 @@ def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator
     if request.reward_from and not counts.rewarded:
         yield (
             f"no rollout has all scores of reward_from; the sources have: {names}. If their names "
-            "differ between sources, a|b takes either"
+            "differ between sources, write a|b to accept either"
         )
 
 
 def _join_names(names: Iterable[str]) -> str:
-    """Joins names from the sources, each shortened to one line."""
+    """Joins names from the sources, each shortened and on one line."""
     return ", ".join(short_line(name, most=_MOST_CHARACTERS) for name in names)
 
 
-WRITTEN = "2026-11"
+_TERMS_CHECKED = "2026-11"
 """When the table of terms was last checked; terms change."""
 _MAX_MODELS = 40
 
@@ -121,14 +123,14 @@ class ProviderTerms:
 
     title: str
     url: str
-    says: str
+    restriction: str
     """What the terms restrict, in brief; only the terms themselves are binding."""
     providers: frozenset[str]
     models: re.Pattern[str]
 
 
-def _terms(title: str, url: str, says: str, providers: str, models: str) -> ProviderTerms:
-    return ProviderTerms(title, url, says, frozenset(providers.split()), re.compile(models))
+def _terms(title: str, url: str, restriction: str, providers: str, models: str) -> ProviderTerms:
+    return ProviderTerms(title, url, restriction, frozenset(providers.split()), re.compile(models))
 
 
 _COMPETING = "restrict training models that compete with its own on outputs"
@@ -173,7 +175,7 @@ _VENDOR = re.compile(r"(?:[a-z][a-z0-9-]*\.){1,2}(?=[a-z])")
 
 
 def terms_for(provider: str, model: str) -> ProviderTerms | None:
-    """Returns the terms for a model's outputs, by its name or its provider; None if unknown."""
+    """Returns the terms for a model's outputs, by its name or else provider; None if unknown."""
     name = _VENDOR.sub("", model.rpartition("/")[2].lower(), count=1)
     by_name = next((terms for terms in _TERMS if terms.models.match(name)), None)
     if by_name is not None:
@@ -182,7 +184,7 @@ def terms_for(provider: str, model: str) -> ProviderTerms | None:
 
 
 def model_records(models: Counter[tuple[str, str]]) -> Iterator[ModelRecord]:
-    """Yields the records of the models that answered, the most frequent first.
+    """Yields a manifest record for each model that answered, the most frequent first.
 
     `models` has the number of rows by provider and model.
     """
@@ -210,6 +212,6 @@ def terms_notes(models: Mapping[tuple[str, str], int]) -> Iterator[str]:
         first = ", ".join(short_line(name, most=_MOST_CHARACTERS) for name in names[:3])
         shown = first + (f" and {more} more" if more > 0 else "")
         yield (
-            f"outputs of {shown}: the terms of {title}, as of {WRITTEN}, {terms.says}; "
-            f"read them before training: {terms.url}"
+            f"outputs of {shown}: the terms of {title}, as of {_TERMS_CHECKED}, "
+            f"{terms.restriction}; read them before training: {terms.url}"
         )

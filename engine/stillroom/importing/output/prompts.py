@@ -16,26 +16,27 @@ from stillroom.types import StopReason
 
 _UNTRAINED = b',"weight":0}'
 _EXPECTED = "expected_answer"
-_NO_ANSWER, _OWN, _AGREED, _DIFFERENT = range(4)
-"""The state of a prompt's expected answer: no correct answer yet; given by the source; all correct
-answers agree; correct answers differ."""
-_UNJUDGED = float("-inf")
+_NO_ANSWER, _FROM_SOURCE, _AGREED, _DIFFERENT = range(4)
+"""The state of a prompt's expected answer: no correct answer yet, given by the source, all correct
+answers agree, or correct answers differ."""
+_UNSCORED = float("-inf")
 
 
-class WaitingPrompts:
+class PromptStore:
     """The distinct prompts of an import, in a temporary file with a few numbers of each in memory.
 
-    A prompt has the metadata of its first rollout. Its expected answer is one that all its correct
-    rollouts match, taken from the rollouts with the best reward, or from unscored ones if there are
-    no scored ones.
+    A prompt has the metadata of its first rollout. Its expected answer is the source's, or the
+    answer of its rollouts with the best reward (of the unscored ones if none is scored), provided
+    that these agree.
     """
 
     def __init__(self, spill: Spill) -> None:
         self._spill = spill
+        # The number of each prompt by the hash of its messages; then one element per prompt.
         self._numbers: dict[int, int] = {}
         self._counts, self._states = array("q"), bytearray()
-        self._places, self._sizes, self._metadata_sizes = array("q"), array("q"), array("q")
-        self._answer_places, self._answer_sizes = array("q"), array("q")
+        self._offsets, self._sizes, self._metadata_sizes = array("q"), array("q"), array("q")
+        self._answer_offsets, self._answer_sizes = array("q"), array("q")
         self._rewards = array("d")
         self._contradicted = set[int]()
 
@@ -57,48 +58,48 @@ class WaitingPrompts:
         """The number of prompts with a correct rollout that does not match the source's answer."""
         return len(self._contradicted)
 
-    def take(self, rollout: ImportedRollout, row: Mapping[str, Any]) -> tuple[int, int]:
-        """Adds a rollout; returns its prompt's number, and its own number within the prompt."""
-        messages = rollout.messages[: rollout.num_prompt]
+    def add(self, rollout: ImportedRollout, row: Mapping[str, Any]) -> tuple[int, int]:
+        """Adds a rollout; returns its prompt's number and its index among the prompt's rollouts."""
+        messages = rollout.messages[: rollout.num_prompt_messages]
         data = b",".join(_as_prompt(message) for message in messages)
         number = self._numbers.setdefault(hash(data), len(self))
         if number == len(self):
-            self._add(data, rollout)
+            self._store(data, rollout)
         sample = self._counts[number]
         self._counts[number] += 1
         if (answer := _correct_answer(rollout, row)) is not None:
             reward = row["reward"]
-            self._judge(number, answer, _UNJUDGED if reward is None else reward)
+            self._compare(number, answer, _UNSCORED if reward is None else reward)
         return number, sample
 
     def prompt(self, number: int) -> dict[str, Any]:
         """Returns a prompt's row, with its expected answer if there is one."""
-        place, size = self._places[number], self._sizes[number]
-        messages = msgspec.json.decode(b"[" + self._spill.read(place, size) + b"]")
+        offset, size = self._offsets[number], self._sizes[number]
+        messages = msgspec.json.decode(b"[" + self._spill.read(offset, size) + b"]")
         metadata = self._metadata(number)
         if self._states[number] == _AGREED:
             with_answer = {**metadata, _EXPECTED: expected_from(self._answer(number))}
             metadata = with_answer if _is_usable(with_answer) else metadata
         return {"messages": messages, "metadata": metadata}
 
-    def _add(self, data: bytes, rollout: ImportedRollout) -> None:
+    def _store(self, data: bytes, rollout: ImportedRollout) -> None:
         metadata: dict[str, Any] = msgspec.json.decode(rollout.metadata)
         metadata[IMPORTED_FROM] = rollout.kept.source
         encoded = msgspec.json.encode(metadata)
-        self._places.append(self._spill.append(data + encoded))
+        self._offsets.append(self._spill.append(data + encoded))
         self._sizes.append(len(data))
         self._metadata_sizes.append(len(encoded))
-        self._answer_places.append(0)
+        self._answer_offsets.append(0)
         self._answer_sizes.append(0)
-        self._rewards.append(_UNJUDGED)
+        self._rewards.append(_UNSCORED)
         self._counts.append(0)
-        self._states.append(_OWN if _EXPECTED in metadata else _NO_ANSWER)
+        self._states.append(_FROM_SOURCE if _EXPECTED in metadata else _NO_ANSWER)
 
-    def _judge(self, number: int, answer: str, reward: float) -> None:
-        """Compares another correct answer with the expected answer so far."""
+    def _compare(self, number: int, answer: str, reward: float) -> None:
+        """Updates a prompt's expected answer with the correct answer of another rollout."""
         state, best = self._states[number], self._rewards[number]
-        if state == _OWN:
-            if reward != _UNJUDGED and number not in self._contradicted:
+        if state == _FROM_SOURCE:
+            if reward != _UNSCORED and number not in self._contradicted:
                 metadata = self._metadata(number)
                 if not _accepts(metadata, metadata[_EXPECTED], answer):
                     self._contradicted.add(number)
@@ -118,27 +119,28 @@ class WaitingPrompts:
 
     def _expect(self, number: int, answer: str, reward: float) -> None:
         data = answer.encode()
-        self._answer_places[number] = self._spill.append(data)
+        self._answer_offsets[number] = self._spill.append(data)
         self._answer_sizes[number] = len(data)
         self._rewards[number], self._states[number] = reward, _AGREED
 
     def _answer(self, number: int) -> str:
-        place, size = self._answer_places[number], self._answer_sizes[number]
-        return self._spill.read(place, size).decode()
+        offset, size = self._answer_offsets[number], self._answer_sizes[number]
+        return self._spill.read(offset, size).decode()
 
     def _metadata(self, number: int) -> dict[str, Any]:
-        place = self._places[number] + self._sizes[number]
-        return msgspec.json.decode(self._spill.read(place, self._metadata_sizes[number]))
+        offset = self._offsets[number] + self._sizes[number]
+        return msgspec.json.decode(self._spill.read(offset, self._metadata_sizes[number]))
 
 
 def _as_prompt(message: bytes) -> bytes:
+    """Returns a message without the weight 0 of assistant turns that are context."""
     if message.endswith(_UNTRAINED):
         return message.removesuffix(_UNTRAINED) + b"}"
     return message
 
 
 def _correct_answer(rollout: ImportedRollout, row: Mapping[str, Any]) -> str | None:
-    """Returns a rollout's final answer; None if it failed or was truncated."""
+    """Returns a rollout's final answer; None if it is wrong, failed or truncated."""
     if row["stop_reason"] is not StopReason.ANSWERED or row["success"] is False:
         return None
     return without_thinking(msgspec.json.decode(rollout.messages[-1]).get("content") or "") or None

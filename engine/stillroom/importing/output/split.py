@@ -21,8 +21,9 @@ from stillroom.importing.payloads.fields import iso_seconds
 _SAMPLE = 400
 """The number of texts that are sampled to find shared shingles."""
 _SHARED, _LEAST_SHARED = 0.2, 5
-"""A shingle in this share of the texts, and in at least this many, is part of a template."""
-_Text = Callable[[int], str]
+"""A shingle is part of a template if this share of the texts, and at least this many, have it."""
+_TextAt = Callable[[int], str]
+"""Returns the text of the rollout with this index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Split:
     heldout: frozenset[int]
     num_heldout_families: int
     by: str
-    """`time` if the newest families are held out, `hash` if times are unknown."""
+    """`time` if the newest families are held out; `hash` if times are unknown."""
     notes: list[str] = field(default_factory=list[str])
 
 
@@ -61,10 +62,10 @@ def split_rollouts(joined: JoinedRows, builder: RolloutBuilder, *, share: float)
         return -newest, content_hash(texts.questions(family[0]))
 
     ordered = sorted(members.values(), key=rank)
-    taken = _select_families(ordered, num_rollouts, share)
-    heldout = frozenset(joined.kept[index] for family in taken for index in family)
+    chosen = _select_families(ordered, num_rollouts, share)
+    heldout = frozenset(joined.kept[index] for family in chosen for index in family)
     notes = _notes(len(heldout), num_rollouts, share, max(map(len, ordered)))
-    return Split(heldout, len(taken), "time" if is_by_time else "hash", notes)
+    return Split(heldout, len(chosen), "time" if is_by_time else "hash", notes)
 
 
 def _select_families(
@@ -82,23 +83,24 @@ def _select_families(
 
 
 def _notes(num_heldout: int, num_rollouts: int, share: float, largest: int) -> list[str]:
+    """Returns a note if less than half of the requested share is held out."""
     if num_heldout >= 0.5 * share * num_rollouts:
         return []
     note = (
-        f"only {num_heldout} of {num_rollouts} rollouts are held out, because families are not "
-        f"split and the largest has {largest}"
+        f"only {num_heldout} of {num_rollouts} rollouts are held out: related rollouts stay "
+        f"together, and the largest family has {largest}"
     )
     return [note]
 
 
 class _Texts:
-    """The texts of rollouts, built on demand."""
+    """The texts of the rollouts by their index, built on demand."""
 
     def __init__(self, kept: Sequence[int], builder: RolloutBuilder) -> None:
         self._kept, self._builder = kept, builder
 
     def opening(self, index: int) -> str:
-        """Returns the words of the first user message."""
+        """Returns the words of the first user message, joined by spaces."""
         texts = user_texts(self._messages(index))
         return " ".join(words_of(texts[0])) if texts else ""
 
@@ -120,7 +122,7 @@ class _Texts:
 
 
 def _link_families(joined: JoinedRows, texts: _Texts) -> tuple[list[int], list[float | None]]:
-    """Returns the families by branch, group and opening, and the rollouts' times."""
+    """Returns each rollout's family, by branch, group and opening, and each rollout's time."""
     families = list(range(len(joined.kept)))
     index_of = {row: index for index, row in enumerate(joined.kept)}
     for row, main in joined.branch_of.items():
@@ -136,7 +138,7 @@ def _link_families(joined: JoinedRows, texts: _Texts) -> tuple[list[int], list[f
     return families, times
 
 
-def _near_clusters(num_texts: int, text_at: _Text) -> list[int]:
+def _near_clusters(num_texts: int, text_at: _TextAt) -> list[int]:
     """Returns each text's near-duplicate cluster, numbered by the cluster's first text."""
     template = _template(num_texts, text_at)
 
@@ -152,7 +154,7 @@ def _near_clusters(num_texts: int, text_at: _Text) -> list[int]:
     return found.clusters(own_shingles)
 
 
-def _template(num_texts: int, text_at: _Text) -> frozenset[str]:
+def _template(num_texts: int, text_at: _TextAt) -> frozenset[str]:
     """Returns the shingles that many texts share, such as instructions that an app adds to all.
 
     With these, any two prompts of the app would be near duplicates.

@@ -23,13 +23,13 @@ from stillroom.importing.payloads.fields import (
 )
 from stillroom.importing.payloads.messages import (
     NO_MESSAGES,
-    REASONING_LOST,
-    SERVER_TOOLS_LOST,
+    REASONING_DROPPED,
+    SERVER_TOOLS_DROPPED,
     MessageReader,
     tool_schemas,
 )
 from stillroom.importing.payloads.streams import assemble_if_streamed
-from stillroom.importing.records import LoggedConversation, Place
+from stillroom.importing.records import Location, LoggedConversation
 from stillroom.types import Usage
 
 NO_CALL = "no model call"
@@ -53,38 +53,38 @@ class ApiCall:
     finish_reason: str | None = None
     error: str | None = None
     started_at: str | None = None
-    losses: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
     metadata: Row = field(default_factory=dict[str, Any])
 
 
 def logged_calls(
-    place: Place,
+    location: Location,
     calls: Iterable[ApiCall],
-    named: Row | None = None,
+    log_fields: Row | None = None,
     *,
     metadata: Row | None = None,
     provider: str | None = None,
     part: str | None = None,
-    also_at: tuple[Place, ...] = (),
+    merged_from: tuple[Location, ...] = (),
 ) -> Iterator[LoggedConversation]:
-    """Yields the calls at a place: one per choice of the response.
+    """Yields the calls of a logged row: one per choice of the response.
 
-    `named` has the log's own fields, which take precedence over the bodies'. The second and later
-    choices have their own part of the place, below `part`; `also_at` has the other places of the
-    first.
+    `log_fields` are fields that the log itself gives; they take precedence over those of the
+    bodies. The second and later choices get a location and an id of their own, with `part` as the
+    prefix. `merged_from` are further rows of the first choice.
     """
     for number, call in enumerate(calls):
         fields = {name: getattr(call, name) for name in call.__slots__}
-        fields |= {"provider": call.provider or provider} | (named or {})
+        fields |= {"provider": call.provider or provider} | (log_fields or {})
         fields["metadata"] = call.metadata | (metadata or {})
         if call.id is not None and call.id != fields["id"]:
             fields["ids"] = {"response_id": call.id} | fields.get("ids", {})
         if number:
-            of_row = f"{part} choice {number}" if part else f"choice {number}"
-            place = Place(place.path, place.line, of_row)
+            choice_part = f"{part} choice {number}" if part else f"choice {number}"
+            location = Location(location.path, location.line, choice_part)
             fields["id"] = f"{fields['id']}#{number}" if fields["id"] else None
-        fields["also_at"] = () if number else also_at
-        yield LoggedConversation(place=place, is_call=True, **fields)
+        fields["merged_from"] = () if number else merged_from
+        yield LoggedConversation(location=location, is_call=True, **fields)
 
 
 def read_calls(request: Any, response: Any) -> list[ApiCall]:
@@ -102,9 +102,9 @@ def read_calls(request: Any, response: Any) -> list[ApiCall]:
     tools = offered_tools(request_body)
     failure = failure_text(response)
     if failure is not None:
-        losses = tuple(reader.losses)
+        dropped = tuple(reader.dropped)
         model = first_text(request_body, "model")
-        return [ApiCall(messages=prompt, tools=tools, model=model, error=failure, losses=losses)]
+        return [ApiCall(messages=prompt, tools=tools, model=model, error=failure, dropped=dropped)]
     fields: Row = {
         "tools": tools,
         "id": first_text(reply, "id"),
@@ -117,7 +117,7 @@ def read_calls(request: Any, response: Any) -> list[ApiCall]:
         ApiCall(
             messages=[*prompt, *messages],
             finish_reason=ending,
-            losses=tuple(reader.losses),
+            dropped=tuple(reader.dropped),
             metadata=dict(details),
             **fields,
         )
@@ -194,11 +194,11 @@ def read_item(value: Any, reader: MessageReader) -> Any:
         case "reasoning":
             texts = [*as_list(item.get("summary")), *as_list(item.get("content"))]
             if not any(text_of(as_row(part).get("text")) for part in texts):
-                reader.lose(REASONING_LOST)
+                reader.drop(REASONING_DROPPED)
                 return None
             return item
         case str() if kind not in ("message", "function_call", "function_call_output"):
-            reader.lose(SERVER_TOOLS_LOST)
+            reader.drop(SERVER_TOOLS_DROPPED)
             return None
         case _:
             return value

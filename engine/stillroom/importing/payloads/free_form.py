@@ -61,7 +61,7 @@ def _prompt_of_text(text: str, reader: MessageReader) -> list[Row]:
             messages = free_prompt(given, trial)
         except UnreadableRowError:
             return [{"role": "user", "content": text}]
-        reader.losses |= trial.losses
+        reader.dropped |= trial.dropped
         return messages
     return [{"role": "user", "content": text}]
 
@@ -102,7 +102,7 @@ def free_calls(
             messages=[*prompt, *reply.messages],
             finish_reason=reply.ending,
             error=None if reply.messages else error,
-            losses=tuple(reader.losses),
+            dropped=tuple(reader.dropped),
         )
         for reply in found
     ]
@@ -118,7 +118,7 @@ def free_replies(value: Any, reader: MessageReader) -> list[FreeReply]:
             raise
         found = [FreeReply([{"role": "assistant", "content": value}])]  # the reply itself is JSON
     else:
-        reader.losses |= trial.losses
+        reader.dropped |= trial.dropped
     if not found:
         raise UnreadableRowError(NO_REPLY, f"the output is {describe(value)}")
     return found
@@ -160,7 +160,7 @@ def free_tools(value: Any) -> list[Row] | None:
 def note_truncation(text: str, reader: MessageReader) -> None:
     """Records a loss if a text has a tracer's marker of truncation."""
     if any(mark in text for mark in _TRUNCATION_MARKERS):
-        reader.lose(TRUNCATED)
+        reader.drop(TRUNCATED)
 
 
 def _is_body(fields: Row) -> bool:

@@ -20,12 +20,12 @@ from stillroom.importing.payloads.fields import (
     text_of,
 )
 from stillroom.importing.payloads.messages import (
-    AUDIO_LOST,
-    FILES_LOST,
-    IMAGES_LOST,
+    AUDIO_DROPPED,
+    FILES_DROPPED,
+    IMAGES_DROPPED,
     NO_MESSAGES,
-    PARTS_LOST,
-    SERVER_TOOLS_LOST,
+    PARTS_DROPPED,
+    SERVER_TOOLS_DROPPED,
     json_text,
     tool_schemas,
 )
@@ -33,7 +33,7 @@ from stillroom.importing.payloads.streams import stream_events
 from stillroom.types import Usage
 
 _CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
-_MEDIA = {"image": IMAGES_LOST, "audio": AUDIO_LOST}
+_MEDIA = {"image": IMAGES_DROPPED, "audio": AUDIO_DROPPED}
 _NO_CONTENT = {"thought", "thought_signature", "function_call", "function_response"}
 _OUTPUT = ("output", "result")
 """The fields in which the API and the SDK wrap a tool's result that is not an object."""
@@ -76,7 +76,7 @@ def gemini_calls(request: Row, response: Any, path: str) -> list[ApiCall]:
         usage=usage,
         error=failure,
         started_at=iso_time(reply.get("create_time")),
-        losses=tuple(reader.losses),
+        dropped=tuple(reader.dropped),
         metadata=details,
     )
     if failure is not None:
@@ -98,7 +98,7 @@ def _with_reply(call: ApiCall, reader: "_Conversation", candidate: Row) -> ApiCa
         call,
         messages=reader.messages,
         finish_reason=ending,
-        losses=tuple(reader.losses),
+        dropped=tuple(reader.dropped),
         metadata=dict(call.metadata),
     )
 
@@ -108,7 +108,7 @@ class _Conversation:
 
     def __init__(self) -> None:
         self.messages: list[Row] = []
-        self.losses: dict[str, None] = {}
+        self.dropped: dict[str, None] = {}
         self._num_calls = 0
         self._open: list[tuple[str, str]] = []
         """The names and ids of the calls without a result so far."""
@@ -116,7 +116,7 @@ class _Conversation:
     def copy(self) -> "_Conversation":
         """Returns an independent copy."""
         other = _Conversation()
-        other.messages, other.losses = list(self.messages), dict(self.losses)
+        other.messages, other.dropped = list(self.messages), dict(self.dropped)
         other._num_calls, other._open = self._num_calls, list(self._open)
         return other
 
@@ -197,11 +197,11 @@ class _Conversation:
             elif "inline_data" in part or "file_data" in part:
                 media = _snake_case_fields(part.get("inline_data") or part.get("file_data"))
                 kind = str(media.get("mime_type") or "").partition("/")[0]
-                self.losses[_MEDIA.get(kind, FILES_LOST)] = None
+                self.dropped[_MEDIA.get(kind, FILES_DROPPED)] = None
             elif any(name in part for name in _OF_PROVIDER):
-                self.losses[SERVER_TOOLS_LOST] = None
+                self.dropped[SERVER_TOOLS_DROPPED] = None
             elif part.keys() - _NO_CONTENT:
-                self.losses[PARTS_LOST] = None
+                self.dropped[PARTS_DROPPED] = None
 
 
 def _output(response: Any) -> str:
@@ -234,11 +234,13 @@ def _whole_reply(response: Any) -> Row:
     candidates: dict[int, Row] = {}
     for chunk in map(_snake_case_fields, cast("list[Any]", response)):
         whole |= chunk
-        for place, candidate in enumerate(
+        for position, candidate in enumerate(
             map(_snake_case_fields, as_list(chunk.get("candidates")))
         ):
-            index = candidate.get("index", place)
-            known = candidates.setdefault(index if isinstance(index, int) else place, {"parts": []})
+            index = candidate.get("index", position)
+            known = candidates.setdefault(
+                index if isinstance(index, int) else position, {"parts": []}
+            )
             known["parts"] += as_list(as_row(candidate.get("content")).get("parts"))
             known |= {key: item for key, item in candidate.items() if key != "content"}
     return whole | {

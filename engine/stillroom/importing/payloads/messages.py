@@ -12,12 +12,12 @@ import msgspec
 from stillroom.data.checks import describe
 from stillroom.importing.json_rows import Row, UnreadableRowError
 
-IMAGES_LOST = "images left out"
-AUDIO_LOST = "audio left out"
-FILES_LOST = "files left out"
-PARTS_LOST = "content of an unknown kind left out"
-REASONING_LOST = "reasoning is encrypted or redacted"
-SERVER_TOOLS_LOST = "calls of tools that the provider runs left out"
+IMAGES_DROPPED = "images left out"
+AUDIO_DROPPED = "audio left out"
+FILES_DROPPED = "files left out"
+PARTS_DROPPED = "content of an unknown kind left out"
+REASONING_DROPPED = "reasoning is encrypted or redacted"
+SERVER_TOOLS_DROPPED = "calls of tools that the provider runs left out"
 TRUNCATED = "content truncated by the log"
 
 NO_MESSAGES = "holds no messages"
@@ -30,15 +30,15 @@ _ROLES = {
     "bot": "assistant",
 }
 _TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-_LOST_PARTS = {
-    "image_url": IMAGES_LOST,
-    "image": IMAGES_LOST,
-    "input_image": IMAGES_LOST,
-    "input_audio": AUDIO_LOST,
-    "audio": AUDIO_LOST,
-    "file": FILES_LOST,
-    "input_file": FILES_LOST,
-    "document": FILES_LOST,
+_DROPPED_PARTS = {
+    "image_url": IMAGES_DROPPED,
+    "image": IMAGES_DROPPED,
+    "input_image": IMAGES_DROPPED,
+    "input_audio": AUDIO_DROPPED,
+    "audio": AUDIO_DROPPED,
+    "file": FILES_DROPPED,
+    "input_file": FILES_DROPPED,
+    "document": FILES_DROPPED,
 }
 _JSON = json.JSONEncoder(ensure_ascii=False)
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -74,18 +74,18 @@ _RESULT_KINDS = {
 }
 _THINKING_KEYS = {"thinking": "thinking", "reasoning": "content"}
 _MEDIA_KINDS = ("blob", "uri", "file", "media", "image_file")
-_MODALITIES = {"image": IMAGES_LOST, "video": FILES_LOST, "audio": AUDIO_LOST}
+_MODALITIES = {"image": IMAGES_DROPPED, "video": FILES_DROPPED, "audio": AUDIO_DROPPED}
 
 
 class MessageReader:
-    """Converts the messages of one conversation; `losses` collects what cannot be converted.
+    """Converts the messages of one conversation; `dropped` collects what cannot be converted.
 
     Contents are strings, parts or blocks. A message with blocks may become several messages, since
     each tool result becomes a message.
     """
 
     def __init__(self) -> None:
-        self.losses: dict[str, None] = {}
+        self.dropped: dict[str, None] = {}
         self._num_legacy_calls = 0
 
     def messages(self, value: Any, field: str = "messages") -> list[Row]:
@@ -118,15 +118,15 @@ class MessageReader:
         return ours
 
     def text(self, content: Any) -> str:
-        """Returns the text of a content; parts that are not text are recorded as losses."""
+        """Returns the text of a content; parts that are not text are recorded as dropped."""
         if content is None or isinstance(content, str):
             return content or ""
         parts = cast("list[Any]", content) if isinstance(content, list) else [content]
         return "".join(self._part_text(part) for part in parts)
 
-    def lose(self, loss: str) -> None:
+    def drop(self, loss: str) -> None:
         """Records something of the source that the messages do not have."""
-        self.losses[loss] = None
+        self.dropped[loss] = None
 
     def _part_text(self, part: Any) -> str:
         if isinstance(part, str):
@@ -138,7 +138,7 @@ class MessageReader:
         text = fields.get(_TEXT_KEYS.get(kind, "text"))
         if isinstance(text, str) and kind in _TEXT_KEYS:
             return text
-        self.lose(_LOST_PARTS.get(kind, PARTS_LOST))
+        self.drop(_DROPPED_PARTS.get(kind, PARTS_DROPPED))
         return ""
 
     def _add_reply(self, ours: Row, message: Row) -> None:
@@ -146,7 +146,7 @@ class MessageReader:
         if not ours["content"] and isinstance(message.get("refusal"), str):
             ours["content"] = message["refusal"]
         if message.get("audio"):
-            self.lose(AUDIO_LOST)
+            self.drop(AUDIO_DROPPED)
         reasoning = (message.get(key) for key in _REASONING_KEYS)
         if text := next((r for r in reasoning if isinstance(r, str) and r), None):
             ours["reasoning_content"] = text
@@ -216,8 +216,8 @@ class MessageReader:
         elif kind in _THINKING_KEYS:
             if thought := self._thought(block, _THINKING_KEYS[kind]):
                 turn.thoughts.append(thought)
-        elif (loss := _loss_of(kind, block)) is not None:
-            self.lose(loss)
+        elif (loss := _drop_reason(kind, block)) is not None:
+            self.drop(loss)
         elif kind == "text" and "text" not in block:
             turn.texts.append(block.get("content"))
         else:
@@ -235,7 +235,7 @@ class MessageReader:
             )
         if isinstance(thought, str) and thought:
             return thought
-        self.lose(REASONING_LOST)
+        self.drop(REASONING_DROPPED)
         return ""
 
     def _result(self, block: Row, id_key: str, content_key: str) -> Row:
@@ -339,16 +339,16 @@ def _are_blocks(content: Any) -> bool:
     return all(isinstance(block, dict) and isinstance(block.get("type"), str) for block in blocks)
 
 
-def _loss_of(kind: str, block: Row) -> str | None:
+def _drop_reason(kind: str, block: Row) -> str | None:
     """Returns the loss for a block that messages cannot have; None for any other block."""
     if kind == "redacted_thinking":
-        return REASONING_LOST
+        return REASONING_DROPPED
     if kind in _MEDIA_KINDS:
         modality = str(block.get("modality") or block.get("mime_type") or "").partition("/")[0]
-        return _MODALITIES.get(modality, FILES_LOST)
+        return _MODALITIES.get(modality, FILES_DROPPED)
     starts = ("server_tool", "mcp_", "web_search", "code_execution")
     is_of_provider = kind.startswith(starts) or kind.endswith("_tool_result")
-    return SERVER_TOOLS_LOST if is_of_provider else None
+    return SERVER_TOOLS_DROPPED if is_of_provider else None
 
 
 def _unwrap_langchain(value: Any) -> Row:

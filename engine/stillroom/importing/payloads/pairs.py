@@ -179,7 +179,7 @@ def envelope_metadata(envelope: Row) -> Row:
     )
 
 
-EARLIER_LOST = "earlier messages are not in the log"
+EARLIER_DROPPED = "earlier messages are not in the log"
 _MOST_LINKS = bounds.RESPONSES.most
 
 
@@ -212,7 +212,7 @@ class ResponseChains:
         """
         call = read_calls(pair.request, pair.response)[0]
         parent = self._parents.get(call.id or "", _field(pair, "previous_response_id"))
-        earlier, losses = self._history(parent)
+        earlier, dropped = self._history(parent)
         first = len(system_message(pair.request.get("instructions"), MessageReader()))
         messages = call.messages
         if messages[first : first + len(earlier)] != earlier:
@@ -220,7 +220,7 @@ class ResponseChains:
         whole = replace(
             call,
             messages=messages,
-            losses=tuple(dict.fromkeys([*losses, *call.losses])),
+            dropped=tuple(dict.fromkeys([*dropped, *call.dropped])),
             metadata=call.metadata | as_row(as_row(pair.response).get("metadata")),
         )
         return whole, without_empty(id=call.id, group=_conversation(pair), parent=parent)
@@ -232,19 +232,19 @@ class ResponseChains:
             reply = input_messages(response.get("output"), reader)
         except UnreadableRowError:
             return  # its row is refused, and later rows record their missing history as a loss
-        self._messages.add(response["id"], [given, reply, list(reader.losses)])
+        self._messages.add(response["id"], [given, reply, list(reader.dropped)])
 
     def _history(self, parent: str | None) -> tuple[list[Row], list[str]]:
-        """Returns the messages before a response, and their losses."""
+        """Returns the messages before a response, and their dropped."""
         links: list[list[Any]] = []
-        losses: list[str] = []
+        dropped: list[str] = []
         seen: set[str] = set()
         while parent is not None:
             link = (
                 None if parent in seen or len(seen) == _MOST_LINKS else self._messages.get(parent)
             )
             if link is None:
-                losses.append(EARLIER_LOST)
+                dropped.append(EARLIER_DROPPED)
                 break
             seen.add(parent)
             links.append(link)
@@ -254,8 +254,8 @@ class ResponseChains:
             # Some clients send the whole history together with previous_response_id.
             repeats = bool(messages) and given[: len(messages)] == messages
             messages = [*given, *reply] if repeats else [*messages, *given, *reply]
-            losses += lost
-        return messages, losses
+            dropped += lost
+        return messages, dropped
 
 
 def _parents(pairs: Iterator[LoggedPair]) -> dict[str, str]:

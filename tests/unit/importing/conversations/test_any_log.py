@@ -1,4 +1,4 @@
-"""Any conversation that is cut into calls comes back as it was, and each call has one place."""
+"""Any conversation that is cut into calls comes back as it was, and each call has one location."""
 
 import json
 
@@ -39,8 +39,8 @@ def check(log, folder, **options):
     found = [(r.kept.group, plain_messages(m)) for r, m in zip(rollouts, messages, strict=True)]
     assert sorted(map(repr, found)) == sorted(map(repr, expected_conversations(log)))
 
-    places = [row.source for rollout in rollouts for row in rollout.rows]
-    assert sorted(places) == sorted(str(row.place) for row in log.rows)
+    locations = [row.source for rollout in rollouts for row in rollout.rows]
+    assert sorted(locations) == sorted(str(row.location) for row in log.rows)
 
     trained = [
         m for each in messages for m in each if m["role"] == "assistant" and "weight" not in m

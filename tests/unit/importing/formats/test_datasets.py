@@ -151,8 +151,8 @@ def test_broken_rows_are_refused_by_line_and_the_others_are_read(tmp_path):
         b'{"messages": [{"role": "user", "content": "a"}], "messages": [{"role": "user"}]}\n'
     )
     rows = read("openai_fine_tuning", path)
-    assert [row.place.line for row in rows] == list(range(1, 13))
-    assert [row.place.line for row in rows if isinstance(row, LoggedConversation)] == [1, 12]
+    assert [row.location.line for row in rows] == list(range(1, 13))
+    assert [row.location.line for row in rows if isinstance(row, LoggedConversation)] == [1, 12]
     assert refusals(rows)[1:4] == [
         (3, "holds no messages"),
         (4, "a message has no role"),
@@ -167,7 +167,7 @@ def test_broken_rows_of_csv_are_refused_by_line_and_the_others_are_read(tmp_path
         b'\xef\xbb\xbfprompt;response\nq1;a1\nonly one\nq2;\xff\nq3;\n\nq4;a4\nq5;"unclosed\n'
     )
     rows = read("csv", path)
-    assert [row.place.line for row in rows if isinstance(row, LoggedConversation)] == [2, 7, 8]
+    assert [row.location.line for row in rows if isinstance(row, LoggedConversation)] == [2, 7, 8]
     assert refusals(rows) == [
         (3, "another number of fields than the header"),
         (4, "not UTF-8 text"),
@@ -180,5 +180,5 @@ def test_elements_of_an_array_are_read_one_by_one_though_some_are_broken(tmp_pat
     row = '{"instruction": "a ]} \\" [", "output": "b"}'
     path.write_text(f'[\n{row},\n 5,\n "x, y",\n {{"instruction": 1}}, {row}, {row[:20]}')
     rows = read("alpaca", path)
-    assert [row.place.line for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert [row.place.line for row in rows if isinstance(row, LoggedConversation)] == [1, 5]
+    assert [row.location.line for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [row.location.line for row in rows if isinstance(row, LoggedConversation)] == [1, 5]

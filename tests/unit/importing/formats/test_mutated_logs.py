@@ -25,4 +25,4 @@ def test_rows_that_are_nested_deeply_are_refused_or_read(key, depth, tmp_path):
     call = '{"call_type":"completion","response_cost":1,"messages":%s,"response":%s}'
     for name, row in (("langfuse", observation), ("langsmith", run), ("litellm", call)):
         path = write_rows(tmp_path / "deep.jsonl", (row % (deep, deep)).encode(), deep.encode())
-        assert {item.place.line for item in read(name, path)} == {1, 2}
+        assert {item.location.line for item in read(name, path)} == {1, 2}

@@ -9,7 +9,7 @@ import pytest
 
 from fakes.collected_rows import logged, taken
 from stillroom.importing.output.rows import reward_of, scores_from_feedback
-from stillroom.importing.records import Feedback, Place
+from stillroom.importing.records import Feedback, Location
 from stillroom.importing.request import ImportResult, ImportRollouts
 from stillroom.importing.run import import_rollouts
 from stillroom.settings import Workspace
@@ -59,7 +59,7 @@ def test_other_columns_and_json_rows_of_feedback_are_read_if_they_are_named(tmp_
     assert scores(tmp_path) == [{"happy": 5.0}, {}, {}]
     refused = (tmp_path / "out.jsonl.refused").read_text("utf-8")
     assert "feedback without a number" in refused
-    assert "feedback about no call that was kept" in refused
+    assert "feedback on no imported call" in refused
 
     (tmp_path / "json").mkdir()
     imported(tmp_path / "json", '{"chat": "c", "happy": 2}\n', "votes.jsonl", columns=columns)
@@ -73,13 +73,13 @@ def test_a_table_with_an_id_and_a_value_among_other_columns_is_no_feedback(tmp_p
 
 
 def feedback(line, about, value, name="good"):
-    return Feedback(Place(Path("scores.jsonl"), line), about, name, value)
+    return Feedback(Location(Path("scores.jsonl"), line), about, name, value)
 
 
 def test_feedback_finds_the_rollout_that_its_row_went_into(tmp_path):
     rows = [
         logged(1, "Hi", "Hello", id="c1", group="s"),
-        logged(2, "Hi", "Hello", "Bye", "Bye", id="c2", group="s", judged_as=("t2",)),
+        logged(2, "Hi", "Hello", "Bye", "Bye", id="c2", group="s", feedback_ids=("t2",)),
         logged(3, "Other", "x", id="c3", group="s"),
         feedback(1, "c1", 0.25),
         feedback(2, "t2", 1.0, "late"),
@@ -136,7 +136,7 @@ def test_feedback_finds_its_call_by_any_id_of_the_row_and_says_where_it_looked(
 ) -> None:
     made = observations(tmp_path, "response_id,thumb\nresp_0,1\no1,0\nt2,1\nresp_9,1\n")
     assert thumbs(tmp_path) == [1.0, 0.0, 1.0, None]
-    assert made.refused_by_reason == {"feedback about no call that was kept": 1}
+    assert made.refused_by_reason == {"feedback on no imported call": 1}
     assert "resp_9 was not found in: id, session, trace, " in made.problems[0]
     assert "metadata.response_id" in made.problems[0]
     assert "feedback_by" in made.problems[0]

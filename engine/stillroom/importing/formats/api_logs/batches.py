@@ -17,7 +17,13 @@ from stillroom.importing.json_rows import (
 )
 from stillroom.importing.payloads.calls import NO_REQUEST, logged_calls, read_calls
 from stillroom.importing.payloads.fields import as_list, as_row, text_of, without_empty
-from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
+from stillroom.importing.records import (
+    Location,
+    LoggedConversation,
+    RejectedRow,
+    SourceRow,
+    TraceFormat,
+)
 from stillroom.importing.spill import DiskDict
 from stillroom.importing.table_rows import recognise_listed_rows
 
@@ -42,18 +48,18 @@ class _Requests:
     """The requests of all files."""
 
     bodies: DiskDict[_Key]
-    places: dict[_Key, Place] = field(default_factory=dict[_Key, Place])
+    locations: dict[_Key, Location] = field(default_factory=dict[_Key, Location])
     result_ids: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
     """The custom_ids of the results in each file, by the file's number."""
 
 
-def _items(row: Row, place: Place) -> Iterator[tuple[Place, Row]]:
-    """Yields the requests of a row with their places: the row itself, or those in an API body."""
+def _items(row: Row, location: Location) -> Iterator[tuple[Location, Row]]:
+    """Yields the requests of a row, each with its location: the row, or its list `requests`."""
     if "custom_id" in row or not as_list(row.get("requests")):
-        yield place, row
+        yield location, row
         return
     for number, item in enumerate(as_list(row["requests"]), start=1):
-        yield Place(place.path, place.line, f"request {number}"), as_row(item)
+        yield Location(location.path, location.line, f"request {number}"), as_row(item)
 
 
 def _read(paths: Sequence[Path], api: _BatchApi) -> Iterator[SourceRow]:
@@ -64,30 +70,32 @@ def _read(paths: Sequence[Path], api: _BatchApi) -> Iterator[SourceRow]:
         for number, path in enumerate(paths):
             if number in requests.result_ids:
                 yield from _join(number, path, api, requests, used, paths)
-        for key, place in requests.places.items():
+        for key, location in requests.locations.items():
             if key not in used:
                 detail = f"no input file has a result for {key[1]!r}"
-                yield Refusal(place, "no result for this request", detail)
+                yield RejectedRow(location, "no result for this request", detail)
 
 
-def _read_requests(paths: Sequence[Path], api: _BatchApi, requests: _Requests) -> Iterator[Refusal]:
+def _read_requests(
+    paths: Sequence[Path], api: _BatchApi, requests: _Requests
+) -> Iterator[RejectedRow]:
     """Stores the requests of all files; yields the rows that are neither request nor result."""
     for number, path in enumerate(paths):
         for row in read_json_rows(path):
-            if isinstance(row, Refusal):
+            if isinstance(row, RejectedRow):
                 yield row
                 continue
-            for place, item in _items(row.data, row.place):
+            for location, item in _items(row.data, row.location):
                 custom_id = text_of(item.get("custom_id"))
                 if custom_id is not None and api.is_result(item):
                     requests.result_ids.setdefault(number, set()).add(custom_id)
                 elif custom_id is None or not api.is_request(item):
-                    yield Refusal(place, "neither a request nor a result of a batch")
+                    yield RejectedRow(location, "neither a request nor a result of a batch")
                 elif requests.bodies.add((number, custom_id), api.request(item)):
-                    requests.places[number, custom_id] = place
+                    requests.locations[number, custom_id] = location
                 else:
                     detail = f"{custom_id!r} appears twice in this file"
-                    yield Refusal(place, "a custom_id that is not unique", detail)
+                    yield RejectedRow(location, "a custom_id that is not unique", detail)
 
 
 def _join(
@@ -105,7 +113,7 @@ def _join(
     except UnreadableRowError as error:
         source, problem = None, error
     for row in read_json_rows(path):
-        if isinstance(row, Refusal):
+        if isinstance(row, RejectedRow):
             continue  # it was yielded when the requests were read
         custom_id = text_of(row.data.get("custom_id"))
         if custom_id is None or not api.is_result(row.data):
@@ -114,16 +122,16 @@ def _join(
             if problem is not None:
                 raise problem
             key = (source if source is not None else -1, custom_id)
-            calls = list(_calls(row.place, row.data, key, api, requests, used))
+            calls = list(_calls(row.location, row.data, key, api, requests, used))
         except UnreadableRowError as error:
-            yield Refusal(row.place, error.reason, error.detail)
+            yield RejectedRow(row.location, error.reason, error.detail)
             if (
                 source is not None
-                and (key := (source, custom_id)) in requests.places
+                and (key := (source, custom_id)) in requests.locations
                 and (key not in used)
             ):
                 used.add(key)
-                yield Refusal(requests.places[key], error.reason, f"see {row.place}")
+                yield RejectedRow(requests.locations[key], error.reason, f"see {row.location}")
         else:
             yield from calls
 
@@ -134,7 +142,7 @@ def _requests_of(number: int, requests: _Requests, paths: Sequence[Path]) -> int
     Raises UnreadableRowError if several files match equally.
     """
     ids = requests.result_ids[number]
-    num_ids = Counter(file for file, custom_id in requests.places if custom_id in ids)
+    num_ids = Counter(file for file, custom_id in requests.locations if custom_id in ids)
     if not num_ids:
         return None
     most = max(num_ids.values())
@@ -149,7 +157,7 @@ def _requests_of(number: int, requests: _Requests, paths: Sequence[Path]) -> int
 
 
 def _calls(
-    place: Place, result: Row, key: _Key, api: _BatchApi, requests: _Requests, used: set[_Key]
+    location: Location, result: Row, key: _Key, api: _BatchApi, requests: _Requests, used: set[_Key]
 ) -> Iterator[LoggedConversation]:
     body = requests.bodies.get(key)
     if body is None:
@@ -160,11 +168,11 @@ def _calls(
     calls = read_calls(body, api.response(result))
     used.add(key)
     yield from logged_calls(
-        place,
+        location,
         calls,
         metadata=without_empty(custom_id=key[1]),
         provider=api.provider,
-        also_at=(requests.places[key],),
+        merged_from=(requests.locations[key],),
     )
 
 

@@ -41,7 +41,7 @@ from stillroom.importing.payloads.fields import (
     without_empty,
 )
 from stillroom.importing.payloads.messages import TRUNCATED
-from stillroom.importing.records import LoggedConversation, Refusal, SourceRow, TraceFormat
+from stillroom.importing.records import LoggedConversation, RejectedRow, SourceRow, TraceFormat
 from stillroom.importing.table_rows import read_any_rows, recognise_listed_rows
 from stillroom.teachers.providers import provider_serving
 
@@ -78,9 +78,9 @@ def _litellm_calls(row: JsonRow) -> Iterator[LoggedConversation]:
         raise UnreadableRowError(NO_REPLY, "the row has no response")
     calls = read_calls(request, response)
     if _CUT in _ENCODER.encode(request):
-        calls = [replace(call, losses=(*call.losses, TRUNCATED)) for call in calls]
+        calls = [replace(call, dropped=(*call.dropped, TRUNCATED)) for call in calls]
     yield from logged_calls(
-        row.place,
+        row.location,
         calls,
         _litellm_fields(data),
         metadata=without_empty(tags=as_list(parse_if_json(data.get("request_tags")))),
@@ -116,9 +116,9 @@ def _request(row: Row) -> Row:
 def _error(row: Row) -> str | None:
     if row.get("status") != "failure":
         return None
-    for place in (row, as_row(parse_if_json(row.get("metadata")))):
-        information = as_row(parse_if_json(place.get("error_information")))
-        if text := first_text(place, "error_str") or first_text(information, "error_message"):
+    for fields in (row, as_row(parse_if_json(row.get("metadata")))):
+        information = as_row(parse_if_json(fields.get("error_information")))
+        if text := first_text(fields, "error_str") or first_text(information, "error_message"):
             return text
     return "unknown"
 
@@ -135,7 +135,7 @@ def _litellm_fields(row: Row) -> Row:
         model=first_text(row, "model"),
         usage=usage_of(row),
         started_at=iso_time(begin),
-        judged_as=(trace,) if (trace := text_of(row.get("trace_id"))) else (),
+        feedback_ids=(trace,) if (trace := text_of(row.get("trace_id"))) else (),
     )
     return known | {"duration_s": seconds_between(begin, end), "cost_usd": cost}
 
@@ -152,7 +152,7 @@ def _is_helicone_row(row: Row) -> bool:
 
 def _read_helicone(paths: Sequence[Path]) -> Iterator[SourceRow]:
     for row in read_any_rows(*paths):
-        items = [row] if isinstance(row, Refusal) else listed_rows(row, "data", part="request")
+        items = [row] if isinstance(row, RejectedRow) else listed_rows(row, "data", part="request")
         yield from convert_rows(items, _helicone_calls)
 
 
@@ -172,7 +172,7 @@ def _helicone_calls(row: JsonRow) -> Iterator[LoggedConversation]:
         response = {"error": f"status {status:.0f}"}
     named = first_text(data, "provider")
     yield from logged_calls(
-        row.place,
+        row.location,
         read_calls(request, response),
         _helicone_fields(data),
         metadata=without_empty(properties=as_row(parse_if_json(data.get("request_properties")))),

@@ -37,7 +37,7 @@ from stillroom.importing.payloads.pairs import (
     has_own_reader,
 )
 from stillroom.importing.payloads.streams import assemble_completion
-from stillroom.importing.records import LoggedConversation, Refusal, SourceRow, TraceFormat
+from stillroom.importing.records import LoggedConversation, RejectedRow, SourceRow, TraceFormat
 
 _CHAT_REPLIES = ("output", "reply")
 _SCORES = ("score", "rating", "reward", "feedback")
@@ -74,7 +74,7 @@ def _chat_calls(row: JsonRow) -> Iterator[LoggedConversation]:
         raise UnreadableRowError(NO_REQUEST, "the row has no `request` and no `messages`")
     named = envelope_fields(pair.envelope) | {"scores": _scores(row.data)}
     calls = read_calls(pair.request, _assemble_chunks(pair.response))
-    yield from logged_calls(row.place, calls, named, metadata=envelope_metadata(pair.envelope))
+    yield from logged_calls(row.location, calls, named, metadata=envelope_metadata(pair.envelope))
 
 
 def _scores(row: Row) -> dict[str, float]:
@@ -101,7 +101,7 @@ def _pair_calls(
     row: JsonRow, pair: LoggedPair, calls: Iterable[ApiCall], provider: str | None = None
 ) -> Iterator[LoggedConversation]:
     named, metadata = envelope_fields(pair.envelope), envelope_metadata(pair.envelope)
-    return logged_calls(row.place, calls, named, metadata=metadata, provider=provider)
+    return logged_calls(row.location, calls, named, metadata=metadata, provider=provider)
 
 
 def _anthropic_calls(row: JsonRow) -> Iterator[LoggedConversation]:
@@ -178,7 +178,7 @@ def _read_responses(paths: Sequence[Path]) -> Iterator[SourceRow]:
 
 def _response_pairs(paths: Sequence[Path]) -> Iterator[LoggedPair]:
     for row in read_json_rows(*paths):
-        if not isinstance(row, Refusal) and (pair := _response_pair(row.data)) is not None:
+        if not isinstance(row, RejectedRow) and (pair := _response_pair(row.data)) is not None:
             yield pair
 
 
@@ -192,7 +192,7 @@ def _response_calls(row: JsonRow, chains: ResponseChains) -> Iterator[SourceRow]
         raise UnreadableRowError(NO_REPLY, "the row has no `response`")
     call, known = chains.call(pair)
     named = envelope_fields(pair.envelope) | known
-    yield from logged_calls(row.place, [call], named, provider="openai")
+    yield from logged_calls(row.location, [call], named, provider="openai")
 
 
 OPENAI_CHAT = TraceFormat(

@@ -18,9 +18,9 @@ from stillroom.importing.payloads.fields import iso_time, usage_of, without_empt
 from stillroom.importing.payloads.pairs import LoggedPair, ResponseChains
 from stillroom.importing.payloads.streams import assemble_reply, stream_events
 from stillroom.importing.records import (
+    Location,
     LoggedConversation,
-    Place,
-    Refusal,
+    RejectedRow,
     SourceRow,
     TraceFormat,
 )
@@ -54,11 +54,11 @@ def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
     with ResponseChains(lambda: _responses(paths)) as chains:
         for path in paths:
             for line in read_row_lines(path):
-                place = Place(path, line.number)
+                location = Location(path, line.number)
                 try:
-                    yield from list(_calls(place, line, chains))
+                    yield from list(_calls(location, line, chains))
                 except UnreadableRowError as error:
-                    yield Refusal(place, error.reason, error.detail)
+                    yield RejectedRow(location, error.reason, error.detail)
 
 
 def recorded_calls(paths: Sequence[Path]) -> Iterator[RecordedCall]:
@@ -78,12 +78,12 @@ def _responses(paths: Sequence[Path]) -> Iterator[LoggedPair]:
                     yield _pair(_decode_line(line))
 
 
-def _calls(place: Place, line: Line, chains: ResponseChains) -> Iterator[LoggedConversation]:
+def _calls(location: Location, line: Line, chains: ResponseChains) -> Iterator[LoggedConversation]:
     """Yields the calls in a line. Raises UnreadableRowError if it is invalid or incomplete."""
     call = _decode_line(line)
     pair = _pair(call)
     named = without_empty(
-        judged_as=(call.id,),
+        feedback_ids=(call.id,),
         group=call.session,
         started_at=iso_time(call.started_at),
         duration_s=call.duration_s,
@@ -94,7 +94,7 @@ def _calls(place: Place, line: Line, chains: ResponseChains) -> Iterator[LoggedC
     else:
         calls = read_calls(pair.request, pair.response)
     metadata = without_empty(upstream=call.upstream, first_block_s=call.first_block_s)
-    yield from logged_calls(place, calls, named, metadata=metadata, provider=call.provider)
+    yield from logged_calls(location, calls, named, metadata=metadata, provider=call.provider)
 
 
 def usage_of_call(call: RecordedCall) -> Usage | None:

@@ -24,7 +24,13 @@ from stillroom.importing.payloads.fields import (
     text_of,
     without_empty,
 )
-from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
+from stillroom.importing.records import (
+    Location,
+    LoggedConversation,
+    RejectedRow,
+    SourceRow,
+    TraceFormat,
+)
 from stillroom.importing.spill import DiskDict
 
 _KIND = "chat.completion"
@@ -32,9 +38,9 @@ _Key = tuple[str, int]
 """The id of a completion, and the index of one of its messages."""
 
 
-def _list_items(paths: Sequence[Path]) -> Iterator[JsonRow | Refusal]:
+def _list_items(paths: Sequence[Path]) -> Iterator[JsonRow | RejectedRow]:
     for row in read_json_rows(*paths):
-        if isinstance(row, Refusal) or row.data.get("object", "list") != "list":
+        if isinstance(row, RejectedRow) or row.data.get("object", "list") != "list":
             yield row
         else:
             yield from listed_rows(row, "data")
@@ -63,8 +69,10 @@ class _Messages:
     """The messages of all completions."""
 
     kept: DiskDict[_Key]
-    places: dict[str, dict[int, Place]] = field(default_factory=dict[str, dict[int, Place]])
-    """The places of each completion's messages, by index."""
+    locations: dict[str, dict[int, Location]] = field(
+        default_factory=dict[str, dict[int, Location]]
+    )
+    """The locations of each completion's messages, by index."""
 
 
 def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
@@ -73,39 +81,41 @@ def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
         yield from _read_messages(paths, messages)
         for row in _list_items(paths):
             if isinstance(row, JsonRow) and _is_completion(row.data):
-                yield from _rows_of(row.place, row.data, messages)
-        for own, places in messages.places.items():
-            for place in places.values():
-                yield Refusal(place, "a message without its completion", own)
+                yield from _rows_of(row.location, row.data, messages)
+        for own, locations in messages.locations.items():
+            for location in locations.values():
+                yield RejectedRow(location, "a message without its completion", own)
 
 
-def _read_messages(paths: Sequence[Path], messages: _Messages) -> Iterator[Refusal]:
+def _read_messages(paths: Sequence[Path], messages: _Messages) -> Iterator[RejectedRow]:
     """Stores the messages; yields the rows that are neither message nor completion."""
     for row in _list_items(paths):
-        if isinstance(row, Refusal):
+        if isinstance(row, RejectedRow):
             yield row
         elif (key := _key_of_message(row.data)) is not None:
             if messages.kept.add(key, row.data):
-                messages.places.setdefault(key[0], {})[key[1]] = row.place
+                messages.locations.setdefault(key[0], {})[key[1]] = row.location
             else:
-                yield Refusal(row.place, "a message that appears twice", str(row.data.get("id")))
+                yield RejectedRow(
+                    row.location, "a message that appears twice", str(row.data.get("id"))
+                )
         elif not _is_completion(row.data):
-            yield Refusal(row.place, "neither a stored completion nor a message")
+            yield RejectedRow(row.location, "neither a stored completion nor a message")
 
 
-def _rows_of(place: Place, row: Row, messages: _Messages) -> Iterator[SourceRow]:
-    places = messages.places.pop(text_of(row.get("id")) or "", {})
-    sent = {number: places[number] for number in sorted(places)}
+def _rows_of(location: Location, row: Row, messages: _Messages) -> Iterator[SourceRow]:
+    locations = messages.locations.pop(text_of(row.get("id")) or "", {})
+    sent = {number: locations[number] for number in sorted(locations)}
     try:
-        yield from _calls(place, row, sent, messages)
+        yield from _calls(location, row, sent, messages)
     except UnreadableRowError as error:
-        yield Refusal(place, error.reason, error.detail)
+        yield RejectedRow(location, error.reason, error.detail)
         for other in sent.values():
-            yield Refusal(other, error.reason, f"see {place}")
+            yield RejectedRow(other, error.reason, f"see {location}")
 
 
 def _calls(
-    place: Place, row: Row, sent: dict[int, Place], messages: _Messages
+    location: Location, row: Row, sent: dict[int, Location], messages: _Messages
 ) -> Iterator[LoggedConversation]:
     own = text_of(row.get("id")) or ""
     given = row.get("messages")
@@ -116,11 +126,11 @@ def _calls(
         raise UnreadableRowError("a completion without its messages", detail)
     request = {"messages": given, "tools": row.get("tools"), "functions": row.get("functions")}
     yield from logged_calls(
-        place,
+        location,
         read_calls(request, row),
         metadata=without_empty(metadata=as_row(parse_if_json(row.get("metadata")))),
         provider="openai",
-        also_at=tuple(sent.values()),
+        merged_from=tuple(sent.values()),
     )
 
 

@@ -20,9 +20,9 @@ from stillroom.importing.json_rows import (
 )
 from stillroom.importing.payloads.fields import as_list, as_row, first_text, text_of, usage_of
 from stillroom.importing.payloads.messages import (
-    AUDIO_LOST,
-    FILES_LOST,
-    IMAGES_LOST,
+    AUDIO_DROPPED,
+    FILES_DROPPED,
+    IMAGES_DROPPED,
     NO_MESSAGES,
     MessageReader,
     tool_call,
@@ -60,9 +60,9 @@ def conversation(
     named: Row = {"id": first_text(data, "id"), "model": first_text(data, "model")}
     named |= {"metadata": others, "scores": judged} | fields
     named["tools"] = tool_schemas(fields.get("tools"))
-    losses = tuple(reader.losses)
+    dropped = tuple(reader.dropped)
     return LoggedConversation(
-        place=row.place, messages=messages, is_call=False, losses=losses, **named
+        location=row.location, messages=messages, is_call=False, dropped=dropped, **named
     )
 
 
@@ -129,7 +129,7 @@ def _pair(
         answer = turns_of(row.data.get(field), "assistant", reader)
         is_whole = answer[0]["role"] != "assistant"
         yield conversation(
-            JsonRow(replace(row.place, part=part), row.data),
+            JsonRow(replace(row.location, part=part), row.data),
             answer if is_whole else [*given, *answer],
             reader,
             read=("tools", "prompt" if request is row.data else "input", *fields.values()),
@@ -221,7 +221,12 @@ _ROLES = {
     "tool_response": "tool",
     "tool": "tool",
 }
-_MEDIA = {"images": IMAGES_LOST, "image": IMAGES_LOST, "audios": AUDIO_LOST, "videos": FILES_LOST}
+_MEDIA = {
+    "images": IMAGES_DROPPED,
+    "image": IMAGES_DROPPED,
+    "audios": AUDIO_DROPPED,
+    "videos": FILES_DROPPED,
+}
 _FIELDS = ("conversations", "conversation", "system", "tools", "id", "model", *_MEDIA)
 
 
@@ -246,7 +251,7 @@ def conversation_of_sharegpt_row(row: JsonRow) -> LoggedConversation:
         messages.insert(0, {"role": "system", "content": system})
     for field, loss in _MEDIA.items():
         if data.get(field):
-            reader.lose(loss)
+            reader.drop(loss)
     return conversation(row, messages, reader, read=_FIELDS, tools=data.get("tools"))
 
 

@@ -29,12 +29,12 @@ from stillroom.importing.json_rows import (
     read_json_rows,
 )
 from stillroom.importing.payloads.fields import as_row, decimal_number
-from stillroom.importing.payloads.messages import FILES_LOST, MessageReader
+from stillroom.importing.payloads.messages import FILES_DROPPED, MessageReader
 from stillroom.importing.records import (
     Feedback,
+    Location,
     LoggedConversation,
-    Place,
-    Refusal,
+    RejectedRow,
     SourceRow,
     TraceFormat,
     feedback_row,
@@ -74,7 +74,7 @@ _WORDS: Mapping[str, float] = dict.fromkeys(_RIGHT, 1.0) | dict.fromkeys(_WRONG,
 class FeedbackColumns:
     """The columns of a table of feedback."""
 
-    about: str
+    target_id: str
     """The column with the id of a session, trace or call."""
     verdicts: Sequence[str]
     """The columns with scores, as numbers or words such as up and down."""
@@ -90,23 +90,27 @@ def _feedback_columns(present: Sequence[str], chosen: Mapping[str, str]) -> Feed
             return None
         return FeedbackColumns(chosen["id"], [chosen["score"]])
     by_name = {_normalize(name): name for name in present}
-    about = next((by_name[name] for name in _IDS if name in by_name), None)
+    target_id = next((by_name[name] for name in _IDS if name in by_name), None)
     verdicts = [name for plain, name in by_name.items() if plain in _VERDICTS]
     # Any table may have an id and a value: with such general names, it is feedback only if small.
-    is_clear = about is not None and (_normalize(about) != "id" or len(present) <= _MOST_COLUMNS)
-    return FeedbackColumns(about, verdicts) if about and is_clear and verdicts else None
+    is_clear = target_id is not None and (
+        _normalize(target_id) != "id" or len(present) <= _MOST_COLUMNS
+    )
+    return FeedbackColumns(target_id, verdicts) if target_id and is_clear and verdicts else None
 
 
-def _feedback(row: JsonRow, columns: FeedbackColumns) -> Iterator[Feedback | Refusal]:
+def _feedback(row: JsonRow, columns: FeedbackColumns) -> Iterator[Feedback | RejectedRow]:
     """Yields the feedback in one row."""
-    about = row.data.get(columns.about)
-    if about in (None, "") or isinstance(about, bool | float | list | dict):
-        yield Refusal(row.place, "feedback without a target", f"{columns.about} is empty")
+    target_id = row.data.get(columns.target_id)
+    if target_id in (None, "") or isinstance(target_id, bool | float | list | dict):
+        yield RejectedRow(
+            row.location, "feedback without a target", f"{columns.target_id} is empty"
+        )
         return
     for name in columns.verdicts:
         value = row.data.get(name)
         if value not in (None, "") or len(columns.verdicts) == 1:
-            yield feedback_row(row.place, str(about), name, _number(value), value)
+            yield feedback_row(row.location, str(target_id), name, _number(value), value)
 
 
 def _number(value: Any) -> float | None:
@@ -125,7 +129,7 @@ def _normalize(text: str) -> str:
 
 
 def read_csv(paths: Sequence[Path], columns: Columns | None = None) -> Iterator[SourceRow]:
-    """Yields the rows of CSV files with a header. A place has the last line of its row.
+    """Yields the rows of CSV files with a header. A location has the last line of its row.
 
     A table without a known column is refused as one row. Raises InputError or DataError if the
     header lacks the given columns.
@@ -159,13 +163,13 @@ def _table_rows(path: Path, table: Table, columns: Columns) -> Iterator[SourceRo
         if columns:  # the user's choice is wrong for all tables
             raise
         detail = f"{error.fix}; it has {', '.join(map(repr, table.columns))}"
-        yield Refusal(Place(path, 1), NO_COLUMN, detail)
+        yield RejectedRow(Location(path, 1), NO_COLUMN, detail)
         return
     yield from convert_rows(table.rows, lambda row: convert_table_row(row, chosen))
 
 
 def _convert_feedback(
-    rows: Iterable[JsonRow | Refusal], columns: FeedbackColumns
+    rows: Iterable[JsonRow | RejectedRow], columns: FeedbackColumns
 ) -> Iterator[SourceRow]:
     return convert_rows(rows, lambda row: _feedback(row, columns))
 
@@ -204,7 +208,7 @@ def _pair_rows(row: JsonRow, columns: Columns) -> Iterable[SourceRow]:
     if columns and not _has_conversation(chosen):
         raise UnreadableRowError(reason, f"it has {', '.join(map(repr, row.data))}")
     try:
-        chosen = choose_columns(row.place.path, list(row.data), chosen)
+        chosen = choose_columns(row.location.path, list(row.data), chosen)
     except DataError as error:
         raise UnreadableRowError(reason, error.fix) from error
     return convert_table_row(row, chosen)
@@ -314,12 +318,12 @@ def convert_table_row(row: JsonRow, columns: Columns) -> Iterable[SourceRow]:
         read = conversation_of_alpaca_row(row)
     elif "messages" in columns:
         messages = _parse_messages(row.data.get(columns["messages"]), columns["messages"])
-        whole = conversation_of_sharegpt_row(JsonRow(row.place, {"conversations": messages}))
-        read = replace(_conversation(row, columns, whole.messages), losses=whole.losses)
+        whole = conversation_of_sharegpt_row(JsonRow(row.location, {"conversations": messages}))
+        read = replace(_conversation(row, columns, whole.messages), dropped=whole.dropped)
     else:
         reader = MessageReader()
         messages = _question_and_answer(row.data, columns, reader)
-        read = replace(_conversation(row, columns, messages), losses=tuple(reader.losses))
+        read = replace(_conversation(row, columns, messages), dropped=tuple(reader.dropped))
     yield _make_metadata_json_safe(read)
 
 
@@ -388,10 +392,10 @@ def _text_of(data: Row, columns: Columns, thing: str) -> str | None:
 
 def _make_metadata_json_safe(read: LoggedConversation) -> LoggedConversation:
     """Removes bytes (files, images) from the metadata, and converts dates to strings."""
-    metadata, losses = Row(), dict.fromkeys(read.losses)
+    metadata, dropped = Row(), dict.fromkeys(read.dropped)
     for key, value in read.metadata.items():
         if isinstance(value, bytes) or isinstance(as_row(value).get("bytes"), bytes):
-            losses[FILES_LOST] = None
+            dropped[FILES_DROPPED] = None
         else:
             metadata[key] = msgspec.to_builtins(value, enc_hook=str)
-    return replace(read, metadata=metadata, losses=tuple(losses))
+    return replace(read, metadata=metadata, dropped=tuple(dropped))

@@ -37,7 +37,7 @@ from stillroom.importing.payloads.fields import (
     without_empty,
 )
 from stillroom.importing.payloads.messages import MessageReader, tool_schemas
-from stillroom.importing.records import LoggedConversation, Place, SourceRow, TraceFormat
+from stillroom.importing.records import Location, LoggedConversation, SourceRow, TraceFormat
 from stillroom.rollout.rewards.rewards import SUCCESS_THRESHOLD
 from stillroom.types import StopReason, Usage
 
@@ -80,7 +80,7 @@ def _result(row: JsonRow, model: str | None) -> LoggedConversation:
     timing = as_row(data.get("timing"))
     milliseconds = non_negative_number(timing.get("total_ms", milliseconds))
     return LoggedConversation(
-        place=row.place,
+        location=row.location,
         messages=list(_fill_in_call_ids([*prompt, *completion])),
         is_call=False,
         tools=tool_schemas(data.get("tool_defs")),
@@ -92,7 +92,7 @@ def _result(row: JsonRow, model: str | None) -> LoggedConversation:
         scores=({} if reward is None else {"reward": reward})
         | numbers_by_name(metrics)
         | numbers_by_name(data.get("metrics")),
-        losses=tuple(reader.losses),
+        dropped=tuple(reader.dropped),
         metadata=without_empty(
             example_id=data.get("example_id"),
             task=data.get("task"),
@@ -210,11 +210,11 @@ def _branch(
     last_call = calls[-1] if calls else Row()
     model = first_text(last_call, "model") or first_text(as_row(agent.get("config")), "model")
     task = as_row(as_row(trace.get("task") or row.data.get("task")).get("data"))
-    place, is_alone = row.place, len(as_list(row.data.get("traces"))) == 1
+    location, is_alone = row.location, len(as_list(row.data.get("traces"))) == 1
     if not is_alone or not is_first:
-        place = Place(place.path, place.line, f"{trace_id}/{leaf}")
+        location = Location(location.path, location.line, f"{trace_id}/{leaf}")
     return LoggedConversation(
-        place=place,
+        location=location,
         messages=messages,
         is_call=False,
         tools=tool_schemas(nodes[0].get("tools") or trace.get("tools")),
@@ -227,7 +227,7 @@ def _branch(
         finish_reason=first_text(last_call, "finish_reason"),
         error=str(failures[-1]) if failures and trace.get("ok") is not True else None,
         scores=dict(_trace_scores(trace)),
-        losses=tuple(reader.losses),
+        dropped=tuple(reader.dropped),
         metadata=without_empty(
             environment=as_row(row.data.get("env")).get("id"),
             agent=agent.get("name"),
@@ -319,7 +319,7 @@ def _conversation(row: JsonRow, rollout: Row) -> LoggedConversation:
         completion_tokens=count_or_zero(usage.get("completion_tokens")),
     )
     return LoggedConversation(
-        place=row.place,
+        location=row.location,
         messages=reader.messages(rollout["messages"]),
         is_call=False,
         tools=tool_schemas(as_list(rollout.get("tools"))),
@@ -334,7 +334,7 @@ def _conversation(row: JsonRow, rollout: Row) -> LoggedConversation:
         error=message if isinstance(message, str) else None,
         failure=FailureClass.of(rollout.get("error")),
         scores=rewards | _reward_scores(reward, rollout.get("success")),
-        losses=tuple(reader.losses),
+        dropped=tuple(reader.dropped),
         metadata=as_row(rollout.get("metadata")),
     )
 

@@ -28,7 +28,13 @@ from stillroom.importing.payloads.fields import (
     without_empty,
 )
 from stillroom.importing.payloads.messages import MessageReader, tool_schemas
-from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
+from stillroom.importing.records import (
+    Location,
+    LoggedConversation,
+    RejectedRow,
+    SourceRow,
+    TraceFormat,
+)
 from stillroom.secrecy.readable import check_readable
 from stillroom.types import Usage
 
@@ -56,15 +62,15 @@ def read_logs(paths: Sequence[Path]) -> Iterator[SourceRow]:
         is_zip = head.startswith(_ZIP)
         task = Row() if is_zip else _task_of(head)
         for row in _zip_members(path, *_MEMBERS) if is_zip else read_field_rows(path, "samples"):
-            if isinstance(row, Refusal):
+            if isinstance(row, RejectedRow):
                 yield row
-            elif row.place.part in _MEMBERS:
+            elif row.location.part in _MEMBERS:
                 task = as_row(row.data.get("eval"))
             else:
                 try:
                     yield _conversation(row, task)
                 except UnreadableRowError as error:
-                    yield Refusal(row.place, error.reason, error.detail)
+                    yield RejectedRow(row.location, error.reason, error.detail)
 
 
 def _task_of(head: bytes) -> Row:
@@ -87,7 +93,7 @@ def _conversation(row: JsonRow, task: Row) -> LoggedConversation:
     named = first_text(task, "model")
     provider = named.partition("/")[0] if named and "/" in named else None
     return LoggedConversation(
-        place=row.place,
+        location=row.location,
         messages=messages,
         is_call=False,
         tools=_offered_tools(sample),
@@ -100,7 +106,7 @@ def _conversation(row: JsonRow, task: Row) -> LoggedConversation:
         finish_reason=finish_reason_of(choice.get("stop_reason")),
         error=error if isinstance(error, str) else None,
         scores=dict(_scores(as_row(sample.get("scores")))),
-        losses=tuple(reader.losses),
+        dropped=tuple(reader.dropped),
         metadata=without_empty(
             task=first_text(task, "task"),
             sample_id=sample.get("id"),
@@ -198,10 +204,10 @@ def _score(value: Any) -> float | None:
     return as_number(value)
 
 
-def _zip_members(path: Path, *prefixes: str) -> Iterator[JsonRow | Refusal]:
+def _zip_members(path: Path, *prefixes: str) -> Iterator[JsonRow | RejectedRow]:
     """Yields the JSON objects of a zip file whose member names have one of the prefixes, in order.
 
-    A place has the member's name as its `part`, and its number among the members with the prefix.
+    In a location, `part` is the member's name, and `line` its number among those with its prefix.
     Raises MissingExtraError if a member has Zstandard compression and pyarrow is missing.
     """
     check_readable(path)
@@ -212,20 +218,20 @@ def _zip_members(path: Path, *prefixes: str) -> Iterator[JsonRow | Refusal]:
             for prefix in prefixes:
                 named = [info for name, info in members.items() if name.startswith(prefix)]
                 for number, info in enumerate(named, start=1):
-                    place = Place(path, number, info.filename)
+                    location = Location(path, number, info.filename)
                     if info.file_size > MAX_ROW_BYTES:
-                        yield Refusal(place, "not a JSON object", f"the member {TOO_LONG}")
+                        yield RejectedRow(location, "not a JSON object", f"the member {TOO_LONG}")
                     else:
-                        yield _member_row(place, _decompress(archive, info))
+                        yield _member_row(location, _decompress(archive, info))
     except (zipfile.BadZipFile, EOFError, OSError, struct.error, zlib.error) as error:
-        yield Refusal(Place(path, 1), "not a whole zip file", f"it is incomplete: {error}")
+        yield RejectedRow(Location(path, 1), "not a whole zip file", f"it is incomplete: {error}")
 
 
-def _member_row(place: Place, data: bytes) -> JsonRow | Refusal:
+def _member_row(location: Location, data: bytes) -> JsonRow | RejectedRow:
     row = decode_row(data)
     if isinstance(row, Problem):
-        return Refusal(place, "not a JSON object", f"the member {row.message}")
-    return JsonRow(place, row)
+        return RejectedRow(location, "not a JSON object", f"the member {row.message}")
+    return JsonRow(location, row)
 
 
 def _decompress(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:

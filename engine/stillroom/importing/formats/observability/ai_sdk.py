@@ -45,7 +45,7 @@ def _read_call(span: Span) -> Iterator[ApiCall]:
     yield span_call(
         [*messages, *(reader.turn(reply) if reply else ())],
         finish_reason=finish_reason_of(ending.replace("-", "_")) if ending else None,
-        losses=tuple(reader.losses),
+        dropped=tuple(reader.dropped),
         **fields,
     )
 

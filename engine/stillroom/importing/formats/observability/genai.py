@@ -91,7 +91,7 @@ def _read_call(span: Span) -> Iterator[ApiCall]:
         yield span_call(
             [*prompt, *reply.messages],
             finish_reason=ending,
-            losses=tuple(reader.losses),
+            dropped=tuple(reader.dropped),
             **fields,
         )
 
@@ -129,7 +129,7 @@ def _prompt(attributes: Row, events: tuple[SpanEvent, ...], reader: MessageReade
     for message in map(as_row, as_list(given)):
         is_empty = not any(message.get(key) for key in ("content", "parts", "tool_calls"))
         if is_empty and message.get("role") in ("user", "system"):
-            reader.lose(TRUNCATED)
+            reader.drop(TRUNCATED)
     return [*first, *read_messages(as_list(given), reader)]
 
 
@@ -320,7 +320,7 @@ def _read_openrouter_call(span: Span) -> Iterator[ApiCall]:
         [*messages, *(reader.turn(answer) if has_reply else ())],
         cost_usd=next((cost for cost in costs if cost is not None), None),
         finish_reason=ending,
-        losses=tuple(reader.losses),
+        dropped=tuple(reader.dropped),
         **named,
     )
 

@@ -30,15 +30,15 @@ from stillroom.importing.payloads.fields import (
 )
 from stillroom.importing.payloads.free_form import free_calls, free_tools, note_truncation
 from stillroom.importing.payloads.messages import (
-    IMAGES_LOST,
+    IMAGES_DROPPED,
     MessageReader,
     tool_schemas,
 )
 from stillroom.importing.records import (
     Feedback,
+    Location,
     LoggedConversation,
-    Place,
-    Refusal,
+    RejectedRow,
     SourceRow,
     TraceFormat,
     feedback_row,
@@ -76,7 +76,7 @@ _PARQUET_COLUMNS = (
 class _Item:
     """One observation, trace or score."""
 
-    place: Place
+    location: Location
     data: Row
     kind: str
     """`observation`, `trace` or `score`; empty for any other row."""
@@ -110,18 +110,18 @@ def _kind(row: Row) -> str:
     )
 
 
-def _items(row: Row, place: Place) -> Iterator[_Item]:
+def _items(row: Row, location: Location) -> Iterator[_Item]:
     """Yields the items of a row: itself, the rows of an API response, or those of a trace."""
     listed = as_list(row.get("data")) if "id" not in row else []
     if not listed and isinstance(row.get("traces"), list) and "name" not in row:
         listed = as_list(row["traces"])
     if listed:
         for number, item in enumerate(listed, start=1):
-            yield from _items(as_row(item), Place(place.path, place.line, f"row {number}"))
+            yield from _items(as_row(item), Location(location.path, location.line, f"row {number}"))
         return
     trace = as_row(row.get("trace"))
     whole = trace | {name: row.get(name) for name in ("observations", "scores")} if trace else row
-    yield _Item(place, whole, _kind(whole))
+    yield _Item(location, whole, _kind(whole))
     if _kind(whole) != "trace":
         return
     for name, kind in (("observations", "observation"), ("scores", "score")):
@@ -130,20 +130,20 @@ def _items(row: Row, place: Place) -> Iterator[_Item]:
                 continue
             part = text_of(as_row(item).get("id")) or f"{name} {number}"
             inner = {"traceId": whole.get("id")} | as_row(item)
-            yield _Item(Place(place.path, place.line, part), inner, kind)
+            yield _Item(Location(location.path, location.line, part), inner, kind)
 
 
 def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
     traces = _Traces()
     for row in read_any_rows(*paths):
-        for item in _items(row.data, row.place) if isinstance(row, JsonRow) else ():
+        for item in _items(row.data, row.location) if isinstance(row, JsonRow) else ():
             _note_trace(item, traces)
     for row in read_any_rows(*paths):
-        if isinstance(row, Refusal):
+        if isinstance(row, RejectedRow):
             yield row
             continue
-        for item in _items(row.data, row.place):
-            rows = [JsonRow(item.place, item.data)]
+        for item in _items(row.data, row.location):
+            rows = [JsonRow(item.location, item.data)]
             yield from convert_rows(rows, lambda _, item=item: _rows_of(item, traces))
 
 
@@ -177,22 +177,24 @@ def _rows_of(item: _Item, traces: _Traces) -> Iterator[SourceRow]:
             trace = text_of(_value(item.data, "traceId")) or ""
             yield from _calls(item, trace, traces.sessions.get(trace))
         case "observation":
-            yield Refusal(item.place, NO_CALL, str(item.data.get("type")))
+            yield RejectedRow(item.location, NO_CALL, str(item.data.get("type")))
         case "trace":
             trace = text_of(item.data.get("id")) or ""
             yield from _scores_of(item)
             if trace in traces.with_generations:
-                yield Refusal(item.place, NO_CALL, "it is a trace; its generations are imported")
+                yield RejectedRow(
+                    item.location, NO_CALL, "it is a trace; its generations are imported"
+                )
             else:
                 yield from _calls(item, trace, traces.sessions.get(trace))
         case _:
-            yield Refusal(item.place, "neither an observation, a trace nor a score")
+            yield RejectedRow(item.location, "neither an observation, a trace nor a score")
 
 
-def _feedback(item: _Item) -> Feedback | Refusal:
+def _feedback(item: _Item) -> Feedback | RejectedRow:
     row = item.data
     name = text_of(row.get("name"))
-    about = next(
+    target_id = next(
         (text for key in ("observationId", "traceId", "sessionId")
          if (text := text_of(_value(row, key)))), None
     )  # fmt: skip
@@ -200,7 +202,7 @@ def _feedback(item: _Item) -> Feedback | Refusal:
     value = row.get("value")
     score = float(value) if isinstance(value, bool) else decimal_number(value)
     label = _value(row, "stringValue")
-    return feedback_row(item.place, about, name, score if is_number else None, label)
+    return feedback_row(item.location, target_id, name, score if is_number else None, label)
 
 
 def _scores_of(item: _Item) -> Iterator[Feedback]:
@@ -208,10 +210,10 @@ def _scores_of(item: _Item) -> Iterator[Feedback]:
     for name, values in as_row(parse_if_json(item.data.get("scores"))).items():
         for number, value in enumerate(as_list(values) or [values]):
             score = decimal_number(value)
-            about = text_of(item.data.get("id"))
-            if score is not None and about is not None:
-                place = Place(item.place.path, item.place.line, f"{name} {number}")
-                yield Feedback(place, about, name, score)
+            target_id = text_of(item.data.get("id"))
+            if score is not None and target_id is not None:
+                location = Location(item.location.path, item.location.line, f"{name} {number}")
+                yield Feedback(location, target_id, name, score)
 
 
 def _calls(item: _Item, trace: str, session: str | None) -> Iterator[LoggedConversation]:
@@ -227,7 +229,7 @@ def _calls(item: _Item, trace: str, session: str | None) -> Iterator[LoggedConve
         "tools": _tools(row, given),
         "group": text_of(_value(row, "sessionId")) or session,
         "id": own,
-        "judged_as": (trace,) if trace and trace != own else (),
+        "feedback_ids": (trace,) if trace and trace != own else (),
         "model": text_of(_model(row)),
         "usage": _usage(row),
         "cost_usd": _cost(row),
@@ -241,14 +243,14 @@ def _calls(item: _Item, trace: str, session: str | None) -> Iterator[LoggedConve
         **usage_details(as_row(parse_if_json(row.get("usage")))),
     )
     yield from logged_calls(
-        item.place, calls, named, metadata=metadata, part=item.place.part or own
+        item.location, calls, named, metadata=metadata, part=item.location.part or own
     )
 
 
 def _note_losses(row: Row, reader: MessageReader) -> None:
     texts = [str(row.get(name)) for name in ("input", "output")]
     if any(_MEDIA in text for text in texts):
-        reader.lose(IMAGES_LOST)
+        reader.drop(IMAGES_DROPPED)
     for text in texts:
         note_truncation(text, reader)
 
@@ -287,7 +289,7 @@ def _is_recognised(path: Path, head: bytes) -> bool:
     if any(all(name in columns for name in names) for names in _PARQUET_COLUMNS):
         return True
     for row in (*head_rows(head), *csv_head(path, head)):
-        for item in _items(row, Place(path, 1)):
+        for item in _items(row, Location(path, 1)):
             if item.kind in ("observation", "score") or (
                 item.kind == "trace" and _has_known_fields(row)
             ):

@@ -32,9 +32,9 @@ from stillroom.importing.payloads.free_form import free_calls, free_tools
 from stillroom.importing.payloads.messages import MessageReader
 from stillroom.importing.records import (
     Feedback,
+    Location,
     LoggedConversation,
-    Place,
-    Refusal,
+    RejectedRow,
     SourceRow,
     TraceFormat,
     feedback_row,
@@ -46,10 +46,10 @@ _THREADS = ("session_id", "thread_id", "conversation_id")
 _PARQUET_COLUMNS = (b"run_type", b"dotted_order")
 
 
-def _runs(paths: Sequence[Path]) -> Iterator[JsonRow | Refusal]:
+def _runs(paths: Sequence[Path]) -> Iterator[JsonRow | RejectedRow]:
     """Yields the runs and feedback: each row, or the rows of an API response."""
     for row in read_any_rows(*paths):
-        if isinstance(row, Refusal) or "run_type" in row.data:
+        if isinstance(row, RejectedRow) or "run_type" in row.data:
             yield row
         else:
             yield from listed_rows(row, "runs", part="run")
@@ -73,22 +73,22 @@ def _rows_of(item: JsonRow, threads: dict[str, str]) -> Iterator[SourceRow]:
     if _is_feedback(row):
         yield _feedback(item)
     elif not isinstance(kind, str):
-        yield Refusal(item.place, "neither a run nor feedback")
+        yield RejectedRow(item.location, "neither a run nor feedback")
     elif kind != "llm":
-        yield Refusal(item.place, NO_CALL, kind)
+        yield RejectedRow(item.location, NO_CALL, kind)
         for name, score in _scores(row).items():
-            place = Place(item.place.path, item.place.line, f"feedback {name}")
-            yield Feedback(place, text_of(row.get("id")) or "", name, score)
+            location = Location(item.location.path, item.location.line, f"feedback {name}")
+            yield Feedback(location, text_of(row.get("id")) or "", name, score)
     else:
         yield from _calls(item, threads)
 
 
-def _feedback(item: JsonRow) -> Feedback | Refusal:
+def _feedback(item: JsonRow) -> Feedback | RejectedRow:
     row = item.data
     score = row.get("score")
     number = float(score) if isinstance(score, bool) else decimal_number(score)
-    about = first_text(row, "run_id", "trace_id")
-    return feedback_row(item.place, about, text_of(row.get("key")), number, row.get("value"))
+    target_id = first_text(row, "run_id", "trace_id")
+    return feedback_row(item.location, target_id, text_of(row.get("key")), number, row.get("value"))
 
 
 def _scores(row: Row) -> dict[str, float]:
@@ -127,7 +127,7 @@ def _calls(item: JsonRow, threads: dict[str, str]) -> Iterator[LoggedConversatio
         "tools": _tools(row, input_value),
         "group": _thread(row) or threads.get(trace),
         "id": own,
-        "judged_as": _ancestors(row),
+        "feedback_ids": _ancestors(row),
         "model": _model(row, metadata, as_row(output)),
         # The service's counts, if the SDK sent none.
         "usage": usage_of(usage) or usage_of(row),
@@ -135,11 +135,13 @@ def _calls(item: JsonRow, threads: dict[str, str]) -> Iterator[LoggedConversatio
         "started_at": iso_time(row.get("start_time")),
         "duration_s": seconds_between(row.get("start_time"), row.get("end_time")),
     }
-    about = without_empty(trace_id=trace, tags=parse_if_json(row.get("tags"))) | usage_details(
+    details = without_empty(trace_id=trace, tags=parse_if_json(row.get("tags"))) | usage_details(
         usage
     )
-    provider, part = text_of(metadata.get("ls_provider")), item.place.part or own
-    logged = logged_calls(item.place, calls, named, metadata=about, provider=provider, part=part)
+    provider, part = text_of(metadata.get("ls_provider")), item.location.part or own
+    logged = logged_calls(
+        item.location, calls, named, metadata=details, provider=provider, part=part
+    )
     for number, call in enumerate(logged):
         yield call if number else replace(call, scores=_scores(row))
 

@@ -53,7 +53,7 @@ def _read_call(span: Span) -> Iterator[ApiCall]:
     if not messages:
         detail = "enable message content capture in the application; see `stillroom docs traces`"
         raise UnreadableRowError(NO_CONTENTS, detail)
-    losses = dict.fromkeys([*reader.losses, *(bodies.losses if bodies else ())])
+    dropped = dict.fromkeys([*reader.dropped, *(bodies.dropped if bodies else ())])
     ending = finish_reason_of(attributes.get("llm.finish_reason"))
     yield span_call(
         [*messages, *reply],
@@ -63,7 +63,7 @@ def _read_call(span: Span) -> Iterator[ApiCall]:
         usage=_usage(attributes),
         cost_usd=decimal_number(attributes.get("llm.cost.total")),
         finish_reason=ending or (bodies.finish_reason if bodies else None),
-        losses=tuple(losses),
+        dropped=tuple(dropped),
     )
 
 
@@ -73,7 +73,7 @@ def _messages(value: Any, reader: MessageReader) -> list[Row]:
     for number, item in enumerate(items):
         message = as_row(item.get("message")) or item
         if message.get("content") == _REDACTED:
-            reader.lose(TRUNCATED)
+            reader.drop(TRUNCATED)
         messages += reader.turn(_to_chat_message(message), f"message {number}")
     return join_turns(messages)
 

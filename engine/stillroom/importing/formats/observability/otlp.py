@@ -22,7 +22,7 @@ from stillroom.importing.payloads.fields import (
     usage_of,
 )
 from stillroom.importing.payloads.messages import MessageReader
-from stillroom.importing.records import Feedback, Place, Refusal, feedback_row
+from stillroom.importing.records import Feedback, Location, RejectedRow, feedback_row
 
 _VALUES = ("stringValue", "boolValue", "doubleValue", "bytesValue")
 _MOST_LEVELS = bounds.SPAN_LEVELS.most
@@ -41,17 +41,17 @@ class SpanEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedEvent(SpanEvent):
-    """A log record that is an event of a span, with its place."""
+class LocatedEvent(SpanEvent):
+    """A log record that is an event of a span, with its location."""
 
-    place: Place
+    location: Location
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """One span, with attribute values as plain JSON."""
 
-    place: Place
+    location: Location
     trace_id: str
     id: str
     name: str = ""
@@ -72,20 +72,20 @@ class LogRecord:
     trace_id: str
     span_id: str
     event: SpanEvent
-    place: Place
+    location: Location
 
 
-def telemetry_of(row: Row, place: Place) -> Iterator[Span | LogRecord]:
+def telemetry_of(row: Row, location: Location) -> Iterator[Span | LogRecord]:
     """Yields the spans and log records in a row."""
     for group in _both(row, "resourceSpans", "resource_spans"):
         resource = attributes_of(as_row(as_row(group).get("resource")))
         for scope in _both(as_row(group), "scopeSpans", "scope_spans"):
             for span in as_list(as_row(scope).get("spans")):
-                yield _span(as_row(span), place, resource)
+                yield _span(as_row(span), location, resource)
     for group in _both(row, "resourceLogs", "resource_logs"):
         for scope in _both(as_row(group), "scopeLogs", "scope_logs"):
             for number, record in enumerate(_both(as_row(scope), "logRecords", "log_records")):
-                yield _log_record(as_row(record), place, number)
+                yield _log_record(as_row(record), location, number)
 
 
 def attributes_of(value: Row) -> Row:
@@ -176,10 +176,10 @@ def _both(row: Row, name: str, other: str) -> list[Any]:
     return as_list(row.get(name, row.get(other)))
 
 
-def _span(span: Row, place: Place, resource: Row) -> Span:
+def _span(span: Row, location: Location, resource: Row) -> Span:
     span_id = first_text(span, "spanId", "span_id") or ""
     return Span(
-        place=Place(place.path, place.line, span_id),
+        location=Location(location.path, location.line, span_id),
         trace_id=first_text(span, "traceId", "trace_id") or "",
         id=span_id,
         name=text_of(span.get("name")) or "",
@@ -192,7 +192,7 @@ def _span(span: Row, place: Place, resource: Row) -> Span:
     )
 
 
-def plain_span(span: Row, place: Place) -> Span:
+def plain_span(span: Row, location: Location) -> Span:
     """Parses a span with a `context`, the format of Phoenix's API and of console exporters."""
     context = as_row(span["context"])
     span_id = text_of(context.get("span_id")) or ""
@@ -200,7 +200,7 @@ def plain_span(span: Row, place: Place) -> Span:
     code = status.get("status_code", span.get("status_code"))
     message = first_text(span, "status_message") or first_text(status, "description")
     return Span(
-        place=Place(place.path, place.line, span_id),
+        location=Location(location.path, location.line, span_id),
         trace_id=text_of(context.get("trace_id")) or "",
         id=span_id,
         name=text_of(span.get("name")) or "",
@@ -235,41 +235,45 @@ def _failure(status: Row, span: Row) -> str | None:
     return text_of(status.get("message")) or next((text for text in texts if text), "unknown")
 
 
-def _log_record(record: Row, place: Place, number: int) -> LogRecord:
+def _log_record(record: Row, location: Location, number: int) -> LogRecord:
     fields = attributes_of(record)
     body = plain_value(record.get("body"))
     name = first_text(record, "eventName", "event_name") or first_text(fields, "event.name") or ""
     span_id = first_text(record, "spanId", "span_id") or ""
-    own = Place(place.path, place.line, f"{span_id or 'record'}.{number}")
+    own = Location(location.path, location.line, f"{span_id or 'record'}.{number}")
     more = as_row(parse_if_json(body)) or ({"body": body} if body is not None else {})
     return LogRecord(
         trace_id=first_text(record, "traceId", "trace_id") or "",
         span_id=span_id,
         event=SpanEvent(name=name, fields=fields | more),
-        place=own,
+        location=own,
     )
 
 
-def evaluation_results(span: Span) -> Iterator[Feedback | Refusal]:
+def evaluation_results(span: Span) -> Iterator[Feedback | RejectedRow]:
     """Yields the evaluation results in the events of a span."""
     for number, event in enumerate(span.events):
         if event.name == EVALUATION:
             part = f"{span.id} event {number}"
-            yield _evaluation_result(event, Place(span.place.path, span.place.line, part), span.id)
+            yield _evaluation_result(
+                event, Location(span.location.path, span.location.line, part), span.id
+            )
 
 
-def evaluation_result_of(record: LogRecord) -> Feedback | Refusal:
+def evaluation_result_of(record: LogRecord) -> Feedback | RejectedRow:
     """Returns the evaluation result in a log record, for the span or response that it names."""
     named = first_text(record.event.fields, "gen_ai.response.id")
     return _evaluation_result(
-        record.event, record.place, record.span_id or named or record.trace_id
+        record.event, record.location, record.span_id or named or record.trace_id
     )
 
 
-def _evaluation_result(event: SpanEvent, place: Place, about: str) -> Feedback | Refusal:
+def _evaluation_result(
+    event: SpanEvent, location: Location, target_id: str
+) -> Feedback | RejectedRow:
     fields = event.fields
     name, score = first_text(fields, _NAME), decimal_number(fields.get(_SCORE))
-    return feedback_row(place, about, name, score, fields.get(_LABEL))
+    return feedback_row(location, target_id, name, score, fields.get(_LABEL))
 
 
 _MOST_REMEMBERED, _LONGEST_REMEMBERED = 4096, 8 << 10
@@ -338,7 +342,7 @@ def _cached_turn(data: bytes) -> list[Row] | None:
         messages = reader.turn(_with_blocks(msgspec.json.decode(data)))
     except UnreadableRowError:
         return None
-    return None if reader.losses else messages
+    return None if reader.dropped else messages
 
 
 def join_turns(messages: list[Row]) -> list[Row]:

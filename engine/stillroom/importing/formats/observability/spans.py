@@ -19,8 +19,8 @@ from stillroom.importing.formats.observability.genai import EVENT_NAMES, GENAI, 
 from stillroom.importing.formats.observability.openinference import KIND, OPENINFERENCE
 from stillroom.importing.formats.observability.otlp import (
     EVALUATION,
+    LocatedEvent,
     LogRecord,
-    PlacedEvent,
     Span,
     SpanEvent,
     evaluation_result_of,
@@ -50,8 +50,8 @@ from stillroom.importing.payloads.fields import (
 )
 from stillroom.importing.records import (
     Feedback,
-    Place,
-    Refusal,
+    Location,
+    RejectedRow,
     SourceRow,
     TraceFormat,
     feedback_row,
@@ -73,10 +73,10 @@ _MARKS = (
 _LONGEST_MARK = max(map(len, _MARKS))
 _BLOCK = 1 << 20
 _CONVENTIONS = (OPENINFERENCE, OPENROUTER_SPANS, AI_SDK, GENAI)
-_HEAD_PLACE = Place(Path(), 1)
+_HEAD_LOCATION = Location(Path(), 1)
 
 
-Telemetry = Span | LogRecord | Feedback | Refusal
+Telemetry = Span | LogRecord | Feedback | RejectedRow
 TelemetryOf = Callable[[JsonRow], Iterator[Telemetry]]
 
 
@@ -127,11 +127,11 @@ def read_spans(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[Sou
             elif item.event.name == EVALUATION:
                 yield evaluation_result_of(item)
             elif not _has_messages(item):
-                yield Refusal(item.place, NO_CALL, "a log record without messages")
+                yield RejectedRow(item.location, NO_CALL, "a log record without messages")
         for span_id, number in records:
             if span_id not in used:
                 event = _record(others, (span_id, number), paths)
-                yield Refusal(event.place, "a message without its span", f"span {span_id!r}")
+                yield RejectedRow(event.location, "a message without its span", f"span {span_id!r}")
 
 
 def _may_have_context(path: Path) -> bool:
@@ -152,7 +152,7 @@ def _has_messages(record: LogRecord) -> bool:
 
 def _telemetry(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[Telemetry]:
     for row in read_any_rows(*paths):
-        if isinstance(row, Refusal):
+        if isinstance(row, RejectedRow):
             yield row
         else:
             yield from telemetry_of(row)
@@ -166,22 +166,24 @@ def _collect(paths: Sequence[Path], telemetry_of: TelemetryOf, others: _Others) 
         elif isinstance(item, LogRecord) and _has_messages(item):
             number = others.num_records.get(item.span_id, 0)
             others.num_records[item.span_id] = number + 1
-            place = [paths.index(item.place.path), item.place.line, item.place.part]
-            others.records.add((item.span_id, number), [item.event.name, item.event.fields, place])
+            location = [paths.index(item.location.path), item.location.line, item.location.part]
+            others.records.add(
+                (item.span_id, number), [item.event.name, item.event.fields, location]
+            )
 
 
 def _otlp_of(row: JsonRow) -> Iterator[Telemetry]:
-    found = list(telemetry_of(row.data, row.place))
-    yield from found or [Refusal(row.place, "neither spans nor log records")]
+    found = list(telemetry_of(row.data, row.location))
+    yield from found or [RejectedRow(row.location, "neither spans nor log records")]
 
 
 def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
     return read_spans(paths, _otlp_of)
 
 
-def _record(others: _Others, key: tuple[str, int], paths: Sequence[Path]) -> PlacedEvent:
+def _record(others: _Others, key: tuple[str, int], paths: Sequence[Path]) -> LocatedEvent:
     name, fields, (number, line, part) = others.records.get(key)
-    return PlacedEvent(name=name, fields=fields, place=Place(paths[number], line, part))
+    return LocatedEvent(name=name, fields=fields, location=Location(paths[number], line, part))
 
 
 def _rows_of(
@@ -190,31 +192,31 @@ def _rows_of(
     """Yields the calls of a span, or refusals of the span and its log records."""
     convention = next(each for each in _CONVENTIONS if each.is_followed(span))
     if not convention.is_model_call(span):
-        yield Refusal(span.place, NO_CALL, span.name)
+        yield RejectedRow(span.location, NO_CALL, span.name)
         return
     num_records = 0 if span.id in used else others.num_records.get(span.id, 0)
     records = [_record(others, (span.id, number), paths) for number in range(num_records)]
     used.update([span.id] if records else [])
-    places = tuple(record.place for record in records)
+    locations = tuple(record.location for record in records)
     span = replace(span, events=(*span.events, *records))
     try:
         calls = [_add_failure(call, span) for call in convention.read_call(span)]
     except UnreadableRowError as error:
-        yield Refusal(span.place, error.reason, error.detail)
-        for place in places:
-            yield Refusal(place, error.reason, f"see {span.place}")
+        yield RejectedRow(span.location, error.reason, error.detail)
+        for location in locations:
+            yield RejectedRow(location, error.reason, f"see {span.location}")
         return
-    judged_as = (span.trace_id, first_text(span.attributes, _RESPONSE))
+    feedback_ids = (span.trace_id, first_text(span.attributes, _RESPONSE))
     named: Row = {
         "group": others.group_of(span),
         "id": span.id or None,
-        "judged_as": tuple(name for name in judged_as if name),
+        "feedback_ids": tuple(name for name in feedback_ids if name),
         "started_at": iso_time(span.begin),
         "duration_s": seconds_between(span.begin, span.end),
     }
     metadata = without_empty(trace_id=span.trace_id)
     yield from logged_calls(
-        span.place, calls, named, metadata=metadata, part=span.id, also_at=places
+        span.location, calls, named, metadata=metadata, part=span.id, merged_from=locations
     )
 
 
@@ -240,7 +242,7 @@ def _convention_of(head: bytes) -> str | None:
     )
     if not is_otlp:
         return None
-    items = (item for row in head_rows(head) for item in telemetry_of(row, _HEAD_PLACE))
+    items = (item for row in head_rows(head) for item in telemetry_of(row, _HEAD_LOCATION))
     spans = [item for item in items if isinstance(item, Span)]
     if any(OPENROUTER_SPANS.is_followed(span) for span in spans):
         return "openrouter"
@@ -291,22 +293,22 @@ def _is_phoenix(row: Row) -> bool:
     return _is_span(row) or _is_table_row(row) or _is_annotation(row)
 
 
-def _phoenix_telemetry(whole: JsonRow) -> Iterator[Span | Feedback | Refusal]:
+def _phoenix_telemetry(whole: JsonRow) -> Iterator[Span | Feedback | RejectedRow]:
     """Yields the spans and annotations in a row."""
     for row in listed_rows(whole, "data"):
-        item, place = row.data, row.place
+        item, location = row.data, row.location
         if _is_annotation(item):
-            yield _annotation(item, place)
+            yield _annotation(item, location)
             continue
         span = _from_columns(item) if _is_table_row(item) else item
         if not _is_span(span):
-            yield Refusal(place, "neither a span nor an annotation")
+            yield RejectedRow(location, "neither a span nor an annotation")
             continue
         kind = {KIND: span["span_kind"]} if "span_kind" in span else {}
-        yield plain_span(span | {"attributes": kind | as_row(span["attributes"])}, place)
+        yield plain_span(span | {"attributes": kind | as_row(span["attributes"])}, location)
         for judgement in as_list(span.get("annotations")):
             span_id = as_row(span["context"]).get("span_id")
-            yield _annotation({"span_id": span_id} | as_row(judgement), place)
+            yield _annotation({"span_id": span_id} | as_row(judgement), location)
 
 
 def _from_columns(row: Row) -> Row:
@@ -323,12 +325,14 @@ def _from_columns(row: Row) -> Row:
     return rest | {"context": context, "attributes": attributes}
 
 
-def _annotation(row: Row, place: Place) -> Feedback | Refusal:
-    about = first_text(row, "span_id", "trace_id", "session_id")
+def _annotation(row: Row, location: Location) -> Feedback | RejectedRow:
+    target_id = first_text(row, "span_id", "trace_id", "session_id")
     name = first_text(row, "name", "annotation_name")
     result = as_row(row.get("result"))
     score = decimal_number(result.get("score", row.get("result.score")))
-    return feedback_row(place, about, name, score, result.get("label", row.get("result.label")))
+    return feedback_row(
+        location, target_id, name, score, result.get("label", row.get("result.label"))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,11 +385,11 @@ def _columns_of(row: Row) -> _Columns | None:
     return None
 
 
-def _table_telemetry(whole: JsonRow) -> Iterator[Span | Refusal]:
+def _table_telemetry(whole: JsonRow) -> Iterator[Span | RejectedRow]:
     for row in listed_rows(whole, "rows", "data"):
         columns = _columns_of(row.data)
         if columns is None:
-            yield Refusal(row.place, "no span")
+            yield RejectedRow(row.location, "no span")
         else:
             yield _span_of_table(row, columns)
 
@@ -399,7 +403,7 @@ def _span_of_table(placed: JsonRow, columns: _Columns) -> Span:
         end = None if duration is None else begin + duration / 1e9
     is_failed = str(row.get(columns.status)).upper().endswith("ERROR")
     return Span(
-        place=placed.place,
+        location=placed.location,
         trace_id=first_text(row, columns.trace_id) or "",
         id=first_text(row, columns.span_id) or "",
         name=first_text(row, columns.name) or "",

@@ -24,7 +24,13 @@ from stillroom.importing.payloads.fields import (
     without_empty,
 )
 from stillroom.importing.payloads.messages import MessageReader, tool_call, tool_schemas
-from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
+from stillroom.importing.records import (
+    Location,
+    LoggedConversation,
+    RejectedRow,
+    SourceRow,
+    TraceFormat,
+)
 from stillroom.types import Usage, total_usd
 
 _ROLES = {"agent": "assistant", "user": "user", "system": "system"}
@@ -33,16 +39,16 @@ _MOST_NESTED = bounds.AGENT_LEVELS.most
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The data shared by all trajectories of a file: place, session id and the trial's rewards."""
+    """What all trajectories of a file share: location, session id and the trial's rewards."""
 
-    place: Place
+    location: Location
     session: str | None
     rewards: dict[str, float]
 
 
 def _trajectories(row: JsonRow) -> Iterator[SourceRow]:
     session = first_text(row.data, "session_id", "trajectory_id")
-    run = _Run(row.place, session, _rewards_of_trial(row.place.path))
+    run = _Run(row.location, session, _rewards_of_trial(row.location.path))
     yield from _with_sub_agents(row.data, run, parent=None, depth=0)
 
 
@@ -51,21 +57,25 @@ def _with_sub_agents(
 ) -> Iterator[SourceRow]:
     """Yields the conversations of a trajectory and of its sub-agents."""
     own_id = first_text(data, "trajectory_id") or (None if depth else run.session)
-    place = run.place if depth == 0 else Place(run.place.path, run.place.line, own_id or "")
+    location = (
+        run.location if depth == 0 else Location(run.location.path, run.location.line, own_id or "")
+    )
     try:
-        yield _conversation(data, run, place, own_id, parent)
+        yield _conversation(data, run, location, own_id, parent)
     except UnreadableRowError as error:
-        yield Refusal(place, error.reason, error.detail)
+        yield RejectedRow(location, error.reason, error.detail)
     inner_ones = as_list(data.get("subagent_trajectories"))
     if inner_ones and depth == _MOST_NESTED:
-        yield Refusal(place, "sub-agents are nested too deeply", "move them to separate files")
+        yield RejectedRow(
+            location, "sub-agents are nested too deeply", "move them to separate files"
+        )
         return
     for inner in inner_ones:
         yield from _with_sub_agents(as_row(inner), run, parent=own_id, depth=depth + 1)
 
 
 def _conversation(
-    data: Row, run: _Run, place: Place, own_id: str | None, parent: str | None
+    data: Row, run: _Run, location: Location, own_id: str | None, parent: str | None
 ) -> LoggedConversation:
     reader, agent = MessageReader(), as_row(data.get("agent"))
     steps = [as_row(step) for step in as_list(data.get("steps"))]
@@ -78,7 +88,7 @@ def _conversation(
     usages = [usage for each in metrics if (usage := usage_of(each)) is not None]
     is_root = parent is None
     return LoggedConversation(
-        place=place,
+        location=location,
         messages=messages,
         is_call=False,
         tools=tool_schemas(agent.get("tool_definitions")),
@@ -92,7 +102,7 @@ def _conversation(
         else None,
         started_at=next((at for step in steps if (at := first_text(step, "timestamp"))), None),
         scores=run.rewards if is_root else {},
-        losses=tuple(reader.losses),
+        dropped=tuple(reader.dropped),
         metadata=without_empty(
             agent=agent.get("name"),
             agent_version=agent.get("version"),

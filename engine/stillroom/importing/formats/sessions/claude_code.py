@@ -8,7 +8,7 @@ from pathlib import Path
 from stillroom.importing.formats.sessions.message_tree import MessageTree, Turn, forked_from
 from stillroom.importing.json_rows import JsonRow, Row, read_json_rows, recognise_rows
 from stillroom.importing.payloads.fields import as_list, as_row, first_text, text_of
-from stillroom.importing.records import LoggedConversation, Refusal, SourceRow, TraceFormat
+from stillroom.importing.records import LoggedConversation, RejectedRow, SourceRow, TraceFormat
 
 _KINDS = frozenset(("user", "assistant", "system", "attachment", "progress"))
 _FORK, _HEAD = "fork-context-ref", 50
@@ -36,7 +36,7 @@ def read_sessions(paths: Sequence[Path]) -> Iterator[SourceRow]:
     for path in sessions.in_order():
         tree = MessageTree("claude_code", known)
         for row in read_json_rows(path):
-            if isinstance(row, Refusal):
+            if isinstance(row, RejectedRow):
                 yield row
             elif row.data.get("type") == _FORK:
                 session = first_text(row.data, "parentSessionId") or ""
@@ -123,7 +123,7 @@ def _add_line(tree: MessageTree, row: JsonRow) -> None:
         version=first_text(line, "version"),
     )
     turn = Turn(
-        place=row.place,
+        location=row.location,
         uuid=uuid,
         parent=text_of(line.get("parentUuid")),
         is_side=line.get("isSidechain") is True,
@@ -203,7 +203,7 @@ class _PrintedSession:
             first_text(line, "session_id"), agent=None, is_side=False, version=None
         )
         turn = Turn(
-            place=row.place,
+            location=row.location,
             uuid=uuid,
             parent=self._last.get(thread),
             is_side=thread is not None,
@@ -225,7 +225,7 @@ def read_outputs(paths: Sequence[Path]) -> Iterator[SourceRow]:
     for path in paths:
         sessions: dict[str | None, _PrintedSession] = {}
         for row in read_json_rows(path):
-            if isinstance(row, Refusal):
+            if isinstance(row, RejectedRow):
                 yield row
             else:
                 name = text_of(row.data.get("session_id"))
@@ -239,7 +239,7 @@ def _refuse_without_prompt(item: SourceRow) -> SourceRow:
     if not isinstance(item, LoggedConversation):
         return item
     if item.messages[0]["role"] == "assistant":
-        return Refusal(item.place, _NO_PROMPT, _HINT)
+        return RejectedRow(item.location, _NO_PROMPT, _HINT)
     # Messages are printed before their usage is final.
     return replace(item, usage=None, finish_reason=None)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from stillroom.importing.formats.sessions.message_tree import (
     COPIED,
-    HISTORY_LOST,
+    HISTORY_DROPPED,
     MOST_FORKS,
     NO_REPLY,
     forked_from,
@@ -34,7 +34,13 @@ from stillroom.importing.payloads.fields import (
     without_empty,
 )
 from stillroom.importing.payloads.messages import MessageReader, as_context, json_text
-from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
+from stillroom.importing.records import (
+    Location,
+    LoggedConversation,
+    RejectedRow,
+    SourceRow,
+    TraceFormat,
+)
 from stillroom.types import Usage
 
 _ENVELOPES = frozenset(
@@ -144,7 +150,7 @@ def _key(family: str, item: Row) -> int | None:
 class _Segment:
     """The items sent to the model, from the start of a file or a compaction to the next one."""
 
-    place: Place
+    location: Location
     number: int
     parent: str | None
     items: list[Row] = field(default_factory=list[Row])
@@ -154,18 +160,18 @@ class _Segment:
     """The number of items that an earlier conversation already has, or that summarise it."""
     usage: Usage | None = None
     at: str | None = None
-    losses: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
 
 class _Thread:
     """One thread of a rollout file."""
 
-    def __init__(self, place: Place, forks: ThreadForks, *, is_context: bool = False) -> None:
+    def __init__(self, location: Location, forks: ThreadForks, *, is_context: bool = False) -> None:
         """With `is_context`, the thread is read only for the items that another one shares."""
-        self.place, self.forks, self.is_context = place, forks, is_context
+        self.location, self.forks, self.is_context = location, forks, is_context
         self.meta: Row = {}
         self.model: str | None = None
-        self.segment = _Segment(place, 0, None)
+        self.segment = _Segment(location, 0, None)
         self.is_copy = False
         """Whether the next items may still be copies from another file of the thread, or from the
         thread that it was forked from."""
@@ -183,11 +189,11 @@ class _Thread:
     def continue_from(self, other: "_Thread | None") -> None:
         """Starts with all items of another thread; None if that is not in the import."""
         if other is None:
-            self.segment.losses, self._total = (HISTORY_LOST,), None
+            self.segment.dropped, self._total = (HISTORY_DROPPED,), None
             return
         before = other.segment
         self.segment.items, self.segment.turns = before.items, before.turns
-        self.segment.num_given, self.segment.losses = len(before.items), before.losses
+        self.segment.num_given, self.segment.dropped = len(before.items), before.dropped
         self.segment.parent = other._id_of(before)
         self.model, self._total = other.model, other._total
 
@@ -227,14 +233,16 @@ class _Thread:
             )
         self.segment.usage = (self.segment.usage or Usage()) + used
 
-    def begin_segment(self, place: Place, items: list[Row], losses: tuple[str, ...] = ()) -> None:
+    def begin_segment(
+        self, location: Location, items: list[Row], dropped: tuple[str, ...] = ()
+    ) -> None:
         """Starts a conversation that continues the previous one."""
         before = self.segment
-        self.segment = _Segment(place, before.number, before.parent, items)
+        self.segment = _Segment(location, before.number, before.parent, items)
         if len(before.items) > before.num_given:
             self.segment.number, self.segment.parent = before.number + 1, self._id_of(before)
         self.segment.num_given = len(items)
-        self.segment.losses = losses
+        self.segment.dropped = dropped
 
     def _id_of(self, segment: _Segment) -> str | None:
         return self.id if segment.number == 0 else f"{self.id}/{segment.number}"
@@ -251,7 +259,7 @@ class _Thread:
         source = as_row(as_row(as_row(self.meta.get("source")).get("subagent")).get("thread_spawn"))
         spawned_by = first_text(source, "parent_thread_id")
         return LoggedConversation(
-            place=segment.place,
+            location=segment.location,
             messages=[
                 *([{"role": "system", "content": system}] if system else []),
                 *map(as_context, given),
@@ -265,7 +273,7 @@ class _Thread:
             model=self.model,
             usage=segment.usage,
             started_at=segment.at or first_text(self.meta, "timestamp"),
-            losses=tuple(dict.fromkeys((*segment.losses, *reader.losses))),
+            dropped=tuple(dict.fromkeys((*segment.dropped, *reader.dropped))),
             metadata=without_empty(
                 agent="codex", agent_version=text_of(self.meta.get("cli_version"))
             ),
@@ -284,15 +292,17 @@ def read_threads(paths: Sequence[Path]) -> Iterator[SourceRow]:
     """
     forks = ThreadForks(paths)
     for path in forks.in_order(paths):
-        thread = _Thread(Place(path, 1), forks)
+        thread = _Thread(Location(path, 1), forks)
         for row in read_json_rows(path):
-            if isinstance(row, Refusal):
+            if isinstance(row, RejectedRow):
                 yield row
             else:
                 yield from _add_row(thread, row)
         yield from _end_segment(thread)
         if thread.num_conversations == 0 and thread.segment.items:
-            yield Refusal(thread.place, COPIED, f"its replies are in {thread.segment.parent}")
+            yield RejectedRow(
+                thread.location, COPIED, f"its replies are in {thread.segment.parent}"
+            )
 
 
 def _end_segment(thread: _Thread) -> Iterator[SourceRow]:
@@ -302,7 +312,7 @@ def _end_segment(thread: _Thread) -> Iterator[SourceRow]:
         try:
             yield thread.conversation()
         except UnreadableRowError as error:
-            yield Refusal(thread.segment.place, error.reason, error.detail)
+            yield RejectedRow(thread.segment.location, error.reason, error.detail)
 
 
 def _begin(thread: _Thread, meta: Row, names: frozenset[str]) -> None:
@@ -319,7 +329,7 @@ def _begin(thread: _Thread, meta: Row, names: frozenset[str]) -> None:
     if path is None or origin in names or not isinstance(end, int) or len(names) > MOST_FORKS:
         thread.continue_from(None)
         return
-    other = _Thread(Place(path, 1), thread.forks, is_context=True)
+    other = _Thread(Location(path, 1), thread.forks, is_context=True)
     for number, row in enumerate(read_json_rows(path)):
         if isinstance(row, JsonRow):
             ordinal = row.data.get("ordinal", number)
@@ -348,10 +358,10 @@ def _add_row(
             replaced = payload.get("replacement_history")
             summary = {"type": "message", "role": "user", "content": payload.get("message") or ""}
             items = [item for item in map(_sent_item, as_list(replaced)) if item is not None]
-            losses = () if isinstance(replaced, list) else (HISTORY_LOST,)
-            thread.begin_segment(row.place, items or [summary], losses)
+            dropped = () if isinstance(replaced, list) else (HISTORY_DROPPED,)
+            thread.begin_segment(row.location, items or [summary], dropped)
         case "event_msg":
-            yield from _add_event(thread, row.place, payload)
+            yield from _add_event(thread, row.location, payload)
         case None if not thread.meta and "timestamp" in row.data:
             thread.begin(row.data)
         case str(kind) if kind not in _ENVELOPES and "payload" not in row.data and thread.meta:
@@ -409,7 +419,7 @@ def _without_images(content: Any) -> Any:
     return [{"type": _IMAGE} if as_row(part).get("type") == _IMAGE else part for part in parts]
 
 
-def _add_event(thread: _Thread, place: Place, event: Row) -> Iterator[SourceRow]:
+def _add_event(thread: _Thread, location: Location, event: Row) -> Iterator[SourceRow]:
     kind, segment = event.get("type"), thread.segment
     is_user = as_row(event.get("item")).get("type") == "UserMessage"
     if kind == "user_message" or (kind == "item_completed" and is_user):
@@ -424,7 +434,7 @@ def _add_event(thread: _Thread, place: Place, event: Row) -> Iterator[SourceRow]
         kept = segment.turns[-count] if len(segment.turns) >= count else 0
         yield from _end_segment(thread)
         turns = segment.turns[:-count]
-        thread.begin_segment(place, segment.items[:kept])
+        thread.begin_segment(location, segment.items[:kept])
         thread.segment.turns = turns
 
 
@@ -449,7 +459,7 @@ def _is_exec_output(path: Path, head: bytes) -> bool:
 
 def _refuse_exec_output(paths: Sequence[Path]) -> Iterator[SourceRow]:
     detail = "import the thread's rollout-*.jsonl in ~/.codex/sessions instead"
-    return (Refusal(Place(path, 1), _NO_PROMPT, detail) for path in paths)
+    return (RejectedRow(Location(path, 1), _NO_PROMPT, detail) for path in paths)
 
 
 CODEX = TraceFormat(

@@ -14,11 +14,11 @@ from stillroom.importing.payloads.fields import (
     usage_of,
 )
 from stillroom.importing.payloads.messages import MessageReader, as_context
-from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow
+from stillroom.importing.records import Location, LoggedConversation, RejectedRow, SourceRow
 from stillroom.types import Usage
 
-CONTEXT_LOST = "system prompt and reminders that the agent adds are not in its file"
-HISTORY_LOST = "earlier messages are not in the file"
+CONTEXT_DROPPED = "system prompt and reminders that the agent adds are not in its file"
+HISTORY_DROPPED = "earlier messages are not in the file"
 NO_REPLY = "holds no reply of the model"
 COPIED = "copied from another session"
 SYNTHETIC = "<synthetic>"
@@ -29,7 +29,7 @@ SYNTHETIC = "<synthetic>"
 class Turn:
     """One message of a session, which may have several lines."""
 
-    place: Place
+    location: Location
     uuid: str
     parent: str | None
     is_side: bool
@@ -41,7 +41,7 @@ class Turn:
     messages: list[Row] = field(default_factory=list[Row])
     blocks: list[Any] = field(default_factory=list[Any])
     """The blocks of a reply, from all of its lines."""
-    losses: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
     is_last: bool = True
     """Whether no turn follows it."""
     is_answered: bool = False
@@ -81,7 +81,7 @@ class MessageTree:
         """The last turn up to each line, by the line's id."""
         self._replies: dict[str, Turn] = {}
         self._callers: dict[str, Turn] = {}
-        self._problems: list[Refusal] = []
+        self._problems: list[RejectedRow] = []
         self._context: Turn | None = None
         self._copied: dict[str, str] = {}
         """The conversations of replies in the continued session."""
@@ -164,16 +164,16 @@ class MessageTree:
         try:
             turn.messages = reader.turn(message)
         except UnreadableRowError as error:
-            self._problems.append(Refusal(turn.place, error.reason, error.detail))
+            self._problems.append(RejectedRow(turn.location, error.reason, error.detail))
             self.add_note(turn)
             return
-        turn.losses = tuple(reader.losses)
+        turn.dropped = tuple(reader.dropped)
         calls = [m["tool_call_id"] for m in turn.messages if "tool_call_id" in m]
         caller = self._callers.get(calls[0]) if calls else None
         results = caller.results if caller is not None else None
         if results is not None and not {m.get("tool_call_id") for m in results.messages} & {*calls}:
             results.messages += turn.messages
-            results.losses += turn.losses
+            results.dropped += turn.dropped
             self._at[turn.uuid] = results
             return
         added = self._add(turn)
@@ -226,7 +226,7 @@ class MessageTree:
         if turn.before is not None:
             turn.before.is_last = False
         elif is_lost:
-            turn.losses = (*turn.losses, HISTORY_LOST)
+            turn.dropped = (*turn.dropped, HISTORY_DROPPED)
         self._lacks_context = False
         self._turns.append(turn)
         self._at[turn.uuid] = turn
@@ -238,9 +238,11 @@ class MessageTree:
         last_reply = next((turn for turn in reversed(own) if turn.is_reply), None)
         if last_reply is None and path[-1].conversation is not None:
             detail = f"its replies are in {path[-1].conversation}"
-            return Refusal(last.place, COPIED, detail)
+            return RejectedRow(last.location, COPIED, detail)
         if last_reply is None or last_reply.is_answered:
-            return Refusal(last.place, NO_REPLY, "it was interrupted, or continued elsewhere")
+            return RejectedRow(
+                last.location, NO_REPLY, "it was interrupted, or continued elsewhere"
+            )
         conversation_id = self._id_of(last, path)
         parent = self._parent_of(path)
         given = {id(turn) for turn in path if turn.conversation is not None}
@@ -250,19 +252,19 @@ class MessageTree:
                 self._known[turn.uuid] = conversation_id
                 if turn.origin is not None:
                     self._known[turn.origin] = conversation_id
-        losses: dict[str, None] = {CONTEXT_LOST: None}
+        dropped: dict[str, None] = {CONTEXT_DROPPED: None}
         try:
-            messages = list(_join_user_messages(_messages(path, given, losses)))
+            messages = list(_join_user_messages(_messages(path, given, dropped)))
         except UnreadableRowError as error:
-            return Refusal(last.place, error.reason, error.detail)
+            return RejectedRow(last.location, error.reason, error.detail)
         replies = [turn for turn in path if turn.is_reply and turn.model]
         models = list(dict.fromkeys(turn.model for turn in replies if turn.model))
         usages = [turn.usage for turn in own if turn.usage is not None]
-        about = {"agent": self._agent, "agent_version": self._version}
-        about |= {"models": models} if len(models) > 1 else {}
+        metadata = {"agent": self._agent, "agent_version": self._version}
+        metadata |= {"models": models} if len(models) > 1 else {}
         inner = [turn for turn in path if not turn.is_context]
         return LoggedConversation(
-            place=inner[0].place,
+            location=inner[0].location,
             messages=messages,
             is_call=False,
             group=self._session,
@@ -274,8 +276,8 @@ class MessageTree:
             started_at=next((turn.at for turn in inner if turn.at), None),
             finish_reason=next((turn.ending for turn in reversed(replies)), None),
             error=last.failure,
-            losses=tuple(losses),
-            metadata={key: value for key, value in about.items() if value},
+            dropped=tuple(dropped),
+            metadata={key: value for key, value in metadata.items() if value},
         )
 
     def _id_of(self, last: Turn, path: Sequence[Turn]) -> str:
@@ -307,27 +309,27 @@ def _path(last: Turn) -> list[Turn]:
     return path[::-1]
 
 
-def _messages(path: Sequence[Turn], given: set[int], losses: dict[str, None]) -> Iterator[Row]:
+def _messages(path: Sequence[Turn], given: set[int], dropped: dict[str, None]) -> Iterator[Row]:
     """Yields the messages of a path; replies that another conversation has are context."""
     compaction = path[0]
     for turn in path:
-        messages = _turn_messages(turn, losses)
+        messages = _turn_messages(turn, dropped)
         yield from map(as_context, messages) if id(turn) in given else messages
         if compaction.kept_after is not None and turn.uuid == compaction.kept_after:
             for kept in compaction.kept:
                 # The model did not write these after the summary, so they are context here.
-                yield from (as_context(m) for m in _turn_messages(kept, losses))
+                yield from (as_context(m) for m in _turn_messages(kept, dropped))
 
 
-def _turn_messages(turn: Turn, losses: dict[str, None]) -> list[Row]:
+def _turn_messages(turn: Turn, dropped: dict[str, None]) -> list[Row]:
     messages = turn.messages
     if turn.blocks:
         reader = MessageReader()
         messages = reader.turn({"role": "assistant", "content": turn.blocks})
-        losses |= reader.losses
+        dropped |= reader.dropped
         if turn.model == SYNTHETIC:
             messages = [as_context(message) for message in messages]
-    losses |= dict.fromkeys(turn.losses)
+    dropped |= dict.fromkeys(turn.dropped)
     return messages
 
 

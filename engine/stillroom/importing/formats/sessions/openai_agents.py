@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from stillroom.importing.formats.sessions.message_tree import HISTORY_LOST
+from stillroom.importing.formats.sessions.message_tree import HISTORY_DROPPED
 from stillroom.importing.json_rows import (
     JsonRow,
     Row,
@@ -22,7 +22,7 @@ from stillroom.importing.payloads.fields import (
     usage_of,
     without_empty,
 )
-from stillroom.importing.records import Refusal, SourceRow, TraceFormat
+from stillroom.importing.records import RejectedRow, SourceRow, TraceFormat
 from stillroom.importing.table_rows import recognise_listed_rows
 
 _NO_CONTENT = "the span of a response lacks its messages"
@@ -56,7 +56,7 @@ class _Traces:
                 trace, thread = first_text(item, "id"), first_text(item, "group_id")
                 if trace and thread:
                     self._threads[trace] = thread
-                yield Refusal(row.place, NO_CALL, str(kind or item.get("object")))
+                yield RejectedRow(row.location, NO_CALL, str(kind or item.get("object")))
                 return
         named: Row = {
             "group": self._threads.get(trace or "", trace),
@@ -67,7 +67,7 @@ class _Traces:
         parent_span = first_text(item, "parent_id")
         metadata = without_empty(response_id=call.id, parent_span=parent_span)
         provider = "openai" if span["type"] == "response" else None
-        yield from logged_calls(row.place, [call], named, metadata=metadata, provider=provider)
+        yield from logged_calls(row.location, [call], named, metadata=metadata, provider=provider)
 
 
 def _generation(span: Row, failure: str | None) -> ApiCall:
@@ -97,7 +97,7 @@ def _response(span: Row, failure: str | None) -> ApiCall:
     request = {key: response[key] for key in named if response.get(key)} | {"input": sent}
     (call,) = read_calls(request, response or {"error": {"message": failure}})
     if response.get("previous_response_id") or response.get("conversation"):
-        return replace(call, losses=(HISTORY_LOST, *call.losses))
+        return replace(call, dropped=(HISTORY_DROPPED, *call.dropped))
     return call
 
 

@@ -22,11 +22,22 @@ from stillroom.importing.payloads.fields import (
     usage_of,
     without_empty,
 )
-from stillroom.importing.payloads.messages import IMAGES_LOST, MessageReader, as_context, tool_call
-from stillroom.importing.records import LoggedConversation, Place, Refusal, SourceRow, TraceFormat
+from stillroom.importing.payloads.messages import (
+    IMAGES_DROPPED,
+    MessageReader,
+    as_context,
+    tool_call,
+)
+from stillroom.importing.records import (
+    Location,
+    LoggedConversation,
+    RejectedRow,
+    SourceRow,
+    TraceFormat,
+)
 from stillroom.types import Usage
 
-WORDING_LOST = "notes that the agent adds to tool results are not in its file"
+WORDING_DROPPED = "notes that the agent adds to tool results are not in its file"
 _NO_CALLS = "actions without the calls of the model"
 _OLD_ANSWERS = {"message": ("content",), "finish": ("final_thought", "thought")}
 
@@ -73,7 +84,7 @@ class _EventMessages:
 class EventLog:
     """The events of one conversation, in order."""
 
-    place: Place
+    location: Location
     id: str | None
     folder: Path | None = None
     state: Row = field(default_factory=dict[str, Any])
@@ -116,7 +127,7 @@ class EventLog:
         replies = [one for one in own if one.is_reply]
         if self._problem is not None or not replies:
             problem = self._problem or UnreadableRowError(NO_REPLY, "it was interrupted")
-            yield Refusal(self.place, problem.reason, problem.detail)
+            yield RejectedRow(self.location, problem.reason, problem.detail)
         else:
             yield self._conversation([one.response for one in replies])
         self._number += 1
@@ -133,7 +144,7 @@ class EventLog:
         results = as_row(self._result.get("test_result"))
         resolved = as_row(results.get("report")).get("resolved", self._result.get("resolved"))
         return LoggedConversation(
-            place=self.place,
+            location=self.location,
             messages=[message for entry in self._messages for message in entry.messages],
             is_call=False,
             group=self.id,
@@ -144,7 +155,7 @@ class EventLog:
             started_at=self._at,
             error=self._error,
             scores={"resolved": float(resolved)} if isinstance(resolved, bool) else {},
-            losses=tuple(self._reader.losses),
+            dropped=tuple(self._reader.dropped),
             metadata=without_empty(
                 agent="openhands", instance_id=first_text(self._result, "instance_id")
             ),
@@ -170,9 +181,9 @@ class EventLog:
         ]
         summary, offset = first_text(condensation, "summary"), condensation.get("summary_offset")
         if summary is not None:
-            place = offset if isinstance(offset, int) and 0 <= offset <= len(kept) else len(kept)
+            index = offset if isinstance(offset, int) and 0 <= offset <= len(kept) else len(kept)
             kept.insert(
-                place,
+                index,
                 _EventMessages(
                     [f"{event_id}-summary"], [{"role": "user", "content": summary}], None, True
                 ),
@@ -201,7 +212,7 @@ class EventLog:
             case "ObservationEvent":
                 observation = as_row(event.get("observation"))
                 if observation.get("metadata"):
-                    self._reader.lose(WORDING_LOST)
+                    self._reader.drop(WORDING_DROPPED)
                 content = [
                     *as_list(observation.get("content")),
                     *as_list(event.get("extended_content")),
@@ -259,7 +270,7 @@ class EventLog:
             self._add_message(event, "system", first_text(args, "content") or "")
         elif kind == "message" and event.get("source") == "user":
             if args.get("image_urls"):
-                self._reader.lose(IMAGES_LOST)
+                self._reader.drop(IMAGES_DROPPED)
             self._add_message(event, "user", first_text(args, "content") or "")
         elif made:
             self._add_old_reply(event, as_row(made.get("model_response")))
@@ -307,7 +318,7 @@ def read_conversations(paths: Sequence[Path]) -> Iterator[SourceRow]:
             yield from log.end()
             log = None
         for row in read_json_rows(path):
-            if isinstance(row, Refusal):
+            if isinstance(row, RejectedRow):
                 yield row
             elif isinstance(row.data.get("history"), list):
                 yield from _history(row)
@@ -320,14 +331,14 @@ def read_conversations(paths: Sequence[Path]) -> Iterator[SourceRow]:
 
 def _log_of(row: JsonRow, folder: Path | None) -> EventLog:
     if folder is None:
-        return EventLog(row.place, id=None)
+        return EventLog(row.location, id=None)
     state = read_document(folder.parent / _STATE)
-    return EventLog(row.place, id=folder.parent.name, folder=folder, state=state)
+    return EventLog(row.location, id=folder.parent.name, folder=folder, state=state)
 
 
 def _history(row: JsonRow) -> Iterator[SourceRow]:
     """Yields the conversations of a benchmark's result."""
-    log = EventLog(row.place, id=str(row.data.get("instance_id") or "") or None)
+    log = EventLog(row.location, id=str(row.data.get("instance_id") or "") or None)
     log.note_result(row.data)
     for item in as_list(row.data["history"]):
         # Old results have pairs of an action and its observation.

@@ -39,14 +39,14 @@ def _trajectory(row: JsonRow) -> Iterator[SourceRow]:
     info = as_row(data.get("info"))
     stats = as_row(info.get("model_stats"))
     yield LoggedConversation(
-        place=row.place,
+        location=row.location,
         messages=messages,
         is_call=False,
         id=first_text(data, "instance_id"),
         model=_model_of(data, info),
         usage=_usage(stats, steps),
         cost_usd=as_number(stats.get("instance_cost")),
-        losses=tuple(reader.losses),
+        dropped=tuple(reader.dropped),
         metadata=without_empty(
             agent="mini-swe-agent" if is_mini else "swe-agent",
             environment=first_text(data, "environment"),

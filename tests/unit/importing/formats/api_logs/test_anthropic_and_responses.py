@@ -44,7 +44,7 @@ def test_blocks_that_messages_cannot_hold_are_named_as_losses(tmp_path):
     path = write_rows(tmp_path / "log.jsonl", row)
     (call,) = calls_of(read("anthropic_messages", path))
     assert call.messages[-1] == {"role": "assistant", "content": "So it is."}
-    assert sorted(call.losses) == [
+    assert sorted(call.dropped) == [
         "calls of tools that the provider runs left out",
         "files left out",
         "reasoning is encrypted or redacted",
@@ -120,8 +120,8 @@ def test_a_chain_of_responses_is_put_together(tmp_path):
     assert_holds_conversation(calls_of(read("openai_responses", backwards)), keeps_reasoning=True)
     tail = write_rows(tmp_path / "tail.jsonl", *reversed_rows[:2])
     last, second = calls_of(read("openai_responses", tail))
-    assert "earlier messages are not in the log" in second.losses
-    assert "earlier messages are not in the log" in last.losses
+    assert "earlier messages are not in the log" in second.dropped
+    assert "earlier messages are not in the log" in last.dropped
 
 
 def stored(number, given, said, **more):
@@ -196,7 +196,7 @@ def test_items_of_tools_that_the_provider_runs_are_losses_and_custom_calls_are_c
         {"id": "c", "type": "function", "function": function}
     ]
     assert call.finish_reason == "tool_calls"
-    assert sorted(call.losses) == [
+    assert sorted(call.dropped) == [
         "calls of tools that the provider runs left out",
         "reasoning is encrypted or redacted",
     ]
@@ -210,7 +210,7 @@ def test_responses_that_continue_each_other_in_a_circle_are_read_once_each(tmp_p
     )
     first, second = calls_of(read("openai_responses", path))
     assert [len(first.messages), len(second.messages)] == [6, 6]
-    assert "earlier messages are not in the log" in first.losses
+    assert "earlier messages are not in the log" in first.dropped
 
 
 def as_stream(events):
@@ -233,7 +233,7 @@ def test_replies_may_be_logged_as_the_stream_that_they_came_in(is_text, tmp_path
     (call,) = calls_of(rows)
     assert compared(call.messages[-1]) == expected
     assert (call.usage.prompt_tokens, call.finish_reason) == (50, "tool_calls")
-    assert [row.place.line for row in rows] == [1, 2]
+    assert [row.location.line for row in rows] == [1, 2]
     items = {"request": {"model": "m", "input": "Hi?"}}
     items["response"] = shaped(response_events(response(seen, "m")))
     path = write_rows(tmp_path / "responses.jsonl", items)

@@ -26,8 +26,8 @@ def test_the_two_files_of_a_batch_are_joined(name):
         calls = calls_of(read(name, *order))
         assert_holds_conversation(calls, keeps_reasoning=name == "anthropic_batch")
         assert [call.metadata["custom_id"] for call in calls] == ["task-3", "task-1", "task-2"]
-        assert [call.also_at[0].line for call in calls] == [3, 1, 2]
-        assert {call.also_at[0].path.name for call in calls} == {"requests.jsonl"}
+        assert [call.merged_from[0].line for call in calls] == [3, 1, 2]
+        assert {call.merged_from[0].path.name for call in calls} == {"requests.jsonl"}
 
 
 @pytest.mark.parametrize("name", ["openai_batch", "anthropic_batch"])
@@ -91,7 +91,7 @@ def test_a_pair_that_is_no_chat_is_refused_with_both_its_rows(tmp_path):
     result["response"]["body"] = {"object": "list", "data": [{"embedding": [0.1]}]}
     requests, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     rows = read("openai_batch", write_rows(requests, request), write_rows(results, result))
-    assert [(row.place.path, row.reason) for row in rows] == [
+    assert [(row.location.path, row.reason) for row in rows] == [
         (results, "no reply"),
         (requests, "no reply"),
     ]
@@ -104,8 +104,8 @@ def test_every_choice_of_a_result_is_a_call_and_the_request_counts_once(tmp_path
     requests = write_rows(tmp_path / "in.jsonl", asked("a", "1"))
     calls = calls_of(read("openai_batch", requests, write_rows(tmp_path / "out.jsonl", result)))
     assert [call.messages[-1]["content"] for call in calls] == ["one", "two"]
-    assert [call.place.part for call in calls] == ["", "choice 1"]
-    assert [len(call.also_at) for call in calls] == [1, 0]
+    assert [call.location.part for call in calls] == ["", "choice 1"]
+    assert [len(call.merged_from) for call in calls] == [1, 0]
 
 
 def test_requests_as_anthropics_api_takes_them_are_one_by_one(tmp_path):
@@ -118,6 +118,6 @@ def test_requests_as_anthropics_api_takes_them_are_one_by_one(tmp_path):
         write_rows(tmp_path / "out.jsonl", result),
     )
     assert [call.error for call in calls_of(rows)] == ["expired"]
-    assert [(str(row.place.part), row.reason) for row in rows[1:]] == [
+    assert [(str(row.location.part), row.reason) for row in rows[1:]] == [
         ("request 1", "no result for this request")
     ]

@@ -60,7 +60,7 @@ def test_rows_of_litellm_without_a_chat_are_refused_with_the_reason(tmp_path):
     rows = read("litellm", path)
     failed, truncated = calls_of(rows)
     assert (failed.error, shown(failed.messages)) == ("429", ["user Hi?"])
-    assert truncated.losses == ("content truncated by the log",)
+    assert truncated.dropped == ("content truncated by the log",)
     assert refusals(rows) == [
         (1, "contents were not recorded"),
         (2, "no model call"),
@@ -108,7 +108,7 @@ def test_answers_of_helicones_api_and_rows_without_bodies(tmp_path):
     assert recognised_by(path) == ["helicone"]
     rows = read("helicone", path)
     answered, refused = calls_of(rows)
-    assert (answered.place.part, shown(answered.messages)[-1]) == ("request 1", "assistant Yes.")
+    assert (answered.location.part, shown(answered.messages)[-1]) == ("request 1", "assistant Yes.")
     assert (refused.error, refused.scores) == ("status 429", {})
     assert refusals(rows) == [(1, "contents were not recorded")]
 
@@ -121,7 +121,7 @@ def test_stored_completions_are_joined_with_their_messages():
         calls = calls_of(rows)
         assert len(rows) == 3
         assert_holds_conversation(calls, keeps_reasoning=False)
-        assert [len(call.also_at) for call in calls] == [7, 5, 2]
+        assert [len(call.merged_from) for call in calls] == [7, 5, 2]
         assert calls[0].metadata["metadata"] == {"shop": "1"}
 
 
@@ -145,7 +145,7 @@ def test_a_completion_with_messages_that_cannot_be_read_is_refused_with_them(tmp
     message = {"id": "c-0", "role": "assistant", "content": "", "tool_calls": [{"id": "x"}]}
     path = write_rows(tmp_path / "rows.jsonl", {"object": "list", "data": [completion, message]})
     rows = read("stored_completions", path)
-    assert [(row.place.part, row.reason) for row in rows] == [
+    assert [(row.location.part, row.reason) for row in rows] == [
         ("row 1", "a tool call has no name"),
         ("row 2", "a tool call has no name"),
     ]

@@ -20,7 +20,7 @@ def test_a_request_may_be_a_text_or_a_list_of_texts_and_parts(tmp_path):
     rows = [row("Hi"), row(["Hi", image, " there"]), row([{"text": "Hi"}]), row([{"parts": "Hi"}])]
     calls = calls_of(read("gemini", write_rows(tmp_path / "log.jsonl", *rows)))
     assert [call.messages[0]["content"] for call in calls] == ["Hi", "Hi there", "Hi", "Hi"]
-    assert [call.losses for call in calls] == [(), ("audio left out",), (), ()]
+    assert [call.dropped for call in calls] == [(), ("audio left out",), (), ()]
 
 
 def test_a_request_without_contents_is_refused(tmp_path):
@@ -54,8 +54,8 @@ def test_each_candidate_is_a_reply_and_what_filters_cut_off_is_marked(tmp_path):
     assert [(c.messages[-1]["content"], c.finish_reason) for c in calls] == [
         ("Yes.", "stop"), ("", "content_filter"), ("Ok.", None),
     ]  # fmt: skip
-    assert [call.place.part for call in calls] == ["", "choice 1", "choice 2"]
-    assert calls[2].losses == (
+    assert [call.location.part for call in calls] == ["", "choice 1", "choice 2"]
+    assert calls[2].dropped == (
         "calls of tools that the provider runs left out",
         "content of an unknown kind left out",
     )

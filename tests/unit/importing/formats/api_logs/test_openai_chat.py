@@ -64,7 +64,7 @@ def test_choices_are_parts_of_their_row_and_a_failed_call_is_one(tmp_path):
         for n in range(2)]}  # fmt: skip
     failed = {"request": {"messages": [USER]}, "response": {"error": {"message": "busy"}}}
     first, second, third = read(tmp_path, [{"messages": [USER], "response": two}, failed])
-    assert (first.place.part, second.place.part) == ("", "choice 1")
+    assert (first.location.part, second.location.part) == ("", "choice 1")
     assert third.error == "busy"
 
 

@@ -86,7 +86,7 @@ def test_each_choice_of_a_stream_is_a_call_of_its_own(tmp_path):
     path = write_rows(tmp_path / "calls-0001.jsonl", line(stream(*events, usage)))
     first, second = calls_of(read(NAME, path))
     assert (first.messages[-1]["content"], first.finish_reason) == ("B", "stop")
-    assert (second.messages[-1]["content"], second.place.part) == ("A", "choice 1")
+    assert (second.messages[-1]["content"], second.location.part) == ("A", "choice 1")
     assert (first.model, first.usage.prompt_tokens) == ("m-1", 3)
 
 
@@ -194,7 +194,7 @@ def test_hostile_lines_are_refused_by_line(tmp_path):
     )
     rows = read(NAME, path)
     assert len(calls_of(rows)) == 1
-    assert [place for place, _ in refusals(rows)] == list(range(2, 12))
+    assert [location for location, _ in refusals(rows)] == list(range(2, 12))
 
 
 def test_what_was_not_recorded_whole_is_refused_with_the_flag_to_raise(tmp_path):

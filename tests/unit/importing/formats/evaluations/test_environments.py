@@ -106,7 +106,7 @@ def test_branches_of_a_trace_are_conversations_and_context_is_not_trained(tmp_pa
         Usage(prompt_tokens=9, completion_tokens=2),
     )
     assert (first.id, second.id, second.parent) == ("t", "t/4", "t")
-    assert str(second.place).endswith("traces.jsonl:1#t/4")
+    assert str(second.location).endswith("traces.jsonl:1#t/4")
 
 
 def test_rows_that_are_no_rollouts_are_refused_and_failed_ones_keep_their_error(tmp_path):

@@ -107,7 +107,7 @@ def test_failed_tools_redacted_thoughts_and_failures_are_kept_as_such(tmp_path):
         written(tmp_path, sample(messages=messages, error={"message": "it broke"}))
     )
     assert shown(row.messages) == ["user Hi", 'assistant  look{"at": 1}', "tool no such thing"]
-    assert (row.error, row.losses) == ("it broke", ("reasoning is encrypted or redacted",))
+    assert (row.error, row.dropped) == ("it broke", ("reasoning is encrypted or redacted",))
 
 
 def test_samples_are_read_from_a_zip_without_zstandard_and_broken_ones_are_refused(tmp_path):
@@ -122,7 +122,7 @@ def test_samples_are_read_from_a_zip_without_zstandard_and_broken_ones_are_refus
     rows = read("inspect_ai", path)
     assert refusals(rows) == [(2, "not a JSON object"), (3, "holds no messages")]
     (row,) = (row for row in rows if hasattr(row, "messages"))
-    assert str(row.place).endswith("log.eval:1#samples/a_epoch_1.json")
+    assert str(row.location).endswith("log.eval:1#samples/a_epoch_1.json")
     assert row.metadata["task"] == "t"
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])

@@ -52,9 +52,11 @@ def test_a_downloaded_trace_holds_its_observations_and_scores(tmp_path):
     assert recognised_by(path) == ["langfuse"]
     rows = read("langfuse", path)
     (call,) = calls_of(rows)
-    assert (call.group, call.place.part, call.judged_as) == ("s1", "o1", ("t1",))
-    assert [(row.about, row.value) for row in rows if isinstance(row, Feedback)] == [("t1", 1.0)]
-    assert [row.place.part for row in rows if hasattr(row, "reason")] == ["", "o2"]
+    assert (call.group, call.location.part, call.feedback_ids) == ("s1", "o1", ("t1",))
+    assert [(row.target_id, row.value) for row in rows if isinstance(row, Feedback)] == [
+        ("t1", 1.0)
+    ]
+    assert [row.location.part for row in rows if hasattr(row, "reason")] == ["", "o2"]
     again = read("langfuse", write_rows(tmp_path / "older.jsonl", older))
     assert calls_of(again)[0].messages == call.messages
 
@@ -66,7 +68,7 @@ def test_a_trace_without_generations_is_a_call_if_it_holds_messages(tmp_path):
     function = trace | {"id": "t2", "input": {"a": 1, "b": 2}, "output": 3, "scores": None}
     rows = read("langfuse", write_rows(tmp_path / "traces.jsonl", trace, function))
     (call,) = calls_of(rows)
-    assert (call.id, call.judged_as, call.metadata["tags"]) == ("t1", (), ["a"])
+    assert (call.id, call.feedback_ids, call.metadata["tags"]) == ("t1", (), ["a"])
     assert call.started_at == "2026-03-01T10:00:00.500000Z"
     assert [row.value for row in rows if isinstance(row, Feedback)] == [1.0, 0.0]
     assert refusals(rows) == [(2, "holds no messages")]
@@ -112,7 +114,7 @@ def test_losses_failures_and_costs_are_named(tmp_path):
     silent = observation(USER, None)
     rows = read("langfuse", write_rows(tmp_path / "rows.jsonl", cut, failed, silent))  # fmt: skip
     first, second = calls_of(rows)
-    assert first.losses == ("content truncated by the log",)
+    assert first.dropped == ("content truncated by the log",)
     assert (first.cost_usd, first.usage.prompt_tokens, first.usage.completion_tokens) == (0.5, 5, 2)
     assert (second.error, shown(second.messages)) == ("429", ["user Hi?"])
     assert refusals(rows) == [(3, "no reply")]

@@ -96,8 +96,8 @@ def test_feedback_is_a_score_of_its_run_and_of_the_runs_within_it(tmp_path):
     )  # fmt: skip
     rows = read("langsmith", path)
     (call,) = calls_of(rows)
-    assert (call.judged_as, call.scores) == (("t1", "c1"), {"exact": 1.0})
-    judged = [(row.about, row.name, row.value) for row in rows if isinstance(row, Feedback)]
+    assert (call.feedback_ids, call.scores) == (("t1", "c1"), {"exact": 1.0})
+    judged = [(row.target_id, row.name, row.value) for row in rows if isinstance(row, Feedback)]
     assert judged == [("t1", "helpful", 0.5), ("c1", "ok", 1.0)]
     assert refusals(rows) == [
         (1, "no model call"),

@@ -22,7 +22,7 @@ def test_rows_that_are_neither_are_refused(tmp_path):
     )
     rows = read("phoenix", path)
     assert [call.messages[1]["content"] for call in calls_of(rows)] == ["Yes."]
-    assert [(row.about, row.value) for row in rows if isinstance(row, Feedback)] == [("s", 0.5)]
+    assert [(row.target_id, row.value) for row in rows if isinstance(row, Feedback)] == [("s", 0.5)]
     assert sorted(refusals(rows)) == [
         (1, "no model call"),
         (2, "neither a span nor an annotation"),

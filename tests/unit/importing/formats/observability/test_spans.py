@@ -116,7 +116,7 @@ def test_parts_of_the_ai_sdk_are_read_in_the_shapes_of_all_its_versions(tmp_path
         'assistant {"sum": 1}',
     ]
     assert [m.get("reasoning_content") for m in call.messages] == [None, "Hm.", None, "So."]
-    assert (call.losses, call.finish_reason) == (("images left out",), "content_filter")
+    assert (call.dropped, call.finish_reason) == (("images left out",), "content_filter")
     assert (call.usage.prompt_tokens, call.model) == (5, "m")
     assert call.tools[0]["function"]["parameters"] == {"type": "object"}
     assert refusals(rows) == [(1, "contents were not recorded")]
@@ -142,7 +142,7 @@ def test_attributes_may_be_json_texts_or_structured_and_names_may_be_snake_case(
             {"role": "assistant", "content": "Yes."},
         ]
     )
-    assert (second.id, second.judged_as) == ("s2", ("t1",))
+    assert (second.id, second.feedback_ids) == ("s2", ("t1",))
     assert (first.started_at, first.duration_s) == ("2026-03-01T10:00:00Z", 1.5)
 
 
@@ -169,7 +169,7 @@ def test_spans_that_are_no_model_call_are_refused_with_their_name(tmp_path):
     ]
     spans = [span(each, str(number)) for number, each in enumerate(attributes)]
     rows = read("otel_genai", write_rows(tmp_path / "spans.jsonl", exported(*spans)))
-    assert [(row.reason, row.place.part) for row in rows] == [
+    assert [(row.reason, row.location.part) for row in rows] == [
         ("no model call", str(number)) for number in range(5)
     ]
 
@@ -196,7 +196,7 @@ def test_each_choice_is_a_call_but_parts_of_one_reply_are_joined(tmp_path):
     path = write_rows(tmp_path / "spans.jsonl", exported(span(choices), span(parts, "s2")))
     first, second, joined = calls_of(read("otel_genai", path))
     assert [call.messages[-1]["content"] for call in (first, second)] == ["a", "b"]
-    assert [call.place.part for call in (first, second)] == ["s1", "s1 choice 1"]
+    assert [call.location.part for call in (first, second)] == ["s1", "s1 choice 1"]
     assert joined.messages[-1] == {
         "role": "assistant",
         "content": "a",
@@ -267,9 +267,9 @@ def test_evaluations_are_feedback_about_their_span_or_response(tmp_path):
     logs = {"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]}
     rows = read("otel_genai", write_rows(tmp_path / "spans.jsonl", exported(judged), logs))
     (call,) = calls_of(rows)
-    assert call.judged_as == ("t1", "resp")
+    assert call.feedback_ids == ("t1", "resp")
     feedback = [row for row in rows if isinstance(row, Feedback)]
-    assert [(row.about, row.name, row.value) for row in feedback] == [
+    assert [(row.target_id, row.name, row.value) for row in feedback] == [
         ("s1", "helpful", 0.5),
         ("s1", "helpful", 0.5),
         ("resp", "helpful", 0.5),
@@ -321,4 +321,4 @@ def test_a_trace_that_begins_with_other_spans_is_taken_for_opentelemetrys(tmp_pa
     }
     path = write_rows(tmp_path / "more.jsonl", first, exported(span(inference)))
     (call,) = calls_of(read(recognised_by(path)[0], path))
-    assert call.losses == ("content truncated by the log",)
+    assert call.dropped == ("content truncated by the log",)

@@ -161,7 +161,7 @@ def test_hidden_thoughts_and_a_missing_beginning_are_named(tmp_path):
     (row,) = conversations(
         session(tmp_path, line("b", "gone", "Hi"), line("c", "b", hidden, reply="m1"))
     )
-    assert row.losses == (
+    assert row.dropped == (
         _CONTEXT,
         "earlier messages are not in the file",
         "reasoning is encrypted or redacted",
@@ -279,7 +279,7 @@ def test_forks_that_claude_code_wrote_hold_what_the_endpoint_saw_and_are_trained
 
 def test_a_forked_sub_agent_without_its_session_says_what_it_lacks():
     (agent,) = conversations(read("claude_code", _FOLDER / "forks" / "agent-fork.jsonl"))
-    assert agent.losses == (_CONTEXT, "earlier messages are not in the file")
+    assert agent.dropped == (_CONTEXT, "earlier messages are not in the file")
 
 
 @pytest.mark.parametrize("names", [("a", "b", "c"), ("c", "b", "a"), ("c", "a", "b")])

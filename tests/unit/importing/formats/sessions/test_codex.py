@@ -112,7 +112,7 @@ def test_tools_of_other_kinds_become_calls_and_what_the_provider_runs_is_named(t
         "tool Done",
         "assistant It is mended.",
     ]
-    assert row.losses == (
+    assert row.dropped == (
         "reasoning is encrypted or redacted",
         "calls of tools that the provider runs left out",
     )
@@ -130,7 +130,7 @@ def test_a_compaction_of_an_old_codex_keeps_the_summary_alone(tmp_path):
     )
     _, later = conversations(rows)
     assert shown(later.messages)[0] == "user They said hello."
-    assert later.losses == ("earlier messages are not in the file",)
+    assert later.dropped == ("earlier messages are not in the file",)
 
 
 def test_a_file_without_envelopes_is_read_too(tmp_path):
@@ -165,13 +165,13 @@ def test_a_fork_that_codex_wrote_goes_on_from_the_thread_that_its_file_names():
     replies = [(m["content"], m.get("weight")) for m in fork.messages if m["role"] == "assistant"]
     assert replies == [("42 €.", 0), ("46 $.", None)]
     assert fork.usage == Usage(prompt_tokens=95, completion_tokens=5)
-    assert fork.losses == ()
+    assert fork.dropped == ()
 
 
 def test_a_fork_without_the_thread_that_it_goes_on_from_says_what_it_lacks():
     (fork,) = conversations(read("codex", _FORK))
     assert shown(fork.messages)[1:] == ["user And in dollars?", "assistant 46 $."]
-    assert fork.losses == ("earlier messages are not in the file",)
+    assert fork.dropped == ("earlier messages are not in the file",)
     assert fork.usage == Usage(prompt_tokens=95, completion_tokens=5)
 
 
@@ -229,7 +229,7 @@ def test_forks_of_a_thread_that_is_not_there_train_what_they_share_once(tmp_path
 def test_a_fork_that_nobody_went_on_with_is_a_copy(tmp_path):
     parent, copy = forked(tmp_path, "p", None, *_TALK[1:]), forked(tmp_path, "a", "p", *_TALK)
     _, row = read("codex", parent, copy)
-    assert (row.place.path, row.reason) == (copy, "copied from another session")
+    assert (row.location.path, row.reason) == (copy, "copied from another session")
     assert "in p" in row.detail
 
 
@@ -240,8 +240,8 @@ def test_a_thread_that_lies_there_twice_is_trained_once(tmp_path):
     for paths in ((packed, whole), (whole, packed)):
         talk, copy = read("codex", *paths)
         assert [m.get("weight") for m in talk.messages] == [None] * 6
-        assert (talk.place.path, talk.usage.completion_tokens) == (whole, 7)
-        assert (copy.place.path, copy.reason) == (packed, "copied from another session")
+        assert (talk.location.path, talk.usage.completion_tokens) == (whole, 7)
+        assert (copy.location.path, copy.reason) == (packed, "copied from another session")
 
 
 def test_two_files_of_a_thread_that_went_apart_share_what_is_trained(tmp_path):
@@ -267,7 +267,7 @@ def test_threads_that_go_on_from_one_another_in_a_circle_are_read(tmp_path):
         return forked(tmp_path, name, None, *talk, history_base=base)
 
     rows = read("codex", based("a", "b", 9), based("b", "a", 9), based("c", "c", "x"))
-    assert [row.losses for row in conversations(rows)] == [
+    assert [row.dropped for row in conversations(rows)] == [
         ("earlier messages are not in the file",)
     ] * 3
 

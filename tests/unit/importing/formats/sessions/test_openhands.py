@@ -87,7 +87,7 @@ def test_events_of_older_versions_are_read_from_the_models_own_replies(tmp_path)
         "assistant x and y.",
     ]
     assert (row.usage, row.model) == (Usage(prompt_tokens=9, completion_tokens=2), "m")
-    assert row.losses == ("images left out",)
+    assert row.dropped == ("images left out",)
 
 
 def test_results_of_benchmarks_are_read_by_row_with_their_outcome(tmp_path):

@@ -169,7 +169,7 @@ def test_a_batch_as_the_sdk_sends_it_is_read_by_item(tmp_path):
     assert (call.group, call.duration_s, call.model) == ("thread", 2.0, "m")
     assert shown(call.messages) == ["user Hi", "assistant Hello."]
     assert failed.error == "it broke"
-    assert [(row.place.part, row.reason) for row in rows if not hasattr(row, "messages")] == [
+    assert [(row.location.part, row.reason) for row in rows if not hasattr(row, "messages")] == [
         ("1", "no model call"),
         ("3", "the span of a response lacks its messages"),
         ("5", "holds no messages"),
@@ -183,5 +183,5 @@ def test_a_response_that_goes_on_from_another_lacks_its_beginning(tmp_path):
     response = {"id": "r", "output": output, "previous_response_id": "q", "model": "m"}
     row = span("response", input="Hi", response=response)
     (call,) = calls_of(read("openai_agents", write_lines(tmp_path / "x.jsonl", row)))
-    assert call.losses == ("earlier messages are not in the file",)
+    assert call.dropped == ("earlier messages are not in the file",)
     assert json.dumps(call.metadata)
