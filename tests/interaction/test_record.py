@@ -161,7 +161,7 @@ def test_a_killed_recorder_has_lost_no_call_that_ended(tmp_path):
         (("--upstream", "http://c.example/?key=1"), "has a query"),
         (("--upstream", "opnai"), "neither a known provider nor a URL"),
         (("--upstream", "openai", "http://c.example"), "needs a name"),
-        (("--upstream", "openai", "openai=http://c.example"), "two upstreams are called"),
+        (("--upstream", "openai", "openai=http://c.example"), "two upstreams are named"),
         (("--upstream", "openai", "--output", "../x"), "is outside the workspace"),
         (("--upstream", "openai", "--max-body-mb", "0"), "--max-body-mb"),
         (("--upstream", "openai", "--host", "0.0.0.0"), "from other machines"),  # noqa: S104

@@ -1,1 +1,1 @@
-"""A proxy that passes model calls on to their endpoint, records them, and can answer them again."""
+"""A proxy that forwards model calls to their endpoint and records them, and a replay of them."""

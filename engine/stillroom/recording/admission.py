@@ -1,4 +1,4 @@
-"""Admits requests that name the proxy in Host, have its token and are from no other web page."""
+"""Checks that a request names the proxy in its Host header, has its token and is same-origin."""
 
 import hmac
 from collections.abc import Collection
@@ -16,14 +16,14 @@ _TOKEN_PATH = "/token/"  # noqa: S105 (the beginning of a path)
 
 
 class RefusedError(Exception):
-    """A request is answered with an error instead of being forwarded."""
+    """Raised for a request that the proxy answers with an error instead of forwarding it."""
 
     def __init__(self, status: int, code: str, problem: str, fix: str) -> None:
         super().__init__(status, code, problem, fix)
         self.status, self.code, self.problem, self.fix = status, code, problem, fix
 
     def response(self) -> web.Response:
-        """Returns the error response, in a form that clients of all APIs display."""
+        """Returns the error response, in a form that the clients of all recorded APIs display."""
         text = f"{self.problem}\nfix: {self.fix}"
         error = {"type": "stillroom_record", "code": self.code, "message": text}
         return web.Response(
@@ -47,12 +47,12 @@ class Admission:
     """The token and host names that a request must use."""
 
     token: str | None = None
-    """None if any program on this machine may call."""
+    """None if every program on this machine may use the proxy."""
     allowed_hosts: Collection[str] = ()
     """Names of the proxy in lower case, in addition to localhost and its own address."""
 
     def admit(self, head: RequestHead, own_address: str) -> str:
-        """Returns the request target without the token. Raises RefusedError.
+        """Returns the request target without the token. Raises RefusedError for a bad request.
 
         `own_address` is the local address of the connection.
         """
@@ -67,22 +67,22 @@ class Admission:
                 501, "no_upgrade", "WebSockets are not supported",
                 "use the proxy's address for HTTP calls only",
             )  # fmt: skip
-        target, shown = head.target, [head.headers.get(TOKEN_HEADER, "")]
+        target, tokens = head.target, [head.headers.get(TOKEN_HEADER, "")]
         if target.startswith(_TOKEN_PATH):
             in_path, _, rest = target.removeprefix(_TOKEN_PATH).partition("/")
             target = f"/{rest}"
-            shown.append(in_path)
-        if self.token is None or any(self._is_token(text) for text in shown):
+            tokens.append(in_path)
+        if self.token is None or any(self._is_token(text) for text in tokens):
             return target
         raise RefusedError(
             401, "no_token", "the request does not have this proxy's token",
             "send the header `x-stillroom-token`, or put /token/TOKEN before the path of base_url",
         )  # fmt: skip
 
-    def _is_token(self, shown: str) -> bool:
+    def _is_token(self, text: str) -> bool:
         token = self.token or ""
         forms = (token, quote(token, safe=""))
-        return any(hmac.compare_digest(shown.encode(), form.encode()) for form in forms)
+        return any(hmac.compare_digest(text.encode(), form.encode()) for form in forms)
 
     def _check_host_and_origin(self, head: RequestHead, own_address: str) -> None:
         hosts = head.headers.getall("host", [])

@@ -40,13 +40,13 @@ _LAST_EVENT = re.compile(
 """The event after which a client stops reading a stream. Newlines in the JSON of an event are
 escaped, so text inside an event cannot match."""
 _TAIL = 80
-"""The maximum number of bytes of an incomplete line that may be the beginning of such an event."""
+"""The length in bytes of the longest incomplete line that may still become a `_LAST_EVENT`."""
 _LONGEST_KEY = 4096
 NOT_DECODED = "its content encoding could not be decoded"
 
 
 class CapturedBody:
-    """The body of a request or reply, decoded, up to `limit` bytes."""
+    """The decoded body of a request or reply, up to `limit` bytes."""
 
     def __init__(self, limit: int, decoder: Decoder | None = None) -> None:
         self.parts: list[bytes] = []
@@ -75,7 +75,7 @@ class CapturedBody:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is missing so far."""
+        """Whether everything that has arrived so far is captured."""
         return self.cut is None
 
 
@@ -85,7 +85,7 @@ class CallCapture:
     The client gets the end of its reply only after the call is in the journal. To keep that wait
     short, `prepare` and `process_pending` encode most of the record while the call is in progress.
     `limit` is the maximum number of bytes recorded per request and per reply. `secrets` are removed
-    from the record, in addition to the keys in the request itself.
+    from the record, in addition to the API keys in the request itself.
     """
 
     def __init__(
@@ -115,17 +115,17 @@ class CallCapture:
         self._tail = b"\n"
 
     def request_content(self) -> bytes:
-        """Returns the request's body, which is complete, without its content encoding."""
+        """Returns the decoded body of a request that has arrived completely."""
         self._read_request()
         return b"".join(self._body.parts)
 
     def prepare(self) -> None:
-        """Encodes the record of the request, whose body is complete."""
+        """Encodes the record of a request that has arrived completely."""
         self._read_request()
-        self._prepared = self._call()
+        self._prepared = self._call_without_reply()
 
     def _read_request(self) -> None:
-        """Decodes the request's body as far as it arrived, and collects its keys."""
+        """Decodes the part of the request's body that has arrived, and finds the API keys in it."""
         encodings = self._head.headers.get("content-encoding")
         if encodings:
             self._body = _new_body(encodings, self._limit)
@@ -138,7 +138,7 @@ class CallCapture:
             return
         self._redactor = redactor
         if self._stream is not None and self._reply is not None:
-            # The reply began before the end of the request: keys found since were not searched for.
+            # The reply began before the end of the request, so it was searched without these keys.
             self._stream, self._reply_head = StreamText(redactor), None
             for part in self._reply.parts:
                 self._stream.add(part)
@@ -151,7 +151,7 @@ class CallCapture:
         self._reply = _new_body(headers.get("content-encoding", ""), self._limit)
 
     def add(self, data: bytes) -> bool:
-        """Captures the reply's next bytes. Returns whether clients stop reading after them."""
+        """Captures the reply's next bytes; returns whether clients stop reading after them."""
         if self._first_block is None:
             self._first_block = time.perf_counter()
         data = self._reply.add(data) if self._reply else b""
@@ -160,7 +160,7 @@ class CallCapture:
         self._stream.add(data)
         window = self._tail + data
         start = window.rfind(b"\n")
-        # A longer line is no such event, and its rest must not look like a new line.
+        # A longer line is not a last event; "-" keeps its rest from looking like a new line.
         self._tail = window[start:] if start >= 0 and len(window) - start <= _TAIL else b"-"
         return _LAST_EVENT.search(window) is not None
 
@@ -171,13 +171,13 @@ class CallCapture:
             self._reply_head = self._reply_head or self._reply_without_content()
 
     def line(self, end: CallEnd, problem: str | None = None) -> bytes:
-        """Ends the call and returns its journal line, without keys."""
+        """Ends the call, and returns its journal line without API keys."""
         seconds = time.perf_counter() - self._began
         if self._prepared is None:
             self._read_request()
         first = self._first_block
         call = msgspec.structs.replace(
-            self._prepared or self._call(),
+            self._prepared or self._call_without_reply(),
             duration_s=round(seconds, 6),
             first_block_s=None if first is None else round(first - self._began, 6),
             end=end,
@@ -186,7 +186,7 @@ class CallCapture:
         )
         return encode_call(call)
 
-    def _call(self) -> RecordedCall:
+    def _call_without_reply(self) -> RecordedCall:
         """Returns the record of the call without its reply."""
         redactor, session = self._redactor, self._head.headers.get(SESSION_HEADER)
         began_at = datetime.fromtimestamp(self._began_at, UTC)
@@ -224,7 +224,7 @@ class CallCapture:
             return None
         head = self._reply_head or self._reply_without_content()
         sizes = [len(part) for part in reply.parts] if stream is not None and reply.is_whole else []
-        encoded = stream.encoded() if stream is not None else None
+        encoded = stream.finish() if stream is not None else None
         if encoded is not None and reply.is_whole:
             content = Content(text=preencoded(encoded, str))
             return msgspec.structs.replace(head, content=content, blocks=sizes)
@@ -236,7 +236,7 @@ class CallCapture:
 
 
 def _new_body(encodings: str, limit: int) -> CapturedBody:
-    """Returns the capture of a body with these encodings; an unknown encoding captures nothing."""
+    """Returns a capture for a body with these encodings; if one is unknown, it captures nothing."""
     try:
         return CapturedBody(limit, Decoder(encodings) if encodings else None)
     except UndecodableError as error:
@@ -246,5 +246,6 @@ def _new_body(encodings: str, limit: int) -> CapturedBody:
 
 
 def _content(body: CapturedBody, data: bytes) -> Content:
+    """Returns the record of a body; `data` is its content without API keys."""
     # The body may be cut inside a key, and the beginning of a key might not be recognised.
     return content_of(data if body.is_whole else data[:-_LONGEST_KEY], cut=body.cut)

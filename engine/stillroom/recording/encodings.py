@@ -13,7 +13,7 @@ from aiohttp.compression_utils import (
 
 
 class UndecodableError(Exception):
-    """A body is not in the encoding that its Content-Encoding header names."""
+    """Raised if a body is not in the encoding that its Content-Encoding header names."""
 
 
 class Decoder:
@@ -29,7 +29,7 @@ class Decoder:
         self._steps = [_DECOMPRESSORS[name]() for name in reversed(names)]
 
     def decode(self, data: bytes, limit: int) -> bytes:
-        """Decodes the next bytes; returns at most about `limit` of them."""
+        """Decodes the next bytes; returns at most about `limit` decoded bytes."""
         for step in self._steps:
             try:
                 data = step.decompress_sync(data, limit)
@@ -66,8 +66,8 @@ def decodable_encodings(accepted: str) -> str:
     If all of them can be decoded, the header is returned unchanged.
     """
     offered = [part.strip() for part in accepted.split(",")]
-    known = [
+    decodable = [
         part for part in offered
         if part.partition(";")[0].strip().lower() in (*_DECOMPRESSORS, "", "identity")
     ]  # fmt: skip
-    return accepted if len(known) == len(offered) else ", ".join(known) or "identity"
+    return accepted if len(decodable) == len(offered) else ", ".join(decodable) or "identity"

@@ -26,7 +26,7 @@ _HOP_BY_HOP = frozenset(
         "upgrade",
     )
 )
-_FOR_THE_PROXY = frozenset((SESSION_HEADER, TOKEN_HEADER, "host", "expect"))
+_PROXY_HEADERS = frozenset((SESSION_HEADER, TOKEN_HEADER, "host", "expect"))
 _RECORDED = frozenset(
     ("content-type", "user-agent", "anthropic-version", "anthropic-beta", "openai-beta")
 )
@@ -35,7 +35,7 @@ _NOT_RECORDED = frozenset(("content-length", "content-encoding", "set-cookie", "
 Headers = CIMultiDict[str]
 
 
-_NOT_IN_VALUES = re.compile(r"[\0-\x08\n-\x1f\x7f]")
+_CONTROL_CHARACTERS = re.compile(r"[\0-\x08\n-\x1f\x7f]")
 
 
 def decode_headers(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
@@ -47,7 +47,7 @@ def decode_headers(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 
 def decode_reason(reason: str) -> str:
-    """Decodes a reason phrase as headers are decoded; aiohttp uses surrogates for other bytes."""
+    """Decodes a reason phrase like a header; in aiohttp's, surrogates stand for invalid bytes."""
     return _decode_value(reason.encode("utf-8", "surrogateescape"))
 
 
@@ -56,7 +56,7 @@ def _decode_value(value: bytes) -> str:
         text = value.decode()
     except UnicodeDecodeError:
         text = value.decode("latin-1")
-    return _NOT_IN_VALUES.sub(" ", text)
+    return _CONTROL_CHARACTERS.sub(" ", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +90,13 @@ def is_event_stream(headers: Headers) -> bool:
 def upstream_headers(head: RequestHead) -> Headers:
     """Returns the headers of a request that are sent to the upstream."""
     kept = end_to_end(head.headers)
-    for name in _FOR_THE_PROXY:
+    for name in _PROXY_HEADERS:
         kept.popall(name, None)
     return kept
 
 
 def recorded_request_headers(headers: Headers) -> dict[str, str]:
-    """Returns the headers of a request that are recorded; none of them holds a key."""
+    """Returns the headers of a request that are recorded; none of them holds an API key."""
     return {key.lower(): value for key, value in headers.items() if key.lower() in _RECORDED}
 
 

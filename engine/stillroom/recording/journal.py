@@ -13,9 +13,10 @@ from stillroom.places import make_folder, open_real
 from stillroom.recording.records import JOURNAL_NAME
 
 LOCK_NAME = ".recording.lock"
-_FULL = 256 << 20
+_FULL_BYTES = 256 << 20
 """The size in bytes of a journal after which the next one is started."""
 _PROBE = bytes(1 << 16)
+"""Bytes that are written and removed again, to test whether writing works."""
 
 Outcome = Exception | None
 """The error that kept a call from being written; None if it is on disk."""
@@ -24,15 +25,15 @@ _sync = getattr(os, "fdatasync", os.fsync)
 
 
 class CallJournal:
-    """Writes calls to numbered files in a folder, locked against other processes.
+    """Writes calls to numbered files in a folder, which it locks against other processes.
 
     A thread writes all queued calls at once, followed by one sync. A failed write leaves the file
-    unchanged.
+    unchanged. The next file is started when one has `full_at` bytes.
     """
 
-    def __init__(self, folder: Path, *, full_at: int = _FULL) -> None:
+    def __init__(self, folder: Path, *, full_at: int = _FULL_BYTES) -> None:
         self.folder, self._full_at = folder, full_at
-        self._lock = _acquire_lock(folder)
+        self._folder_lock = _acquire_lock(folder)
         self.num_cut = 0
         """The number of bytes cut off: incomplete lines that a killed process left."""
         try:
@@ -42,10 +43,10 @@ class CallJournal:
                 number = int(path.stem.partition("-")[2])
             self._open(number)
         except BaseException:
-            self._lock.release()
+            self._folder_lock.release()
             raise
         self._queue = SimpleQueue[_QueuedCall | None]()
-        self._file = threading.Lock()
+        self._file_lock = threading.Lock()
         self.num_calls = 0
         self._thread = threading.Thread(target=self._write_all, name="journal", daemon=True)
         self._thread.start()
@@ -58,8 +59,8 @@ class CallJournal:
         self._queue.put((line, done))
 
     def can_write(self) -> bool:
-        """Returns whether writing works again after a failed write."""
-        with self._file:
+        """Returns whether the journal can be written, tested with a write that is then removed."""
+        with self._file_lock:
             try:
                 self._prepare()
                 self._is_torn = True
@@ -75,7 +76,7 @@ class CallJournal:
         self._queue.put(None)
         self._thread.join()  # no limit: no recorded call may be lost
         os.close(self._handle)
-        self._lock.release()
+        self._folder_lock.release()
 
     def _open(self, number: int) -> None:
         path = self.folder / f"calls-{number:04d}.jsonl"
@@ -89,10 +90,12 @@ class CallJournal:
             os.close(handle)
             raise
         self.path, self._number = path, number
-        self._handle, self._size, self._is_torn = handle, size, False
+        self._handle, self._size = handle, size
+        self._is_torn = False
+        """Whether an incomplete line may follow the first `_size` bytes."""
 
     def _prepare(self) -> None:
-        """Opens the next file, or removes a torn line, if necessary. Raises OSError."""
+        """Opens the next file, or removes a torn line, if a write needs it. Raises OSError."""
         handle = self._handle
         # Calls written to a deleted file would be lost.
         is_gone = os.fstat(handle).st_nlink == 0
@@ -106,15 +109,15 @@ class CallJournal:
     def _write_all(self) -> None:
         is_closing = False
         while not is_closing:
-            found = [self._queue.get()]  # no limit: `close` puts a None
+            queued = [self._queue.get()]  # no limit: `close` puts a None
             with suppress(Empty):
                 while True:
-                    found.append(self._queue.get_nowait())
-            is_closing = None in found
-            batch = [one for one in found if one is not None]
+                    queued.append(self._queue.get_nowait())
+            is_closing = None in queued
+            batch = [call for call in queued if call is not None]
             if not batch:
                 continue
-            with self._file:
+            with self._file_lock:
                 outcome = self._write(b"".join(line for line, _ in batch))
             if outcome is None:
                 self.num_calls += len(batch)
@@ -130,7 +133,7 @@ class CallJournal:
                 rest = rest[os.write(self._handle, rest) :]
             _sync(self._handle)
         except OSError as error:
-            # No torn line may remain, and no call whose client did not see the end of its reply.
+            # A call whose client did not get the end of its reply must not be in the journal.
             with suppress(OSError):
                 os.ftruncate(self._handle, self._size)
             return error
@@ -152,5 +155,5 @@ def _acquire_lock(folder: Path) -> FileLock:
 
 def journals_in(folder: Path) -> list[Path]:
     """Returns the journals of a folder in the order in which they were written."""
-    found = [path for path in folder.iterdir() if JOURNAL_NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: int(path.stem.partition("-")[2]))
+    journals = [path for path in folder.iterdir() if JOURNAL_NAME.fullmatch(path.name)]
+    return sorted(journals, key=lambda path: int(path.stem.partition("-")[2]))

@@ -26,11 +26,12 @@ from stillroom.recording.upstream_client import (
 )
 from stillroom.recording.upstreams import Upstream, route
 
-MOST_KEPT = bounds.RECORDED.most
+MAX_RECORDED_BYTES = bounds.RECORDED.most
 """The default maximum number of bytes recorded per request and per reply."""
-_MOST_REPEATED = 1 << 20
-_COST_NOTHING = ("/count_tokens", "/tokenize", "/detokenize")
-"""Endings of paths where a POST request calls no model."""
+_MAX_RESENT_BYTES = 1 << 20
+"""The length of the longest unrecorded request body that can be sent again."""
+_FREE_PATHS = ("/count_tokens", "/tokenize", "/detokenize")
+"""Endings of the paths at which a POST request calls no model."""
 _WAIT_FOR_END_S = 0.025
 """Seconds for which the last event of a stream is held back to wait for the end of the reply."""
 
@@ -38,8 +39,9 @@ _WAIT_FOR_END_S = 0.025
 class RecordingProxy(Service):
     """Answers each request with the reply of its upstream.
 
-    `secrets` are removed from all records, and the keys of a request from its own record.
-    With a `budget`, requests whose cost is unknown are refused.
+    `secrets` are removed from all records, and the API keys in a request from its own record. At
+    most `max_recorded_bytes` of each request and each reply are recorded. With a `budget`,
+    requests whose cost is unknown are refused.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class RecordingProxy(Service):
         admission: Admission,
         *,
         secrets: Sequence[str] = (),
-        most_kept: int = MOST_KEPT,
+        max_recorded_bytes: int = MAX_RECORDED_BYTES,
         budget: CallBudget | None = None,
     ) -> None:
         super().__init__(admission)
@@ -57,21 +59,25 @@ class RecordingProxy(Service):
         has_tls = any(upstream.scheme == "https" for upstream in upstreams)
         self._client = UpstreamClient(has_tls=has_tls)
         self._secrets = tuple(secrets)
-        self._upstreams, self._most_kept, self._budget = upstreams, most_kept, budget
+        self._upstreams, self._max_recorded_bytes, self._budget = (
+            upstreams,
+            max_recorded_bytes,
+            budget,
+        )
         self._is_failing = False
         """Whether writing the last call failed."""
-        self._num_complaints = Counter[str]()
+        self._num_reports = Counter[str]()
 
     async def answer(self, request: web.Request, head: RequestHead) -> web.StreamResponse:
         """Forwards a request and returns the reply; a model call is recorded."""
-        found = route(head.target, self._upstreams)
-        if found is None:
+        routed = route(head.target, self._upstreams)
+        if routed is None:
             names = ", ".join(f"/{upstream.name}" for upstream in self._upstreams)
             raise RefusedError(
                 404, "no_upstream", "the path does not begin with the name of an upstream",
                 f"begin it with one of {names}, as in the printed base_url",
             )  # fmt: skip
-        upstream, path = found
+        upstream, path = routed
         head = replace(head, target=path)
         kind = call_kind(head.method, path)
         if kind is None:
@@ -79,14 +85,14 @@ class RecordingProxy(Service):
             return await self._forward(request, upstream, head)
         self._check_journal()
         capture = CallCapture(
-            kind, upstream, head, limit=self._most_kept, secrets=self._secrets
+            kind, upstream, head, limit=self._max_recorded_bytes, secrets=self._secrets
         )  # fmt: skip
         call = _RecordedExchange(capture, self.journal, self._note_outcome)
         body = None
         if request.body_exists:
             body = RequestBody(request.content, capture.request, capture.prepare)
         if self._budget is not None:
-            call.reserved = await _reserve(self._budget, body, capture)
+            call.reservation = await _reserve(self._budget, body, capture)
         try:
             return await self._forward_and_record(request, upstream, head, body, call)
         except (asyncio.CancelledError, ConnectionError):
@@ -101,7 +107,7 @@ class RecordingProxy(Service):
         await self._client.aclose()
 
     def _check_journal(self) -> None:
-        """Raises RefusedError, before a call costs anything, if it could not be recorded."""
+        """Raises RefusedError if the next call could not be recorded, before it costs anything."""
         if self._is_failing and not self.journal.can_write():
             raise RefusedError(
                 503, "journal", f"the journal in {self.journal.folder} cannot be written",
@@ -116,7 +122,7 @@ class RecordingProxy(Service):
         """Forwards a request that is not recorded, and its reply."""
         body = None
         if request.body_exists:
-            body = RequestBody(request.content, CapturedBody(_MOST_REPEATED))
+            body = RequestBody(request.content, CapturedBody(_MAX_RESENT_BYTES))
         try:
             reply = await self._client.send(upstream, head, upstream_headers(head), body)
         except UpstreamError as error:
@@ -132,7 +138,7 @@ class RecordingProxy(Service):
     def _check_is_free(self, head: RequestHead) -> None:
         """Raises RefusedError for a request whose cost cannot be counted against the budget."""
         path = head.target.partition("?")[0].rstrip("/")
-        if self._budget is None or head.method != "POST" or path.endswith(_COST_NOTHING):
+        if self._budget is None or head.method != "POST" or path.endswith(_FREE_PATHS):
             return
         raise RefusedError(
             402, "no_price", f"--budget-usd cannot count the cost of POST {path}",
@@ -171,15 +177,15 @@ class RecordingProxy(Service):
         return problem
 
     def _note_outcome(self, outcome: Outcome) -> None:
-        """Remembers and reports a failed write. Called from the journal's thread."""
+        """Stores and reports whether a call could not be written. Runs in the journal's thread."""
         if outcome is not None:
             self._is_failing = True
             self._report_problem(f"a call was not recorded and its reply was aborted: {outcome}")
 
     def _report_problem(self, problem: str) -> None:
-        """Writes a line to standard error; a repeated one only the 1st, 2nd, 4th, 8th … time."""
-        self._num_complaints[problem] += 1
-        times = self._num_complaints[problem]
+        """Writes a problem to standard error: the 1st, 2nd, 4th, 8th … time that it occurs."""
+        self._num_reports[problem] += 1
+        times = self._num_reports[problem]
         if times & (times - 1) == 0:
             again = f" ({times} times)" if times > 1 else ""
             sys.stderr.write(f"stillroom record: {problem}{again}\n")
@@ -190,19 +196,19 @@ class _RecordedExchange:
     """A call that is written to the journal exactly once."""
 
     def __init__(
-        self, capture: CallCapture, journal: CallJournal, note: Callable[[Outcome], None]
+        self, capture: CallCapture, journal: CallJournal, note_outcome: Callable[[Outcome], None]
     ) -> None:
         self.capture = capture
-        self.reserved: Reservation | None = None
+        self.reservation: Reservation | None = None
         """The part of the budget that is reserved for the call."""
-        self._journal, self._note_outcome = journal, note
+        self._journal, self._note_outcome = journal, note_outcome
         self._has_ended = False
 
     def give_back(self) -> None:
         """Frees the reservation of a call that did not reach its endpoint."""
-        if self.reserved is not None:
-            self.reserved.give_back()
-            self.reserved = None
+        if self.reservation is not None:
+            self.reservation.give_back()
+            self.reservation = None
 
     async def end_and_wait(self, end: CallEnd, problem: str | None = None) -> bool:
         """Ends the call and waits until it is on disk; returns False if writing failed."""
@@ -238,8 +244,8 @@ class _RecordedExchange:
 
         try:
             line = self.capture.line(end, problem)
-            if self.reserved is not None:
-                self.reserved.settle(line)
+            if self.reservation is not None:
+                self.reservation.settle(line)
         except Exception as error:  # the rim of one call: its client must not wait for ever
             finish(error)
         else:
@@ -249,11 +255,11 @@ class _RecordedExchange:
 async def _reserve(
     budget: CallBudget, body: RequestBody | None, capture: CallCapture
 ) -> Reservation:
-    """Reads a call's body, and reserves its maximum cost.
+    """Reads a call's body, and reserves the call's maximum cost.
 
-    Raises RefusedError if the budget does not cover it, or its cost is unknown.
+    Raises RefusedError if the budget does not cover that cost, or it is unknown.
     """
-    if body is not None and not await body.whole():
+    if body is not None and not await body.receive():
         raise RefusedError(
             413, "too_long", "the request is too long to estimate its cost for --budget-usd",
             "start `stillroom record` again with a higher --max-body-mb",
@@ -264,7 +270,7 @@ async def _reserve(
 async def _forward_recorded_reply(
     request: web.Request, upstream: Upstream, reply: UpstreamReply, call: _RecordedExchange
 ) -> web.StreamResponse:
-    """Forwards a reply, holding back its end until the call is on disk."""
+    """Forwards a reply, but holds back its end until the call is on disk."""
     response = _response(request, reply)
     call.capture.begin_reply(reply.status, reply.reason, reply.headers)
     if not reply.is_received:
@@ -291,7 +297,7 @@ async def _forward_recorded_reply(
 async def _forward_until_end(
     response: web.StreamResponse, reply: UpstreamReply, capture: CallCapture, held: list[bytes]
 ) -> None:
-    """Forwards blocks as they arrive; those after which clients stop reading go to `held`."""
+    """Forwards blocks as they arrive, except those at the end of the reply: these go to `held`."""
     while block := await reply.next_block():
         held.append(block)
         if capture.add(block):
@@ -311,7 +317,7 @@ async def _forward_until_end(
 async def _forward_rest(
     request: web.Request, response: web.StreamResponse, reply: UpstreamReply
 ) -> None:
-    """Forwards the rest of a reply."""
+    """Forwards the blocks of a reply that were not read yet."""
     try:
         while block := await reply.next_block():
             await response.write(block)

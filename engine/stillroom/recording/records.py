@@ -10,7 +10,7 @@ T = TypeVar("T")
 CallKind = Literal["chat", "responses", "messages"]
 """The API of a call: OpenAI's chat completions or Responses, or Anthropic's Messages."""
 CallEnd = Literal["whole", "client_left", "upstream_left", "proxy_stopped"]
-"""`whole` for a complete reply, or else the side that ended it early."""
+"""`whole` if the reply is complete, or else who ended it early."""
 
 BEGINNING = b'{"stillroom_record":1,'
 """The first bytes of every journal line."""
@@ -26,7 +26,7 @@ _KINDS: dict[str, CallKind] = {
 
 
 def call_kind(method: str, path: str) -> CallKind | None:
-    """Returns the API that a request's path belongs to; None if the request is not recorded."""
+    """Returns the API that a request calls; None if it calls no model, and is not recorded."""
     if method != "POST":
         return None
     path = path.partition("?")[0].rstrip("/")
@@ -54,7 +54,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def content_of(data: bytes, *, cut: str | None = None) -> Content:
-    """Returns these bytes as text, or as base64 if they are not UTF-8."""
+    """Returns a Content with these bytes as text, or as base64 if they are not UTF-8."""
     try:
         return Content(text=data.decode(), cut=cut)
     except UnicodeDecodeError:
@@ -62,7 +62,7 @@ def content_of(data: bytes, *, cut: str | None = None) -> Content:
 
 
 class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A request, without keys."""
+    """A request, without API keys."""
 
     content: Content
     headers: dict[str, str] = {}
@@ -70,7 +70,7 @@ class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class RecordedReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A reply, as far as it arrived."""
+    """A reply, or the part of it that arrived."""
 
     status: int
     reason: str = ""
@@ -89,7 +89,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     id: str
     kind: CallKind
     path: str
-    """The path and query at the upstream, without keys."""
+    """The path and query at the upstream, without API keys."""
     upstream: str
     """The scheme, host and port to which the call was sent."""
     started_at: str
@@ -116,8 +116,8 @@ def decode_call(line: bytes | memoryview) -> RecordedCall:
     return _DECODER.decode(line)
 
 
-def preencoded(data: bytes, _kind: type[T]) -> T:
-    """Returns JSON text that msgspec inserts as it is, typed as the field's value."""
+def preencoded(data: bytes, _field_type: type[T]) -> T:
+    """Wraps JSON text so that msgspec inserts it unchanged into a field of this type."""
     return cast("T", msgspec.Raw(data))
 
 

@@ -33,11 +33,11 @@ class Replay(Service):
         headers = Headers(reply.headers)
         is_stream = bool(reply.blocks) or is_event_stream(headers)
         if not is_stream:
-            # The Content-Length of a truncated reply is larger than the part that was recorded.
+            # A truncated reply gets a Content-Length that is too large, so it looks incomplete.
             headers["Content-Length"] = str(len(data) + (not replayed.is_whole))
         entry = replayed.entry
-        place = f"{entry.path.name}:{entry.line}; {replayed.number} of {replayed.total}"
-        headers["X-Stillroom-Replay"] = place
+        source = f"{entry.path.name}:{entry.line}; {replayed.number} of {replayed.total}"
+        headers["X-Stillroom-Replay"] = source
         response = response_with(request, reply.status, reply.reason, headers)
         await response.prepare(request)
         for block in _blocks(data, reply.blocks) if is_stream else [data]:
@@ -64,20 +64,22 @@ class Replay(Service):
                 404, "not_recorded", f"{head.method} {path} is not a model call",
                 "replay answers POST requests to …/chat/completions, …/responses and …/messages",
             )  # fmt: skip
-        # The recorded request has no keys either.
+        # The recorded request has no API keys either.
         data = redactor_of(request_keys(head, data)).data(data)
         try:
             key = request_key(kind, head.target, data)
-            found = self._tape.answer(key)
-            if found is not None:
-                return found
+            replayed = self._tape.answer(key)
+            if replayed is not None:
+                return replayed
             nearest = self._tape.nearest(key, data)
         except (EngineError, OSError, ValueError) as error:
             raise RefusedError(
                 500, "tape", f"a journal cannot be read: {error}",
                 "restart the replay with the complete journals",
             ) from error  # fmt: skip
-        other = f"; the nearest is {nearest}" if nearest else f"; no {kind} call was recorded"
+        other = (
+            f"; the most similar one is {nearest}" if nearest else f"; no {kind} call was recorded"
+        )
         raise RefusedError(
             404, "not_recorded", f"no recorded call matches this request{other}",
             "send the request as it was recorded, or record it: stillroom record --upstream …",
@@ -85,7 +87,7 @@ class Replay(Service):
 
 
 async def _content(request: web.Request) -> bytes:
-    """Returns the body of a request, or only its beginning if it is too long to be recorded."""
+    """Returns the body of a request, or its beginning if it is longer than any recorded one."""
     data = b""
     async for block in request.content.iter_any():
         data += block
@@ -99,8 +101,8 @@ def _blocks(data: bytes, sizes: list[int]) -> list[bytes]:
     if sum(sizes) != len(data):
         return [event for event in _EVENT.findall(data) if event]
     blocks: list[bytes] = []
-    place = 0
+    offset = 0
     for size in sizes:
-        blocks.append(data[place : place + size])
-        place += size
+        blocks.append(data[offset : offset + size])
+        offset += size
     return blocks

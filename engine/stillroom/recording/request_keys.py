@@ -23,16 +23,17 @@ _KEY_NAMES = frozenset(
         "x-amz-credential",
     )
 )
-"""Names of headers, parameters and fields with keys, in addition to those that `is_secret_name`
-matches and all that end with `signature`."""
+"""Names of headers, parameters and fields whose values are API keys, in addition to names that end
+with `signature` or that `is_secret_name` matches."""
 _KEY_PARAMETERS = frozenset(("code", "sig"))
-"""Names of URL parameters with keys, used by Azure."""
+"""Names of Azure's URL parameters whose values are keys."""
 _HEADERS = frozenset(("headers", "extra_headers", "extraheaders"))
 """The request fields with headers that the endpoint sends to a tool's server."""
 _TOKEN = re.compile(r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])[\w.~+=:-]{16,}", re.ASCII)
-"""A header's value that may be a key although its name is not one of a key."""
-_OTHER_NAMES = frozenset(("prompt_cache_key", "tool_choice"))
-_SCHEME = re.compile(r"^[A-Za-z][\w-]*\s+")
+"""A header value that may be a key, although the header does not have a key's name."""
+_NOT_KEY_NAMES = frozenset(("prompt_cache_key", "tool_choice"))
+"""Names that look like those of keys, although their values are none."""
+_AUTH_SCHEME = re.compile(r"^[A-Za-z][\w-]*\s+")
 _AUTH_PARAMETER = re.compile(
     r"(?i)\b(?:signature|response|credential|oauth_\w+|token|key)=\"?(?P<value>[^\",\s]+)"
 )
@@ -45,12 +46,12 @@ _FIELD = re.compile(rb'"([\w.-]{1,64})"\s*:\s*"((?:[^"\\]++|\\.)*+)', re.DOTALL)
 
 
 def request_keys(head: RequestHead, body: bytes) -> tuple[str, ...]:
-    """Returns the distinct keys in a request, in every form in which a reply may repeat them."""
+    """Returns the distinct API keys in a request, in all forms in which a reply may repeat them."""
     return tuple(dict.fromkeys((*_keys_in_head(head), *_keys_in_body(body))))
 
 
 def without_keys(url: str) -> str:
-    """Returns a URL, or a path and query, with a placeholder in place of each key."""
+    """Returns a URL, or a path and query, with placeholders for the API keys in it."""
     for start, end in reversed([*_key_spans(url)]):
         url = url[:start] + MARK + url[end:]
     return url
@@ -58,7 +59,7 @@ def without_keys(url: str) -> str:
 
 def _is_key_name(name: str) -> bool:
     name = name.lower()
-    if name in _OTHER_NAMES:
+    if name in _NOT_KEY_NAMES:
         return False
     return name in _KEY_NAMES or name.endswith("signature") or is_secret_name(name)
 
@@ -71,8 +72,8 @@ def _keys_in_head(head: RequestHead) -> Iterator[str]:
 
 
 def _secret_forms(value: str) -> Iterator[str]:
-    """Yields the value of a key's header or field, and the secret parts of the value."""
-    plain = _SCHEME.sub("", value)
+    """Yields the value of a header or field that holds a key, and the secret parts of the value."""
+    plain = _AUTH_SCHEME.sub("", value)
     yield value
     yield plain
     yield from (part.partition("=")[2] for part in value.split("; "))
@@ -97,18 +98,19 @@ def _keys_in_url(url: str) -> Iterator[str]:
 
 
 def _key_spans(url: str) -> Iterator[tuple[int, int]]:
-    """Yields the start and end of each key in a URL's parameters, in query and path."""
-    query, last = url.find("?"), 0
+    """Yields the start and end of each key among a URL's parameters, in its query or path."""
+    query, end = url.find("?"), 0
     for match in _PARAMETER.finditer(url):
         start = match.end()
         name = unquote_plus(match["name"])
-        if match.start() < last or not (_is_key_name(name) or name.lower() in _KEY_PARAMETERS):
+        if match.start() < end or not (_is_key_name(name) or name.lower() in _KEY_PARAMETERS):
             continue
-        # Not up to a semicolon, which is part of the key where only & separates parameters.
+        # A semicolon does not end a key: it may be part of it, if only & separates parameters.
         stops = "&" if 0 <= query < start else "/?"
-        last = min((at for stop in stops if (at := url.find(stop, start)) >= 0), default=len(url))
-        if last > start:
-            yield start, last
+        ends = [index for stop in stops if (index := url.find(stop, start)) >= 0]
+        end = min(ends, default=len(url))
+        if end > start:
+            yield start, end
 
 
 def _keys_in_body(body: bytes) -> Iterator[str]:
@@ -116,7 +118,7 @@ def _keys_in_body(body: bytes) -> Iterator[str]:
 
     These are in `api_key`, `tools[].authorization`, `tools[].headers`, `domain_secrets[].value`,
     `mcp_servers[]`, `data_sources[]` and any other field outside the conversation with a key's
-    name. A field called `value` has the name of its object.
+    name. A field called `value` counts as a key if its object has a key's name.
     """
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -129,7 +131,7 @@ def _keys_in_body(body: bytes) -> Iterator[str]:
         if isinstance(value, dict):
             pending += _fields_of(name, cast("dict[str, Any]", value))
         elif isinstance(value, list):
-            pending += [(name, one) for one in cast("list[Any]", value)]
+            pending += [(name, item) for item in cast("list[Any]", value)]
         elif isinstance(value, str) and _is_key_name(name):
             yield from _secret_forms(value)
         elif isinstance(value, str) and _URL.fullmatch(value):
@@ -137,7 +139,7 @@ def _keys_in_body(body: bytes) -> Iterator[str]:
 
 
 def _fields_of(name: str, value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields the fields of an object, with the name by which a field counts as a key."""
+    """Yields an object's fields; one whose value is a key gets the name `authorization`."""
     for inner, field in value.items():
         is_token = name.lower() in _HEADERS and isinstance(field, str) and _TOKEN.fullmatch(field)
         if is_token or (inner == "value" and _is_key_name(name)):

@@ -1,4 +1,4 @@
-"""Removes keys from recorded contents, including keys that a stream splits across events."""
+"""Removes API keys from recorded contents, including keys that a stream splits across events."""
 
 import functools
 import re
@@ -16,7 +16,7 @@ _PIECES = re.compile(
     rb'|summary|input|output|code|transcript|name)": ?"((?:[^"\\]++|\\.)*+)"',
     re.DOTALL,
 )
-"""The fields of a stream's events with pieces of a text (deltas)."""
+"""The fields of stream events that hold pieces (deltas) of a text."""
 _SEVERAL_TEXTS = re.compile(rb'index": ?[1-9]')
 """Matches events of a stream with several interleaved texts, such as the choices of `n: 2`."""
 _LINES = re.compile(rb"[^\n]+")
@@ -27,7 +27,8 @@ _MIN_PENDING = 512
 
 Span = tuple[int, int]
 TextName = tuple[bytes, tuple[int, ...]]
-"""The field with a text's pieces, and the indices of its choice, tool call or output."""
+"""Identifies a text of a stream: the field with its pieces, and the indices of its choice, tool
+call or output."""
 
 
 @functools.lru_cache(maxsize=_MOST_REDACTORS)
@@ -39,7 +40,7 @@ def redactor_of(keys: tuple[str, ...]) -> Redactor:
 
 
 class _WithholdingRedactor(Redactor):
-    """Replaces every text, for a call with more keys than can be searched for in time."""
+    """Replaces every text, for a call with too many keys to search for in a reasonable time."""
 
     def __init__(self) -> None:
         super().__init__(["every text"])
@@ -54,9 +55,10 @@ class _WithholdingRedactor(Redactor):
 
 
 class StreamText:
-    """The text of a stream, encoded for its record while the stream is arriving.
+    """Encodes a stream for its record while it arrives, and searches it for API keys.
 
-    Keys are searched for in the stream itself, and in the texts joined from its events' pieces.
+    Keys are searched for in the stream itself, and in the texts joined from the pieces in its
+    events.
     """
 
     def __init__(self, redactor: Redactor) -> None:
@@ -83,8 +85,11 @@ class StreamText:
         self._num_pending, self._has_line_end = len(data) - end, False
         self._read(data[:end])
 
-    def encoded(self) -> bytes | None:
-        """Returns the complete stream as a JSON string; None if it has keys or is not UTF-8."""
+    def finish(self) -> bytes | None:
+        """Processes the remaining bytes, and returns the whole stream as a JSON string.
+
+        Returns None if the stream contains an API key or is not UTF-8.
+        """
         rest, self._pending = b"".join(self._pending), []
         self._read(rest)
         if not self._is_utf8 or self._whole.has_found or self.texts_with_keys():
@@ -92,7 +97,7 @@ class StreamText:
         return b'"%b"' % b"".join(self._encoded)
 
     def texts_with_keys(self) -> list[TextName]:
-        """Returns the names of the texts with a key in their joined pieces."""
+        """Returns the names of the texts whose joined pieces contain a key."""
         return [name for name, search in self._texts.items() if search.has_found]
 
     def _read(self, lines: bytes) -> None:
@@ -123,7 +128,7 @@ def _pieces(lines: bytes) -> dict[TextName, list[Span]]:
 
 
 def _text_names(line: bytes) -> list[TextName]:
-    """Returns the names of the texts whose pieces are in an event, in order."""
+    """Returns the name of the text of each piece in an event, in order."""
     try:
         event = msgspec.json.decode(line.partition(b":")[2])
     except (ValueError, RecursionError):
@@ -138,7 +143,7 @@ def _text_names(line: bytes) -> list[TextName]:
             inner = (*indices, *own)
             pending += reversed([(k, v, inner) for k, v in fields.items()])
         elif isinstance(value, list):
-            pending += reversed([(name, one, indices) for one in cast("list[Any]", value)])
+            pending += reversed([(name, item, indices) for item in cast("list[Any]", value)])
         elif isinstance(value, str) and _PIECES.fullmatch(b'"%b":""' % name.encode()):
             # Events without an index belong to the same text as those with index 0.
             names.append((name.encode(), indices if any(indices) else ()))
@@ -177,9 +182,9 @@ class KeySearch:
 
 
 def scrub(data: bytes, redactor: Redactor, stream: StreamText | None = None) -> bytes:
-    """Returns a content without keys; the same object if it has none.
+    """Returns a content without API keys; the same object if it contains none.
 
-    For a streamed reply, `stream` has processed the same content.
+    For a streamed reply, `stream` is the StreamText that has processed this content.
     """
     data = redactor.data(data)
     names = stream.texts_with_keys() if stream is not None else ()
@@ -188,24 +193,23 @@ def scrub(data: bytes, redactor: Redactor, stream: StreamText | None = None) -> 
     pieces = _pieces(data)
     cuts = [cut for name in names for cut in _find_cuts(data, pieces.get(name, []), redactor)]
     parts: list[bytes] = []
-    place = 0
+    done = 0
     for (start, end), mark in sorted(cuts):
-        parts += [data[place:start], mark]
-        place = end
-    return b"".join([*parts, data[place:]])
+        parts += [data[done:start], mark]
+        done = end
+    return b"".join([*parts, data[done:]])
 
 
 def _find_cuts(data: bytes, pieces: Sequence[Span], redactor: Redactor) -> list[tuple[Span, bytes]]:
     """Returns the spans of keys within a text's pieces, each with its replacement."""
     text = b"".join([data[start:end] for start, end in pieces])
-    found = redactor.spans(text)
     cuts: list[tuple[Span, bytes]] = []
-    for key_start, key_end in found:
-        place, mark = 0, MARK.encode()
+    for key_start, key_end in redactor.spans(text):
+        offset, mark = 0, MARK.encode()  # the piece's offset in the text
         for start, end in pieces:
-            first, last = max(key_start, place), min(key_end, place + end - start)
+            first, last = max(key_start, offset), min(key_end, offset + end - start)
             if first < last:
-                cuts.append(((start + first - place, start + last - place), mark))
+                cuts.append(((start + first - offset, start + last - offset), mark))
                 mark = b""
-            place += end - start
+            offset += end - start
     return cuts

@@ -29,7 +29,8 @@ _KEEP_ALIVE_S = float(bounds.IDLE.most)
 _LINGER_S = 2.0
 """Seconds for which the rest of a request is read after an early response."""
 _CANCEL_S = 0.02
-_LOOK_EVERY_S = 0.02
+"""Seconds to wait for open requests before they are cancelled."""
+_POLL_S = 0.02
 _MOST_FILES = 1 << 16
 _STOP_S = 10.0
 """The grace period in seconds for open calls when the process is stopped."""
@@ -49,7 +50,7 @@ class Service(ABC):
 
     @abstractmethod
     async def answer(self, request: web.Request, head: RequestHead) -> web.StreamResponse:
-        """Answers a request; `head` has no token. Raises RefusedError."""
+        """Answers a request; `head.target` has no token. Raises RefusedError."""
 
     @abstractmethod
     async def aclose(self) -> None:
@@ -82,16 +83,17 @@ class Service(ABC):
 
 
 def _report(error: Exception) -> None:
+    """Writes an unexpected error to standard error, without its text."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{frame.filename}:{frame.lineno}"
-    sys.stderr.write(f"stillroom record: {type(error).__name__} at {place}; please report it\n")
+    line = f"{frame.filename}:{frame.lineno}"
+    sys.stderr.write(f"stillroom record: {type(error).__name__} at {line}; please report it\n")
     sys.stderr.flush()
 
 
 def response_with(
     request: web.Request, status: int, reason: str, headers: Headers
 ) -> web.StreamResponse:
-    """Returns a response with exactly these headers and those for its framing."""
+    """Returns a response with exactly these headers, and those that frame its body."""
     request[_PASSED_HEADERS] = headers
     return web.StreamResponse(status=status, reason=reason, headers=headers)
 
@@ -195,13 +197,13 @@ def run_until_stopped(
 
 
 def _raise_file_limit() -> None:
-    """Raises the limit of open files as far as possible: each call has two connections."""
-    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_FILES if most == resource.RLIM_INFINITY else min(most, _MOST_FILES)
+    """Increases the limit of open files as far as possible: each call needs two connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         # macOS enforces a lower limit than it reports.
         with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -235,4 +237,4 @@ async def _serve(service: Service, listener: socket.socket, stop_s: float) -> No
         deadline = loop.time() + stop_s
         while service.num_open and not end_requested.is_set() and loop.time() < deadline:
             with suppress(TimeoutError):
-                await asyncio.wait_for(end_requested.wait(), _LOOK_EVERY_S)
+                await asyncio.wait_for(end_requested.wait(), _POLL_S)

@@ -11,7 +11,7 @@ from stillroom.teachers.pricing import Price
 from stillroom.types import Usage
 
 _UNSTATED_TOKENS = 4096
-"""The expected maximum number of tokens of a reply whose request sets no limit."""
+"""The number of reply tokens to expect of a request that sets no limit."""
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
@@ -31,7 +31,7 @@ class _Request(msgspec.Struct):
 
 
 class CallBudget:
-    """Admits calls as long as they cannot exceed a budget.
+    """Admits calls as long as they cannot exceed a budget of `usd` dollars.
 
     `price_of` returns the price of a model, and `usage_of` the usage that a call's reply reports.
     """
@@ -46,46 +46,50 @@ class CallBudget:
         self.budget = Budget(usd=usd)
         self._price_of, self.usage_of = price_of, usage_of
         self._prices = dict[str, Price]()
-        self._more = Usage()
+        self._excess = Usage()
         """The maximum number of tokens by which a call exceeded its expected usage."""
 
     def count(self, call: RecordedCall) -> bool:
-        """Adds the cost of a call recorded earlier; returns False if its model has no price."""
-        planned = self._reservation_for(call.request.content.data)
-        if planned is not None:
-            self.budget.spent += planned.cost_of(call)
-        return planned is not None
+        """Adds the cost of a call recorded earlier; returns False if its cost is unknown."""
+        reservation = self._reservation_for(call.request.content.data)
+        if reservation is not None:
+            self.budget.spent += reservation.cost_of(call)
+        return reservation is not None
 
     async def reserve(self, body: bytes) -> "Reservation":
         """Waits until the budget covers a request's maximum cost, and reserves it.
 
-        Raises RefusedError if the budget can never cover it, or the model has no price.
+        Raises RefusedError if the budget can never cover that cost, or it is unknown.
         """
-        reserved = self._reservation_for(body)
-        if reserved is None:
+        reservation = self._reservation_for(body)
+        if reservation is None:
             raise RefusedError(
-                402, "no_price", "--budget-usd needs the price of the model, which is unknown",
-                "write it into prices.yml, in dollars per million tokens (0 for a server of your "
-                "own): \"my-model\": {input: 0.15, output: 0.60}; or `stillroom prices --refresh`",
+                402, "no_price",
+                "--budget-usd cannot estimate the cost of this call: the price of its model is "
+                "unknown, or the request is not a JSON object with a model",
+                "write the price into prices.yml, in dollars per million tokens (0 for a server of "
+                "your own): \"my-model\": {input: 0.15, output: 0.60}; or run "
+                "`stillroom prices --refresh`",
             )  # fmt: skip
         try:
-            await self.budget.reserve(reserved.worst)
+            await self.budget.reserve(reservation.max_cost)
         except BudgetSpentError as error:
             raise RefusedError(
                 402, "budget_spent",
                 f"the budget of ${self.budget.usd:g} does not cover this call: "
-                f"${self.budget.spent.usd:.4g} is spent, and it may cost ${reserved.worst.usd:.4g}",
+                f"${self.budget.spent.usd:.4g} is spent, and it may cost "
+                f"${reservation.max_cost.usd:.4g}",
                 "restart `stillroom record` with a higher --budget-usd, or lower the request's "
                 "token limit",
             ) from error  # fmt: skip
-        self.budget.send(reserved.worst)
-        return reserved
+        self.budget.send(reservation.max_cost)
+        return reservation
 
     def _reservation_for(self, body: bytes) -> "Reservation | None":
-        """Returns a request's maximum cost; None if its model has no price.
+        """Returns a reservation of a request's maximum cost; None if that cost is unknown.
 
-        A prompt has at most one token per byte of the request. The maximum excess of earlier calls
-        over their expected usage is added.
+        A prompt has at most one token per byte of the request. The largest excess of an earlier
+        call over its expected usage is added.
         """
         try:
             request = msgspec.json.decode(body, type=_Request)
@@ -96,43 +100,43 @@ class CallBudget:
             return None
         self._prices[request.model] = price
         expected = Usage(prompt_tokens=len(body), completion_tokens=request.completion_limit)
-        usage = expected + self._more
+        usage = expected + self._excess
         return Reservation(self, price, expected, Cost.of(usage, price.of(usage)))
 
     def record_excess(self, expected: Usage, usage: Usage) -> None:
-        """Remembers by how much a call exceeded its expected usage."""
+        """Stores by how much a call exceeded its expected usage, if by more than earlier calls."""
         prompt = usage.prompt_tokens - expected.prompt_tokens
         completion = usage.completion_tokens - expected.completion_tokens
-        self._more = Usage(
-            prompt_tokens=max(self._more.prompt_tokens, prompt),
-            completion_tokens=max(self._more.completion_tokens, completion),
+        self._excess = Usage(
+            prompt_tokens=max(self._excess.prompt_tokens, prompt),
+            completion_tokens=max(self._excess.completion_tokens, completion),
         )
 
 
 class Reservation:
     """The part of a budget that is reserved for one call."""
 
-    def __init__(self, of: CallBudget, price: Price, expected: Usage, worst: Cost) -> None:
-        self.worst = worst
-        self._of, self._price, self._expected = of, price, expected
+    def __init__(self, budget: CallBudget, price: Price, expected: Usage, max_cost: Cost) -> None:
+        self.max_cost = max_cost
+        self._budget, self._price, self._expected = budget, price, expected
 
     def cost_of(self, call: RecordedCall) -> Cost:
-        """Returns the cost of a call: nothing if the endpoint refused it.
+        """Returns the cost of a call: 0 if the endpoint answered with an error.
 
-        A reply without usage, or an incomplete one, counts at the maximum cost.
+        A missing or incomplete reply, or one without usage, costs the maximum.
         """
         usage = None
         if call.reply is not None:
-            usage = Usage() if call.reply.status >= 400 else self._of.usage_of(call)
+            usage = Usage() if call.reply.status >= 400 else self._budget.usage_of(call)
         if usage is None:
-            return self.worst
-        self._of.record_excess(self._expected, usage)
+            return self.max_cost
+        self._budget.record_excess(self._expected, usage)
         return Cost.of(usage, self._price.of(usage))
 
     def settle(self, line: bytes) -> None:
-        """Replaces the reservation by the cost of the call in a journal line."""
-        self._of.budget.settle(self.worst, self.cost_of(decode_call(line)))
+        """Replaces the reservation with the actual cost of the call in this journal line."""
+        self._budget.budget.settle(self.max_cost, self.cost_of(decode_call(line)))
 
     def give_back(self) -> None:
         """Frees the reservation of a call that did not reach its endpoint."""
-        self._of.budget.settle(self.worst, NOTHING)
+        self._budget.budget.settle(self.max_cost, NOTHING)

@@ -1,6 +1,6 @@
-"""Looks up the recorded calls of journals by their requests.
+"""Looks up recorded calls by their requests.
 
-Two requests match if their JSON is equal, ignoring key order and the fields that name the caller.
+Two requests match if their JSON is equal, ignoring the order of keys and the fields in `_VOLATILE`.
 """
 
 import hashlib
@@ -54,16 +54,19 @@ class RequestKey:
 def request_key(kind: CallKind, path: str, data: bytes) -> RequestKey:
     """Returns the key of a request. A body that is not a JSON object is compared byte for byte."""
     deployment = _DEPLOYMENT.search(path)
-    place = [kind, deployment[1] if deployment else ""]
+    endpoint = [kind, deployment[1] if deployment else ""]
     body = parse_body(data)
     if body is None:
-        return RequestKey(kind, _digest([*place, data.hex()]), b"", ())
-    counted = {name: value for name, value in body.items() if name not in _VOLATILE}
-    given = counted.get(_list_name(kind))
-    messages = cast("list[Any]", given) if isinstance(given, list) else [given]
-    rest = {name: value for name, value in counted.items() if name != _list_name(kind)}
+        return RequestKey(kind, _digest([*endpoint, data.hex()]), b"", ())
+    compared = {name: value for name, value in body.items() if name not in _VOLATILE}
+    value = compared.get(_list_name(kind))
+    messages = cast("list[Any]", value) if isinstance(value, list) else [value]
+    rest = {name: value for name, value in compared.items() if name != _list_name(kind)}
     return RequestKey(
-        kind, _digest([*place, counted]), _digest([*place, rest]), tuple(map(_digest, messages))
+        kind,
+        _digest([*endpoint, compared]),
+        _digest([*endpoint, rest]),
+        tuple(map(_digest, messages)),
     )
 
 
@@ -77,6 +80,7 @@ def parse_body(data: bytes) -> dict[str, Any] | None:
 
 
 def _list_name(kind: CallKind) -> str:
+    """Returns the name of the request field with the messages."""
     return "input" if kind == "responses" else "messages"
 
 
@@ -85,7 +89,7 @@ def _digest(value: Any) -> bytes:
 
 
 def first_difference(given: bytes, recorded: bytes) -> str:
-    """Describes in one line the first place where two requests differ, with both values."""
+    """Describes in one line the first field in which two requests differ, with both values."""
     new, old = parse_body(given), parse_body(recorded)
     if new is None or old is None:
         return "the bytes of the body"
@@ -93,22 +97,22 @@ def first_difference(given: bytes, recorded: bytes) -> str:
     difference = _difference(new, old, "")
     if difference is None:
         return "the deployment in the path"
-    place, new_value, old_value = difference
-    return f"{place.lstrip('.')}: {_abbreviate(new_value)} here, {_abbreviate(old_value)} recorded"
+    path, new_value, old_value = difference
+    return f"{path.lstrip('.')}: {_abbreviate(new_value)} here, {_abbreviate(old_value)} recorded"
 
 
-def _difference(new: Any, old: Any, place: str) -> tuple[str, Any, Any] | None:
+def _difference(new: Any, old: Any, path: str) -> tuple[str, Any, Any] | None:
     """Returns the path of the first difference between two JSON values, and both values."""
     if isinstance(new, dict) and isinstance(old, dict):
         names = dict.fromkeys([*cast("dict[str, Any]", new), *cast("dict[str, Any]", old)])
-        pairs = [(f"{place}.{k}", new.get(k, _ABSENT), old.get(k, _ABSENT)) for k in names]
+        pairs = [(f"{path}.{k}", new.get(k, _ABSENT), old.get(k, _ABSENT)) for k in names]
     elif isinstance(new, list) and isinstance(old, list):
         both = zip_longest(cast("list[Any]", new), cast("list[Any]", old), fillvalue=_ABSENT)
-        pairs = [(f"{place}[{i}]", *pair) for i, pair in enumerate(both)]
+        pairs = [(f"{path}[{i}]", *pair) for i, pair in enumerate(both)]
     else:
-        return None if new == old and type(new) is type(old) else (place, new, old)
-    found = (_difference(a, b, inner) for inner, a, b in pairs)
-    return next((one for one in found if one is not None), None)
+        return None if new == old and type(new) is type(old) else (path, new, old)
+    differences = (_difference(a, b, inner) for inner, a, b in pairs)
+    return next((each for each in differences if each is not None), None)
 
 
 def _abbreviate(value: Any) -> str:
@@ -135,36 +139,40 @@ class TapeEntry:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The recorded reply to a request, and the location and number of its call."""
+    """A recorded reply with which a request is answered, and the call that it is from."""
 
     reply: RecordedReply
     is_whole: bool
+    """Whether the reply is complete."""
     entry: TapeEntry
     number: int
+    """How often the request has been answered, including this time."""
     total: int
+    """How many calls with this request were recorded."""
 
 
 class Tape:
-    """The calls of journals. Replies to repeated equal requests are returned in recorded order.
+    """The recorded calls of journals, given as files or folders.
 
-    Raises InputError if no call can be replayed, and DataError for a line that is not a call.
+    Equal requests are answered in the order in which they were recorded. Raises InputError if no
+    call can be replayed, and DataError for a line that is not a call.
     """
 
-    def __init__(self, places: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Path]) -> None:
         self._entries = defaultdict[bytes, list[TapeEntry]](list)
-        self._given = defaultdict[bytes, int](int)
+        self._num_answers = defaultdict[bytes, int](int)
         self._rows = RowReader()
         self.num_left_out = 0
-        """The number of calls that cannot be replayed: the client left, or the record is cut."""
-        for place in places:
-            for path in journals_in(place) if place.is_dir() else [place]:
-                self._read(path)
+        """The number of calls that cannot be replayed: their reply or record is incomplete."""
+        for path in paths:
+            for journal in journals_in(path) if path.is_dir() else [path]:
+                self._read(journal)
         for entries in self._entries.values():
             entries.sort(key=lambda entry: entry.started_at)
         if not self._entries:
-            shown = ", ".join(map(str, places))
+            shown = ", ".join(map(str, paths))
             raise InputError(
-                f"{shown} has no recorded call that can be replayed",
+                f"no recorded call in {shown} can be replayed",
                 "record some first: stillroom record --upstream …",
             )
 
@@ -196,12 +204,15 @@ class Tape:
             self._entries[key.digest].append(entry)
 
     def answer(self, key: RequestKey) -> Replayed | None:
-        """Returns the next reply to a request, or the last again after all; None if unknown."""
+        """Returns the next recorded reply to a request, and the last one again after that.
+
+        Returns None if the request was not recorded.
+        """
         entries = self._entries.get(key.digest)
         if entries is None:
             return None
-        self._given[key.digest] += 1
-        number = self._given[key.digest]
+        self._num_answers[key.digest] += 1
+        number = self._num_answers[key.digest]
         entry = entries[min(number, len(entries)) - 1]
         call = self._call(entry)
         if call.reply is None:
@@ -214,14 +225,14 @@ class Tape:
         Returns None if no call of the same API was recorded.
         """
         entries = [
-            entry for known in self._entries.values() for entry in known
+            entry for equal in self._entries.values() for entry in equal
             if entry.key.kind == key.kind
         ]  # fmt: skip
         if not entries:
             return None
         best = max(entries, key=lambda entry: _similarity(entry.key, key))
         recorded = self._call(best).request.content.data
-        return f"{best}, which differs at {first_difference(data, recorded)}"
+        return f"{best}, which differs in {first_difference(data, recorded)}"
 
     def close(self) -> None:
         """Closes the journals."""
@@ -231,8 +242,9 @@ class Tape:
         return decode_call(self._rows.read(entry.path, entry.offset, entry.num_bytes))
 
 
-def _similarity(known: RequestKey, given: RequestKey) -> tuple[int, bool, int]:
-    """Returns a sort key for similarity: by shared leading messages, then by the other fields."""
-    pairs = zip(known.messages, given.messages, strict=False)
+def _similarity(recorded: RequestKey, key: RequestKey) -> tuple[int, bool, int]:
+    """Returns a sort key: more shared first messages are more similar, then equal other fields."""
+    pairs = zip(recorded.messages, key.messages, strict=False)
     num_shared = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
-    return num_shared, known.rest == given.rest, -abs(len(known.messages) - len(given.messages))
+    length_difference = abs(len(recorded.messages) - len(key.messages))
+    return num_shared, recorded.rest == key.rest, -length_difference

@@ -27,7 +27,7 @@ _AUTO_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
 
 class UpstreamError(Exception):
-    """The upstream did not reply, or its reply is incomplete."""
+    """Raised if the upstream does not reply, or its reply is incomplete."""
 
     def __init__(self, reason: str, *, was_sent: bool = True) -> None:
         super().__init__(reason)
@@ -36,7 +36,10 @@ class UpstreamError(Exception):
 
 
 class RequestBody:
-    """The body of a client's request, which can be resent from the captured part."""
+    """The body of a client's request, which can be sent again if it was captured completely.
+
+    `when_whole` is called after the last block.
+    """
 
     def __init__(
         self,
@@ -56,8 +59,8 @@ class RequestBody:
             yield block
         self._when_whole()
 
-    async def whole(self) -> bool:
-        """Returns once the body has arrived; False if it is too long to be captured."""
+    async def receive(self) -> bool:
+        """Waits until the body has arrived; returns False if it is too long to be captured."""
         async for block in self._content.iter_any():
             self.captured.add(block)
             if not self.captured.is_whole:
@@ -74,14 +77,14 @@ class UpstreamReply:
         self.headers: Headers = decode_headers(reply.raw_headers)
         connection = reply.connection
         self._unframed_connection: ResponseHandler | None = None
-        """The connection that is closed to end the reply; None with Content-Length or chunks."""
+        """The connection whose end is the end of the reply; None with Content-Length or chunks."""
         is_framed = "Content-Length" in reply.headers or "Transfer-Encoding" in reply.headers
         if connection is not None and not is_framed:
             self._unframed_connection = connection.protocol
 
     @property
     def is_received(self) -> bool:
-        """Whether the whole reply has arrived, read or not."""
+        """Whether the whole reply has arrived, even if it has not been read."""
         return self._reply.content.is_eof()
 
     @property
@@ -166,7 +169,7 @@ class UpstreamClient:
 
 def _new_session(*, has_tls: bool) -> aiohttp.ClientSession:
     trace = aiohttp.TraceConfig()
-    trace.on_connection_reuseconn.append(_note_reuse)
+    trace.on_connection_reuseconn.append(_record_reuse)
     return aiohttp.ClientSession(
         connector=ReplyConnector(
             limit=0,
@@ -184,7 +187,7 @@ def _new_session(*, has_tls: bool) -> aiohttp.ClientSession:
     )
 
 
-async def _note_reuse(
+async def _record_reuse(
     _session: aiohttp.ClientSession,
     context: SimpleNamespace,
     _params: aiohttp.TraceConnectionReuseconnParams,
@@ -203,7 +206,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientPayloadError):
         return "the upstream closed the connection in the middle of its reply"
     if isinstance(error, aiohttp.InvalidURL):
-        return "the path is not valid in a URL"
+        return "the request's path is not valid in a URL"
     if isinstance(error, InputError):
         return error.problem
     if isinstance(error, aiohttp.ClientResponseError):

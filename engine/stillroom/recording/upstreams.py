@@ -21,7 +21,7 @@ class Upstream:
     """One endpoint behind the proxy."""
 
     name: str
-    """The first segment of its paths on the proxy, if there are several upstreams."""
+    """The first segment of the upstream's paths on the proxy, if there are several upstreams."""
     scheme: str
     host: str
     port: int
@@ -37,17 +37,18 @@ class Upstream:
         return f"{self.scheme}://{host}{port}"
 
 
-def parse_upstreams(given: Sequence[str]) -> tuple[Upstream, ...]:
+def parse_upstreams(values: Sequence[str]) -> tuple[Upstream, ...]:
     """Parses the values of `--upstream`: each a provider, a URL or NAME=URL.
 
     Raises InputError for an invalid address, and for two upstreams of the same name.
     """
-    upstreams = tuple(_parse_upstream(text, is_alone=len(given) == 1) for text in given)
+    upstreams = tuple(_parse_upstream(text, is_alone=len(values) == 1) for text in values)
     names = [upstream.name for upstream in upstreams]
     for name in names:
         if names.count(name) > 1:
             raise InputError(
-                f"two upstreams are called {name!r}, but their names are part of their paths",
+                f"two upstreams are named {name!r}; names must differ, because each one is the "
+                f"first part of the upstream's path on the proxy (/{name}/…)",
                 "give one of them another name: --upstream NAME=URL",
             )
     return upstreams
@@ -67,10 +68,10 @@ def check_no_loop(upstreams: Sequence[Upstream], listener: socket.socket) -> Non
 def _resolves_to(host: str, own_host: str) -> bool:
     """Returns whether a host name resolves to the address on which a socket listens."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return False
-    for family, kind, _, _, address in found:
+    for family, kind, _, _, address in addresses:
         if address[0] == own_host:
             return True
         # A socket bound to 0.0.0.0 or :: is reached at every address of this machine.
@@ -107,10 +108,10 @@ def _parse_upstream(text: str, *, is_alone: bool) -> Upstream:
 def _parse_address(url: str) -> SplitResult:
     parts = url_parts(url)
     if parts is None:
-        named = ", ".join(sorted(name for name, one in PROVIDERS.items() if one.base_url))
+        names = ", ".join(sorted(n for n, provider in PROVIDERS.items() if provider.base_url))
         raise InputError(
             f"the upstream {url!r} is neither a known provider nor a URL",
-            f"give one of {named}, or a URL such as https://api.openai.com/v1 or "
+            f"give one of {names}, or a URL such as https://api.openai.com/v1 or "
             "NAME=http://127.0.0.1:8000/v1",
         )
     if "@" in parts.netloc:
@@ -120,15 +121,15 @@ def _parse_address(url: str) -> SplitResult:
         )
     if parts.query or parts.fragment:
         raise InputError(
-            "the upstream's URL has a query, but only clients may send queries",
-            "remove the question mark and everything after it",
+            "the upstream's URL has a query or a fragment; only the clients' requests may have one",
+            "remove the query and the fragment: everything from ? or # on",
         )
     return parts
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """The base URLs with which programs call through the proxy."""
+    """The base URLs with which clients reach an upstream through the proxy."""
 
     openai: str
     """The base_url for OpenAI-compatible clients."""
@@ -137,9 +138,9 @@ class ClientSettings:
 
 
 def client_settings(upstream: Upstream, address: str, *, is_alone: bool) -> ClientSettings:
-    """Returns the base URLs for an upstream. `address` is the proxy's, with its token if any.
+    """Returns the base URLs for an upstream. `address` is the proxy's URL, with its token if any.
 
-    A base URL is the upstream's own, with the proxy's address in place of scheme and host.
+    A base URL is the upstream's own, with `address` in place of scheme and host.
     """
     base = address if is_alone else f"{address}/{upstream.name}"
     openai = base + upstream.base_path

@@ -16,7 +16,7 @@ from stillroom.models.resolve import ModelLocation
 from stillroom.rollout.refine_plan import FailedRollouts, RefinePlan, plan_refinement
 from stillroom.rollout.request import NO_FILE, EpisodeOptions, GenerateRollouts, RolloutOptions
 from stillroom.rollout.rewards.judge_plan import JudgePlan, plan_judge
-from stillroom.secrecy.commands import secrets_in, without_secrets
+from stillroom.secrecy.commands import redactor_for_commands, without_secrets
 from stillroom.secrecy.redaction import Redactor
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import Price
@@ -57,7 +57,7 @@ class ToolsPlan:
         """Removes the endpoints' keys and the MCP servers' secrets from texts."""
         keys = self.workspace.read_keys(self.key_names)
         known = Redactor([*self.workspace.secrets.values(), *keys.values()])
-        return known | secrets_in(self.mcp_servers)
+        return known | redactor_for_commands(self.mcp_servers)
 
     @property
     def identity(self) -> str:

@@ -1,1 +1,1 @@
-"""Keeps secrets where they belong: files, environments, hosts and texts that may hold them."""
+"""Keeps secrets from leaking through files, environments, hosts and texts."""

@@ -32,30 +32,30 @@ _PATTERNS = tuple(
         r"(?<![\w])(?P<secret>(?=[A-Za-z_]*\d)(?=\d*[A-Za-z_])[\w+=]{20,})",
     )
 )
-_MARK = re.compile(r"\{secret:[0-9a-f]{12}\}")
+_PLACEHOLDER = re.compile(r"\{secret:[0-9a-f]{12}\}")
 
 
-def _hide_in(commands: str | Sequence[str] | None) -> str | list[str] | None:
+def _serialize_without_secrets(commands: str | Sequence[str] | None) -> str | list[str] | None:
     if commands is None or isinstance(commands, str):
         return commands and without_secrets(commands)
     return [without_secrets(command) for command in commands]
 
 
-WITHOUT_SECRETS = PlainSerializer(_hide_in)
-"""Annotation for a field of command lines: serialization replaces their secrets."""
+WITHOUT_SECRETS = PlainSerializer(_serialize_without_secrets)
+"""Annotation of a pydantic field with command lines: serialization replaces their secrets."""
 
 
 def hide_secrets(command: str) -> tuple[str, dict[str, str]]:
-    """Returns a command line or URL with placeholders for its secrets, and the secret of each.
+    """Returns a command line or URL with placeholders, and the secret of each placeholder.
 
-    Values of environment variables with a secret's name are replaced wherever they occur.
+    The values of environment variables whose names are those of secrets count as secrets too.
     """
     secrets: dict[str, str] = {}
     for value in sorted(_find_secrets(command), key=len, reverse=True):
-        mark = _placeholder(value)
-        replaced = re.sub(rf"(?<![\w]){re.escape(value)}(?!\w)", mark, command)
+        placeholder = _placeholder(value)
+        replaced = re.sub(rf"(?<![\w]){re.escape(value)}(?!\w)", placeholder, command)
         if replaced != command:
-            secrets[mark] = value
+            secrets[placeholder] = value
             command = replaced
     return command, secrets
 
@@ -70,27 +70,28 @@ def restore_secrets(command: str, secrets: Mapping[str, str]) -> str:
 
     Raises InputError for a placeholder that is not in `secrets`.
     """
-    unknown = [mark for mark in _MARK.findall(command) if mark not in secrets]
+    unknown = [each for each in _PLACEHOLDER.findall(command) if each not in secrets]
     if unknown:
         raise InputError(
             f"no secret is stored for the placeholder {unknown[0]} in the MCP server `{command}`",
-            "give the command with the secret itself, as in the first call",
+            "write the secret itself in place of the placeholder",
         )
-    return _MARK.sub(lambda mark: secrets[mark[0]], command)
+    return _PLACEHOLDER.sub(lambda match: secrets[match[0]], command)
 
 
-def secrets_in(commands: Iterable[str]) -> Redactor:
+def redactor_for_commands(commands: Iterable[str]) -> Redactor:
     """Returns a redactor of the secrets in command lines and URLs."""
     return Redactor(value for command in commands for value in hide_secrets(command)[1].values())
 
 
 def secrets_of_commands(secrets: Mapping[str, str]) -> dict[str, str]:
-    """Returns the secrets that belong to placeholders in commands, without endpoints' keys."""
-    return {mark: value for mark, value in secrets.items() if _MARK.fullmatch(mark)}
+    """Returns the secrets of command lines among `secrets`, which also has endpoints' keys."""
+    return {name: value for name, value in secrets.items() if _PLACEHOLDER.fullmatch(name)}
 
 
 def _find_secrets(command: str) -> Iterator[str]:
-    command = _MARK.sub("…", command)
+    """Yields the secrets in a command line or URL, some of them repeatedly."""
+    command = _PLACEHOLDER.sub("…", command)
     for pattern in _PATTERNS:
         for match in pattern.finditer(command):
             name, value = match.groupdict().get("name"), match["secret"]

@@ -1,7 +1,7 @@
-"""Environments of child processes, built from allowlists of variables.
+"""Builds the environments of child processes from allowlists of variables.
 
-No allowlist has endpoint keys. A run's process gets the keys of its endpoints through a pipe, and
-only the client that sends them reads them.
+No allowlist includes the API keys of endpoints. A run's process gets these through a pipe, and only
+the client that sends a key reads it.
 """
 
 import json
@@ -35,14 +35,14 @@ _PROGRAMS = re.compile(
 )
 """Settings of the programs that start MCP servers, such as npx and uvx."""
 SHARED_SECRETS = "STILLROOM_SECRETS"
-"""The variable with the secrets of a multi-process run: a JSON object, name to value."""
+"""The variable with the secrets of a multi-process run: a JSON object of values by name."""
 _CLOUDS = re.compile(
     r"SKYPILOT_\w+|SKY_\w+|AWS_\w+|GOOGLE_\w+|CLOUDSDK_\w+|AZURE_\w+|ARM_\w+|KUBECONFIG|KUBE_\w+"
     r"|OCI_\w+|LAMBDA_\w+|RUNPOD_\w+|VAST_\w+|NEBIUS_\w+|PAPERSPACE_\w+|DO_\w+|IBM_\w+"
 )
 """Settings of SkyPilot and of the clouds' own packages, including their keys."""
 _HUB_TOKENS = frozenset({"HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"})
-"""Kept in the environment of a run's process, which needs them to download models."""
+"""Tokens in the environment of a run's process, which needs them to download models."""
 PIPED_VARIABLES = "STILLROOM_PIPED_VARIABLES"
 """The variable with the comma-separated names of the secrets that a run's process reads from its
 standard input and sets in its own environment, where libraries look for them."""
@@ -50,10 +50,11 @@ _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
 
 
 def run_environment(workspace: Path | None = None) -> dict[str, str]:
-    """Returns the environment of a run's process; its only secrets are the Hub's tokens.
+    """Returns the environment of a run's process.
 
-    It also has the variables that keys.yml allows for tools, for the tools that the run starts.
-    Torch's idle threads sleep instead of spinning, which is many times faster on a busy machine.
+    Its only secrets are the Hub's tokens, and the variables that keys.yml allows for the tools that
+    the run starts. With OMP_WAIT_POLICY=PASSIVE, torch's idle threads sleep instead of spinning,
+    which is many times faster on a busy machine.
     """
     tools = _tool_variables(workspace)
     kept = {
@@ -106,31 +107,33 @@ def container_environment() -> dict[str, str]:
 
 
 def ssh_environment() -> dict[str, str]:
-    """Returns the environment of the system's ssh, without keys, which `SendEnv` could forward."""
-    wanted = re.compile(r"SSH_AUTH_SOCK|SSH_AGENT_PID|KRB5CCNAME|DISPLAY|WAYLAND_DISPLAY")
-    agents = {name: value for name, value in os.environ.items() if wanted.fullmatch(name)}
-    # The ssh of a jump host does not get our options, and would ask in a window.
+    """Returns the environment of ssh. It has no API keys, which `SendEnv` could forward."""
+    agent_names = re.compile(r"SSH_AUTH_SOCK|SSH_AGENT_PID|KRB5CCNAME|DISPLAY|WAYLAND_DISPLAY")
+    agents = {name: value for name, value in os.environ.items() if agent_names.fullmatch(name)}
+    # The ssh process of a jump host does not get our options, and could ask in a window.
     return bare_environment() | agents | {"SSH_ASKPASS_REQUIRE": "never"}
 
 
 def shared_variables(secrets: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables with a run's secrets, for the worker processes of the run."""
+    """Returns the variables that pass a run's secrets on to its worker processes."""
     by_name = {name: value for name, value in secrets.items() if name.isidentifier()}
     return by_name | {SHARED_SECRETS: json.dumps(dict(secrets))} if secrets else {}
 
 
 def shared_secrets() -> dict[str, str]:
-    """Returns the secrets of the run that this process is a worker of; empty if it is none."""
+    """Returns the secrets of the run whose worker process this is; empty in any other process."""
     return json.loads(os.environ.get(SHARED_SECRETS, "{}"))
 
 
 def _is_listed(name: str, names: re.Pattern[str]) -> bool:
+    """Returns whether a variable is in an allowlist and does not have a secret's name."""
     return names.fullmatch(name) is not None and (
         name == "SSH_AUTH_SOCK" or not is_secret_name(name)
     )
 
 
 def _has_login(address: str) -> bool:
+    """Returns whether an address contains a login, or cannot be parsed."""
     try:
         return "@" in urlsplit(address if "://" in address else f"http://{address}").netloc
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which key may be sent to which host, and which variables the user's tools may read.
+"""Decides which API key may be sent to which host, and which variables user's tools may read.
 
 A key may be sent to its provider's own hosts. Every other pair of key and host must be allowed by
 the user: in `keys.yml`, which is outside the workspace that agents write to, or, for a key in the
@@ -27,11 +27,11 @@ _LOCAL_SERVERS = re.compile(
     r"(VLLM|SGLANG|OLLAMA|LLAMA_?CPP|LM_?STUDIO|TGI|LITELLM|LOCAL)"
     r"(_[A-Z0-9]+)*_(KEY|TOKEN)"
 )
-"""Names of keys for a model server on the user's own machine."""
+"""Names of the variables with keys for a model server on the user's own machine."""
 
 
 class KeyNotAllowedError(InputError):
-    """The user has not allowed this key to be sent to this host."""
+    """Raised if the user has not allowed an API key to be sent to a host."""
 
     def __init__(self, problem: str, fix: str, name: str, host: str) -> None:
         super().__init__(problem, fix)
@@ -62,7 +62,7 @@ _RULES = TypeAdapter(tuple[KeyRule, ...])
 def keys_file() -> Path:
     """Returns the path of keys.yml, in $STILLROOM_CONFIG or in ~/.config/stillroom.
 
-    A run on another machine reads a copy of the user's file: names and hosts, no keys.
+    A run on another machine reads a copy of the user's file, which has names and hosts but no keys.
     """
     if is_remote_process():
         return local_path(f"~/.config/stillroom/{_FILE}")
@@ -84,33 +84,35 @@ def is_loopback(host: str) -> bool:
 
 
 def check_host(
-    name: str, host: str, port: int | None, *, workspace: Path, own: Sequence[str]
+    name: str, host: str, port: int | None, *, workspace: Path, provider_variables: Sequence[str]
 ) -> None:
-    """Raises KeyNotAllowedError unless the key in variable `name` may be sent to a host.
+    """Raises KeyNotAllowedError unless the key in the variable `name` may be sent to a host.
 
-    `own` lists the variables of the host's provider. A variable whose name contains one of these,
-    such as OPENAI_API_KEY_2, counts as another key of the same provider. Keys named after a local
-    server, such as VLLM_API_KEY, may be sent to this machine.
+    `provider_variables` are the key variables of the host's provider. A variable whose name
+    contains one of them, such as OPENAI_API_KEY_2, counts as another key of that provider. A key
+    named after a local server, such as VLLM_API_KEY, may be sent to this machine.
     """
-    if any(variable in name for variable in own):
+    if any(variable in name for variable in provider_variables):
         return
     if is_loopback(host) and _LOCAL_SERVERS.fullmatch(name):
         return
     if any(rule.allows(name, host, port) for rule in _rules(workspace)):
         return
-    shown = f"[{host}]" if ":" in host else host
+    url_host = f"[{host}]" if ":" in host else host
     raise KeyNotAllowedError(
         f"the key in {name} may not be sent to {host}: the user has not allowed this host for it",
-        f"to allow it, the user writes {name}_HOST={shown} below the key in the project's .env, "
+        f"to allow it, the user writes {name}_HOST={url_host} below the key in the project's .env, "
         f"or adds this line to {keys_file()}, outside the workspace: "
-        f"- {{key: {name}, host: {shown if ':' not in host else repr(host)}}}",
+        f"- {{key: {name}, host: {url_host if ':' not in host else repr(host)}}}",
         name,
         host if port is None else f"{host}:{port}",
     )
 
 
 def allow_host(name: str, host: str) -> None:
-    """Appends an entry to keys.yml that allows a key for a host. The user must have agreed.
+    """Appends an entry to keys.yml that allows a key to be sent to a host.
+
+    The caller must have asked the user first.
 
     Raises InputError if the file is malformed, or is in a form to which no entry can be appended.
     """
@@ -134,7 +136,7 @@ def _rules(workspace: Path | None) -> tuple[KeyRule, ...]:
     if workspace is not None and path.resolve().is_relative_to(workspace.resolve()):
         raise InputError(
             f"{path} is inside the workspace, where an agent could edit it to allow any host",
-            "set STILLROOM_CONFIG to a folder outside of it, and move the file there",
+            "set STILLROOM_CONFIG to a folder outside the workspace, and move the file there",
         )
     try:
         text = path.read_text(encoding="utf-8")
@@ -149,8 +151,8 @@ def _parse_rules(path: Path, text: str) -> tuple[KeyRule, ...]:
         raw: Any = yaml.safe_load(text)
         return _RULES.validate_python(tuple(raw or ()))
     except ValidationError as error:
-        where = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, where["loc"]))
-        raise InputError(f"{path}: {place}: {where['msg']}", _FIX) from error
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        raise InputError(f"{path}: {field}: {first['msg']}", _FIX) from error
     except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         raise InputError(parse_error_message(path, error), _FIX) from error

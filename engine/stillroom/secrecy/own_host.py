@@ -9,14 +9,14 @@ from collections.abc import Collection
 from urllib.parse import urlsplit
 
 
-def is_own_host(named: str, own_address: str, allowed: Collection[str] = ()) -> bool:
+def is_own_host(host_header: str, own_address: str, allowed: Collection[str] = ()) -> bool:
     """Returns whether a Host header names this server, ignoring the port, which a tunnel changes.
 
-    An IP address must be `own_address`, the local address of the connection. `allowed` has further
-    host names in lower case.
+    An IP address must be equal to `own_address`, the local address of the connection. `allowed` has
+    further host names in lower case.
     """
     try:
-        host = urlsplit(f"//{named}").hostname or ""
+        host = urlsplit(f"//{host_header}").hostname or ""
     except ValueError:
         return False
     if host in allowed:
@@ -27,13 +27,13 @@ def is_own_host(named: str, own_address: str, allowed: Collection[str] = ()) -> 
     return own.is_loopback if host == "localhost" else _address(host) == own
 
 
-def is_own_page(origin: str, named: str) -> bool:
+def is_own_page(origin: str, host_header: str) -> bool:
     """Returns whether an Origin header is the origin of the server that the Host header names.
 
     Pages at other ports of this machine are other origins, although they share its cookies.
     """
     try:
-        return urlsplit(origin).netloc.lower() == named.lower()
+        return urlsplit(origin).netloc.lower() == host_header.lower()
     except ValueError:
         return False
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 _Check = Callable[[str], bool]
-_End = Callable[[str, re.Match[str]], int]
+_EndOf = Callable[[str, re.Match[str]], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +19,14 @@ class SensitiveKind:
 
     name: str
     keywords: tuple[str, ...]
-    """The pattern is tried only on texts with one of these; if empty, on every text."""
+    """The pattern is searched for only in texts with one of these; if empty, in every text."""
     pattern: re.Pattern[str]
     is_real: _Check
-    end: _End
-    """Returns the end of the data in the text; the pattern may match only its beginning."""
+    """Returns whether a match of the pattern is real data, not a placeholder or a random number."""
+    end_of: _EndOf
+    """Returns where the data ends in the text; the pattern may match less or more than the data."""
     min_digits: int = 0
-    """The pattern is tried only on texts with at least this many digits."""
+    """The pattern is searched for only in texts with at least this many digits."""
 
 
 def _match_end(_text: str, match: re.Match[str]) -> int:
@@ -37,11 +38,12 @@ def _kind(
     keywords: str,
     pattern: str,
     is_real: _Check = bool,
-    end: _End = _match_end,
+    end_of: _EndOf = _match_end,
     min_digits: int = 0,
 ) -> SensitiveKind:
-    found = re.compile(pattern)
-    return SensitiveKind(name, tuple(keywords.split()), found, is_real, end, min_digits)
+    return SensitiveKind(
+        name, tuple(keywords.split()), re.compile(pattern), is_real, end_of, min_digits
+    )
 
 
 _KEY_BEGIN = r"-----BEGIN (?:[A-Z]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
@@ -51,7 +53,7 @@ _LONGEST_KEY = 1 << 15
 
 
 def _key_end(text: str, match: re.Match[str]) -> int:
-    """Returns the end of a private key; without a footer, the end of its base64 lines."""
+    """Returns where a private key ends; without a footer, where its base64 lines end."""
     footer = _KEY_END.search(text, match.end(), match.end() + _LONGEST_KEY)
     lines = footer or _KEY_LINES.match(text, match.end())
     return lines.end() if lines else match.end()
@@ -67,7 +69,7 @@ def _looks_random(key: str) -> bool:
 _START, _END = r"(?<![A-Za-z0-9-])", r"(?![A-Za-z0-9_-])"
 
 SECRETS = (
-    _kind("private key", "-----BEGIN", _KEY_BEGIN, end=_key_end),
+    _kind("private key", "-----BEGIN", _KEY_BEGIN, end_of=_key_end),
     _kind("Anthropic key", "sk-ant-", _START + r"sk-ant-[A-Za-z0-9_-]{20,}", _looks_random),
     _kind("OpenRouter key", "sk-or-", _START + r"sk-or-v1-[0-9a-f]{32,}", _looks_random),
     _kind("OpenAI key", "sk-", _START + r"sk-(?!ant-|or-)[A-Za-z0-9_-]{20,}", _looks_random),
@@ -156,19 +158,19 @@ def _has_iban(text: str) -> bool:
 
 def _iban_length(text: str) -> int:
     """Returns the length, spaces included, of an IBAN of the country in the first two letters."""
-    places = [match.end() for match in re.finditer(r"\S", text)]
+    ends = [match.end() for match in re.finditer(r"\S", text)]
     length = _IBAN_LENGTHS.get(text[:2], 0)
-    return places[length - 1] if 0 < length <= len(places) else 0
+    return ends[length - 1] if 0 < length <= len(ends) else 0
 
 
-_RESERVED = re.compile(
+_RESERVED_DOMAIN = re.compile(
     r"(?:.*\.)?(?:example(?:\.\w+)?|test|invalid|localhost|local)", re.IGNORECASE
 )
 
 
 def _is_mailbox(address: str) -> bool:
-    """Returns whether an email address may be real, not in a domain reserved for examples."""
-    return _RESERVED.fullmatch(address.rpartition("@")[2]) is None
+    """Returns whether an email address may be real: its domain is not reserved for examples."""
+    return _RESERVED_DOMAIN.fullmatch(address.rpartition("@")[2]) is None
 
 
 def _is_phone(number: str) -> bool:
@@ -217,8 +219,8 @@ PERSONAL_DATA = (
 def kinds_in(text: str, kinds: tuple[SensitiveKind, ...]) -> list[str]:
     """Returns the names of the kinds found in a text, each once, in the order of `kinds`."""
     scanned = _blank_escapes(text)
-    likely = _candidate_kinds(scanned, kinds)
-    names = (kind.name for kind in likely if next(_find_spans(scanned, kind), None) is not None)
+    candidates = _candidate_kinds(scanned, kinds)
+    names = (kind.name for kind in candidates if next(_find_spans(scanned, kind), None) is not None)
     return list(dict.fromkeys(names))
 
 
@@ -230,12 +232,12 @@ def replace_kinds(
     `replacement` is called with the kind's name and the data to replace.
     """
     scanned = _blank_escapes(text)
-    likely = _candidate_kinds(scanned, kinds)
-    if not likely:
+    candidates = _candidate_kinds(scanned, kinds)
+    if not candidates:
         return text
-    found = sorted((*place, kind.name) for kind in likely for place in _find_spans(scanned, kind))
+    spans = sorted((*span, kind.name) for kind in candidates for span in _find_spans(scanned, kind))
     parts, done = list[str](), 0
-    for start, end, name in found:
+    for start, end, name in spans:
         if start >= done:
             parts += (text[done:start], replacement(name, text[start:end]))
             done = end
@@ -248,23 +250,23 @@ _DIGIT = re.compile(r"\d")
 
 
 def _blank_escapes(text: str) -> str:
-    """Returns a text of the same length with spaces in place of JSON's escapes for whitespace.
+    """Replaces JSON's escapes of whitespace and quotes with spaces; the length stays the same.
 
-    In a text that contains JSON, the `n` of an escaped `\\n` would look like part of a word.
+    In a text that contains JSON, the `n` of an escape `\\n` would look like part of a word.
     """
     return _ESCAPES.sub("  ", text) if "\\" in text else text
 
 
 def _candidate_kinds(text: str, kinds: tuple[SensitiveKind, ...]) -> Sequence[SensitiveKind]:
-    """Returns the kinds whose keywords and number of digits a text has; mostly none."""
+    """Returns the kinds that a text may contain, by its keywords and digits; mostly none."""
     index = _KEYWORD_INDEXES.get(id(kinds))
     if index is None or index.kinds is not kinds:
         index = _KEYWORD_INDEXES[id(kinds)] = _KeywordIndex(kinds)
     matched = {
-        kind
-        for gate, numbers in index.gates
+        number
+        for gate, keywords in index.gates
         if gate in text
-        for keyword, kind in numbers
+        for keyword, number in keywords
         if keyword in text
     }
     if not matched and not index.without_keywords:
@@ -272,12 +274,15 @@ def _candidate_kinds(text: str, kinds: tuple[SensitiveKind, ...]) -> Sequence[Se
     num_digits = _num_digits(text)
     if not matched and num_digits < index.min_digits:
         return ()
-    found = sorted(matched.union(index.without_keywords))
-    return [kinds[kind] for kind in found if kinds[kind].min_digits <= num_digits]
+    numbers = sorted(matched.union(index.without_keywords))
+    return [kinds[number] for number in numbers if kinds[number].min_digits <= num_digits]
 
 
 class _KeywordIndex:
-    """The keywords of kinds, grouped so that a few searches rule out most texts."""
+    """The keywords of kinds, grouped by a character, so that a few searches rule out most texts.
+
+    A kind is given by its index in `kinds`. `gates` has for each character the keywords with it.
+    """
 
     def __init__(self, kinds: tuple[SensitiveKind, ...]) -> None:
         self.kinds = kinds
@@ -308,4 +313,4 @@ def _find_spans(text: str, kind: SensitiveKind) -> Iterator[tuple[int, int]]:
     """Yields the start and end of each occurrence of a kind in a text."""
     for match in kind.pattern.finditer(text):
         if kind.is_real(match[0]):
-            yield match.start(), kind.end(text, match)
+            yield match.start(), kind.end_of(text, match)

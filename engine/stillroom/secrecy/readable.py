@@ -26,27 +26,26 @@ _SECRET_FILE = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-"""Names that files with keys or passwords have by convention."""
+"""Names that by convention belong to files with keys or passwords."""
 _DATA_SUFFIXES = frozenset({".jsonl", ".md", ".py"})
 """Suffixes of data, text and code, which are readable whatever their name."""
 _QUOTED = re.compile(r"'[^']{2,}'")
-_KINDS = {
+_SPECIAL_FILES = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
 _FIX = (
-    "give a file of rows, a config or code; to use a part of this file, copy it to a file of its "
-    "own"
+    "give a file of rows, a config or code; if it has what you need, copy that part to a new file"
 )
 
 
 def check_readable(path: Path) -> None:
-    """Raises InputError, before opening it, for a file that no operation may read.
+    """Raises InputError for a file that no operation may read, without opening it.
 
-    These are pipes, sockets, devices, the kernel's virtual files, and files whose name is one for
-    keys, such as `.env`. For a symbolic link, both its own name and its target are checked.
+    These are pipes, sockets, devices, the kernel's virtual files, and files whose names are those
+    of credentials, such as `.env`. Of a symbolic link, both the link and its target are checked.
     """
     reason = _unreadable_reason(path)
     if reason is not None:
@@ -54,23 +53,25 @@ def check_readable(path: Path) -> None:
 
 
 def _unreadable_reason(path: Path) -> str | None:
+    """Returns why a file must not be read; None if it may be."""
     try:
         real = path.resolve()
     except (OSError, RuntimeError):  # a loop of links
         return "it is in a loop of symbolic links"
     if any(real.is_relative_to(folder) for folder in _SYSTEM_FOLDERS):
         return "it is a virtual file of the kernel"
-    for named in (path, real):
-        if _holds_keys(named):
+    for name in (path, real):
+        if _has_secret_name(name):
             return "files with this name usually contain keys or passwords"
     try:
         kind = stat.S_IFMT(real.stat().st_mode)
     except OSError:
         return None  # opening the file gives a better error
-    return f"it is {_KINDS[kind]}, not a file" if kind in _KINDS else None
+    return f"it is {_SPECIAL_FILES[kind]}, not a file" if kind in _SPECIAL_FILES else None
 
 
-def _holds_keys(path: Path) -> bool:
+def _has_secret_name(path: Path) -> bool:
+    """Returns whether a file's name or folder is one of credentials by convention."""
     if _SECRET_FOLDERS.intersection(part.lower() for part in path.parts):
         return True
     is_data = path.suffix.lower() in _DATA_SUFFIXES
@@ -78,7 +79,7 @@ def _holds_keys(path: Path) -> bool:
 
 
 def parse_error_message(path: Path, error: Exception) -> str:
-    """Returns the message of a YAML or JSON parse error, with its line, without quoting the file.
+    """Describes an error of reading or parsing a YAML or JSON file, without quoting the file.
 
     YAML's own messages quote the line, which could be a secret if the file is not YAML at all.
     """

@@ -1,4 +1,4 @@
-"""Removes keys from text in every encoding in which a program may repeat them."""
+"""Removes secrets from texts, in every encoding in which a program may repeat them."""
 
 import base64
 import functools
@@ -7,25 +7,25 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 SHORTEST_SECRET = 8
-"""A shorter key, such as the `EMPTY` that local servers accept, is a word and no secret."""
+"""A shorter key, such as the `EMPTY` that local servers accept, is not treated as a secret."""
 MARK = "[key]"
 """The placeholder for a secret."""
 _ENCODED = re.compile(rb"%([0-9a-fA-F]{2})|\\+u00([0-9a-fA-F]{2})|\\+/")
 """An escape that may encode a character of a key."""
 _PERCENT = re.compile(rb"%[0-9a-fA-F]{2}")
-_MOST_ESCAPES = 4
-"""How many levels of escaping are undone to find a key."""
-_MOST_SPELLED = 64
-"""The maximum number of bytes of one character of a key after all levels of escaping."""
-_MOST_HELD = 1 << 14
+_MAX_ESCAPE_LEVELS = 4
+"""How many levels of escaping are decoded to find a key."""
+_MAX_ESCAPED_BYTES = 64
+"""The maximum length in bytes of one character of a key after all levels of escaping."""
+_MAX_HELD_BYTES = 1 << 14
 """The maximum number of bytes of a line that are held back; no encoded key is longer."""
 _BASE64_AROUND = rb"[A-Za-z0-9+/_\-]{0,4}"
 _BASE64_REST = rb"(?:[A-Za-z0-9+/_\-]|%%(?:25)*2[bBfF]|\\+/|\\+u002[bBfF]){0,%d}+={0,2}"
 MOST_COMPARED_BYTES = 256
 """A longer key is recognised by its first bytes alone, and removed in its full length."""
 _BLOCK = 1 << 14
-_MOST_COMPARED = 100
-"""The maximum number of encoded keys of which each is compared with each."""
+_MAX_DEDUPLICATED = 100
+"""With more encoded keys than this, they are not compared in pairs to find redundant ones."""
 _ANY_CHARACTER = rb"(?:%%(?:25)*[0-9a-fA-F]{2}|\\+u00[0-9a-fA-F]{2}|\\+/|[^\"\\%b]){0,%d}+"
 _LONG_KEY, _MOST_CUT = 16, 32
 """A key of at least `_LONG_KEY` bytes is also recognised when truncated: without its last quarter,
@@ -35,34 +35,34 @@ or its last `_MOST_CUT` bytes if that is less."""
 class Redactor:
     """Replaces secrets in texts: plain, in base64 at any offset, percent-encoded or JSON-escaped.
 
-    It takes a few substring searches per text, so everything that an endpoint sends can be
-    redacted.
+    A text takes a few substring searches, which is fast enough for everything that an endpoint
+    sends.
     """
 
     def __init__(self, secrets: Iterable[str | None]) -> None:
-        found = {secret for secret in secrets if secret and len(secret) >= SHORTEST_SECRET}
+        distinct = {secret for secret in secrets if secret and len(secret) >= SHORTEST_SECRET}
         # The longest first: one key may be the beginning of another.
-        self._secrets = sorted(found, key=len, reverse=True)
+        self._secrets = sorted(distinct, key=len, reverse=True)
         self._plain = [secret.encode() for secret in self._secrets]
         beginnings = [key[: _min_recognised_length(key)] for key in self._plain]
         self._encoded = list(
             dict.fromkeys(form for key in beginnings for form in _base64_forms(key))
         )
         self._needles = list(dict.fromkeys([*beginnings, *self._encoded]))
-        if len(self._needles) <= _MOST_COMPARED:
-            # A needle that contains another one is found by that one.
+        if len(self._needles) <= _MAX_DEDUPLICATED:
+            # A text with a needle that contains another needle is found by the shorter one.
             self._needles = [
-                one for one in self._needles
-                if not any(other != one and other in one for other in self._needles)
+                needle for needle in self._needles
+                if not any(other != needle and other in needle for other in self._needles)
             ]  # fmt: skip
         longest = max(map(len, self._plain), default=0)
-        self.reach = _MOST_SPELLED * min(longest, MOST_COMPARED_BYTES)
-        """The maximum number of bytes by which a secret is recognised in any encoding."""
+        self.reach = _MAX_ESCAPED_BYTES * min(longest, MOST_COMPARED_BYTES)
+        """The maximum length in bytes of the part of an encoded secret that identifies it."""
 
     @functools.cached_property
     def _pattern(self) -> re.Pattern[bytes]:
         # Made when it is needed: it takes milliseconds, and most texts contain no secret.
-        return _any_of(self._plain, self._encoded)
+        return _pattern_of(self._plain, self._encoded)
 
     @property
     def secrets(self) -> Sequence[str]:
@@ -73,18 +73,18 @@ class Redactor:
         return Redactor([*self._secrets, *other.secrets])
 
     def data(self, data: bytes) -> bytes:
-        """Returns bytes without the secrets."""
-        parts, place = list[bytes](), 0
+        """Returns bytes with `MARK` in place of each secret; the same object if there is none."""
+        parts, done = list[bytes](), 0
         for start, end in self.spans(data):
-            parts += [data[place:start], MARK.encode()]
-            place = end
-        return b"".join([*parts, data[place:]]) if parts else data
+            parts += [data[done:start], MARK.encode()]
+            done = end
+        return b"".join([*parts, data[done:]]) if parts else data
 
     def contains_secret(self, data: bytes) -> bool:
         """Returns whether bytes contain a secret in any encoding."""
         if not self._needles:
             return False
-        for _ in range(_MOST_ESCAPES):
+        for _ in range(_MAX_ESCAPE_LEVELS):
             if any(needle in data for needle in self._needles):
                 return True
             if not _may_be_encoded(data):
@@ -93,26 +93,26 @@ class Redactor:
         return any(needle in data for needle in self._needles)
 
     def spans(self, data: bytes) -> list[tuple[int, int]]:
-        """Returns the start and end of each secret in bytes, for secrets that are split."""
+        """Returns the start and end of each secret in bytes, in any encoding."""
         if not self.contains_secret(data):
             return []
-        spans, place = list[tuple[int, int]](), 0
+        spans, done = list[tuple[int, int]](), 0
         # The pattern is slow, so it is used only near a secret.
         for start in range(0, len(data), _BLOCK):
             end = start + _BLOCK + self.reach
             if not self.contains_secret(data[start:end]):
                 continue
-            for found in self._pattern.finditer(data, max(start, place), end):
+            for found in self._pattern.finditer(data, max(start, done), end):
                 if found.start() >= start + _BLOCK:
                     break
-                # A long secret may end behind this stretch.
+                # A long secret may end after this block.
                 whole = self._pattern.match(data, found.start()) or found
                 spans.append(whole.span())
-                place = whole.end()
+                done = whole.end()
         return spans
 
     def text(self, text: str) -> str:
-        """Returns a text without the secrets."""
+        """Returns a text with `MARK` in place of each secret."""
         if not self._secrets:
             return text
         data = text.encode("utf-8", "surrogatepass")
@@ -120,7 +120,7 @@ class Redactor:
         return text if clean is data else clean.decode("utf-8", "surrogatepass")
 
     def value(self, value: Any) -> Any:
-        """Returns a JSON value without the secrets in its strings and keys."""
+        """Returns a JSON value with `MARK` in place of each secret in its strings and names."""
         if not self._secrets:
             return value
         if isinstance(value, str):
@@ -134,7 +134,7 @@ NO_SECRETS = Redactor(())
 
 
 class RedactedStream:
-    """Removes secrets from output that is written in pieces, even if a piece ends inside one.
+    """Removes secrets from output that is written in pieces, even if a piece ends within a secret.
 
     The last line is held back until it is complete or long.
     """
@@ -147,8 +147,8 @@ class RedactedStream:
         """Writes all complete lines, and holds back the rest."""
         data = self._held + data
         end = data.rfind(b"\n") + 1
-        if len(data) - end > _MOST_HELD:
-            end = len(data) - _MOST_HELD
+        if len(data) - end > _MAX_HELD_BYTES:
+            end = len(data) - _MAX_HELD_BYTES
             spans = self._redactor.spans(data)
             end = next((start for start, stop in spans if start < end < stop), end)
         self._held = data[end:]
@@ -163,7 +163,10 @@ class RedactedStream:
 
 
 def _base64_forms(key: bytes) -> Iterator[bytes]:
-    """Yields the base64 of a key's complete groups of three bytes, at each of three offsets."""
+    """Yields the base64 of a key without its first 0, 1 or 2 bytes, in whole groups of 3 bytes.
+
+    In the base64 of a longer text, the key appears in one of these forms.
+    """
     for skipped in range(3):
         whole = key[skipped : skipped + (len(key) - skipped) // 3 * 3]
         yield base64.b64encode(whole)
@@ -189,7 +192,8 @@ def _min_recognised_length(key: bytes) -> int:
     return len(key) - min(len(key) // 4, _MOST_CUT) if len(key) >= _LONG_KEY else len(key)
 
 
-def _any_of(plain: Sequence[bytes], encoded: Sequence[bytes]) -> re.Pattern[bytes]:
+def _pattern_of(plain: Sequence[bytes], encoded: Sequence[bytes]) -> re.Pattern[bytes]:
+    """Returns a pattern for any of these keys, plain or in one of the base64 forms `encoded`."""
     # The characters around a base64 form encode the rest of the key.
     longest = max(map(len, plain)) - MOST_COMPARED_BYTES
     rest = _BASE64_REST % (4 + 2 * max(_MOST_CUT, longest))
@@ -198,7 +202,7 @@ def _any_of(plain: Sequence[bytes], encoded: Sequence[bytes]) -> re.Pattern[byte
 
 
 def _truncated_or_whole(key: bytes) -> bytes:
-    """Returns a pattern for a key, and for as much of it as is enough to recognise it."""
+    """Returns a pattern for a key, whole or with only the first part that identifies it."""
     least, rest = _min_recognised_length(key), b""
     if len(key) > MOST_COMPARED_BYTES:
         blank = b"" if any(map(key.__contains__, b" \t")) else rb"\s"
@@ -209,7 +213,7 @@ def _truncated_or_whole(key: bytes) -> bytes:
 
 
 def _encoding_tolerant(needle: bytes) -> bytes:
-    """Returns a pattern for bytes, each plain, percent-encoded or JSON-escaped."""
+    """Returns a pattern for bytes of which each may be plain, percent-encoded or JSON-escaped."""
     return b"".join(_byte_pattern(byte) for byte in needle)
 
 
@@ -230,10 +234,12 @@ _SECRET_NAME = re.compile(
     r"|(API|ACCESS|AUTH)[-_]?TOKENS)(?=[-_.]|\d|$)|(^|[-_])AUTH(ORIZATION)?$",
     re.IGNORECASE,
 )
-_NAMES_OF_NAMES = re.compile(r"(^|[-_.])(api_key_env|eos_token|pad_token|bos_token)$|_(HOST|host)$")
+_NOT_SECRET_NAME = re.compile(
+    r"(^|[-_.])(api_key_env|eos_token|pad_token|bos_token)$|_(HOST|host)$"
+)
 
 
 @functools.lru_cache(maxsize=4096)
 def is_secret_name(name: str) -> bool:
     """Returns whether a variable, option or JSON key with this name usually has a secret value."""
-    return _SECRET_NAME.search(name) is not None and not _NAMES_OF_NAMES.search(name)
+    return _SECRET_NAME.search(name) is not None and not _NOT_SECRET_NAME.search(name)

@@ -260,7 +260,7 @@ def _check_host(workspace: Workspace, name: str, parts: SplitResult) -> None:
     ]
     if AZURE.api_key_env is not None and _AZURE_HOST.search(host):
         own.append(AZURE.api_key_env)
-    check_host(name, host, parts.port, workspace=workspace.root, own=own)
+    check_host(name, host, parts.port, workspace=workspace.root, provider_variables=own)
 
 
 def terms_of(provider: ProviderName, base_url: str | None) -> str | None:

@@ -13,7 +13,7 @@ from stillroom.errors import InputError
 from stillroom.importing.formats.api_logs.recorded import recorded_calls, usage_of_call
 from stillroom.recording.admission import Admission
 from stillroom.recording.journal import CallJournal, journals_in
-from stillroom.recording.proxy import MOST_KEPT, RecordingProxy
+from stillroom.recording.proxy import MAX_RECORDED_BYTES, RecordingProxy
 from stillroom.recording.replay import Replay
 from stillroom.recording.serving import run_until_stopped
 from stillroom.recording.spending import CallBudget
@@ -50,9 +50,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="answer from these recorded folders or files instead of calling an upstream",
     )  # fmt: skip
     parser.add_argument(
-        "--max-body-mb", type=int, default=MOST_KEPT >> 20, metavar="N",
+        "--max-body-mb", type=int, default=MAX_RECORDED_BYTES >> 20, metavar="N",
         help="how much of a request or reply is recorded; all of it is forwarded "
-        f"(default: {MOST_KEPT >> 20})",
+        f"(default: {MAX_RECORDED_BYTES >> 20})",
     )  # fmt: skip
     parser.add_argument(
         "--budget-usd", type=float, metavar="USD",
@@ -109,7 +109,7 @@ def _record(
             _announce(address_of(listener), upstreams, workspace.shown(folder), token)
             proxy = RecordingProxy(
                 journal, upstreams, admission,
-                secrets=secrets, most_kept=options.max_body_mb << 20, budget=budget,
+                secrets=secrets, max_recorded_bytes=options.max_body_mb << 20, budget=budget,
             )  # fmt: skip
             run_until_stopped(proxy, listener)
         finally:

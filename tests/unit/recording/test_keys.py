@@ -202,7 +202,7 @@ def test_a_key_in_the_query_of_a_request_that_fails_is_taken_out_too(tmp_path, c
 def test_the_beginning_of_a_key_at_which_a_record_was_cut_is_left_out(tmp_path):
     body = b"a" * 65_530 + KEY.encode() * 4000
     headers = [f"x-api-key: {KEY}"]
-    call = exchange(tmp_path, json_reply(b"{}"), body, *headers, most_kept=1 << 16).call
+    call = exchange(tmp_path, json_reply(b"{}"), body, *headers, max_recorded_bytes=1 << 16).call
     assert call.request.content.cut
     assert set(call.request.content.data) == {ord("a")}
 

@@ -336,7 +336,7 @@ def test_a_request_that_is_refused_on_a_new_connection_is_not_repeated(tmp_path)
 
 def test_what_is_longer_than_the_limit_passes_whole_and_is_cut_in_the_record(tmp_path):
     body, answer = b"a" * 5000, b"b" * 70_000
-    done = exchange(tmp_path, json_reply(answer), body, most_kept=1 << 16)
+    done = exchange(tmp_path, json_reply(answer), body, max_recorded_bytes=1 << 16)
     assert (done.reply.body, done.call.request.content.data) == (answer, body)
     assert answer.startswith(done.call.reply.content.data)
     assert "longer than 65536 bytes" in done.call.reply.content.cut
@@ -350,7 +350,7 @@ def test_a_few_bytes_that_decode_to_very_many_do_not_fill_the_memory(tmp_path, n
     data = encode(bytes(40 << 20))
     tracemalloc.start()
     answer = json_reply(data, f"content-encoding: {name}".encode())
-    done = exchange(tmp_path, answer, BODY, most_kept=1 << 20)
+    done = exchange(tmp_path, answer, BODY, max_recorded_bytes=1 << 20)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert done.reply.body == data

@@ -90,7 +90,7 @@ def test_an_unknown_request_is_told_the_nearest_recorded_one_and_what_differs(tm
         message = json.loads(reply.body)["error"]["message"]
         assert reply.status == 404
         assert (
-            'calls-0001.jsonl:2, which differs at messages[2].content: "d" here, "c" rec' in message
+            'calls-0001.jsonl:2, which differs in messages[2].content: "d" here, "c" rec' in message
         )
         more = json.dumps({"model": "m", "messages": [*history, last, last]}).encode()
         assert b"messages[3]" in request(url, "POST", CHAT, more).body
@@ -141,7 +141,7 @@ def test_a_token_is_asked_for_in_replay_too(tmp_path):
 
 
 def test_what_holds_no_recorded_call_is_refused_with_what_to_do(tmp_path):
-    with pytest.raises(InputError, match=r"has no recorded call(.|\n)*stillroom record --upstream"):
+    with pytest.raises(InputError, match=r"no recorded call in (.|\n)*stillroom record --upstream"):
         Tape([tmp_path])
     (tmp_path / "calls-0001.jsonl").write_bytes(b'{"a": 1}\n')
     with pytest.raises(DataError, match=r"calls-0001\.jsonl:1 is not a recorded call"):

@@ -57,10 +57,10 @@ def test_a_stream_read_in_any_blocks_is_scrubbed_as_the_whole(
     data, redactor = b"".join(events) + end, Redactor(KEYS)
 
     stream = _read_in_blocks(data, cuts, redactor)
-    encoded = stream.encoded()
+    encoded = stream.finish()
     at_once = StreamText(redactor)
     at_once.add(data)
-    assert encoded == at_once.encoded()
+    assert encoded == at_once.finish()
     clean = scrub(data, redactor, at_once)
     assert scrub(data, redactor, stream) == clean
     # It is ready ahead exactly if it can stay as it is.
@@ -99,7 +99,7 @@ def test_little_is_left_to_read_at_the_end_of_a_long_stream():
         stream.add(_event("content", f" word {number}"))
         stream.process_pending()
     redactor.num_read = 0
-    encoded = stream.encoded()
+    encoded = stream.finish()
     assert encoded is not None
     assert len(encoded) > 200_000
     assert redactor.num_read < 4 * redactor.reach + 1024
@@ -112,4 +112,4 @@ def test_a_line_without_an_end_is_put_together_once():
         stream.add(block)
         stream.process_pending()
     assert stream._pending == blocks
-    assert stream.encoded() == b'"%b"' % b"".join(blocks)
+    assert stream.finish() == b'"%b"' % b"".join(blocks)

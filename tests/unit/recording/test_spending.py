@@ -167,7 +167,7 @@ def test_calls_at_once_wait_for_one_another_where_the_budget_is_near(tmp_path):
 def test_what_cannot_be_priced_is_not_forwarded(tmp_path, call):
     (reply,), sent = after(tmp_path, budget_of(10), completion(3), call)
     assert (reply.status, sent) == (402, [])
-    assert "needs the price of the model" in json.loads(reply.body)["error"]["message"]
+    assert "the price of its model is unknown" in json.loads(reply.body)["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_an_encoded_request_is_priced_as_what_it_holds_and_one_too_long_is_refus
     packed = gzip.compress(body(4))
     with (
         RawEndpoint(lambda _: completion(3)) as endpoint,
-        recording(tmp_path, endpoint.url, budget=budget, most_kept=len(packed)) as url,
+        recording(tmp_path, endpoint.url, budget=budget, max_recorded_bytes=len(packed)) as url,
     ):
         assert request(url, "POST", CHAT, packed, "Content-Encoding: gzip").status == 200
         assert endpoint.requests[0].body == packed

@@ -3,7 +3,12 @@
 import pytest
 
 from stillroom.errors import InputError
-from stillroom.secrecy.commands import hide_secrets, restore_secrets, secrets_in, without_secrets
+from stillroom.secrecy.commands import (
+    hide_secrets,
+    redactor_for_commands,
+    restore_secrets,
+    without_secrets,
+)
 
 HIDDEN = [
     ("npx shop-mcp --token hunter2", "hunter2"),
@@ -61,5 +66,5 @@ def test_a_secret_that_is_not_known_is_asked_for():
 
 
 def test_what_a_server_repeats_of_its_secrets_is_taken_out():
-    redactor = secrets_in(["npx shop-mcp --token hunter22"])
+    redactor = redactor_for_commands(["npx shop-mcp --token hunter22"])
     assert redactor.text("bad token hunter22") == "bad token [key]"
