@@ -1,1 +1,1 @@
-"""Rollouts from what people already have: traces, sessions, logs and other systems' files."""
+"""Imports rollouts from traces, agent sessions, API logs and datasets."""

@@ -1,4 +1,4 @@
-"""Reads the JSON rows of a source with their locations; unreadable rows become refusals."""
+"""Reads the JSON rows of source files, each with its location; rejects unreadable rows."""
 
 import functools
 import re
@@ -36,7 +36,7 @@ class JsonRow:
 
 
 class UnreadableRowError(Exception):
-    """Raised by a converter for a row without a conversation, or with one that it cannot read."""
+    """Raised for a row that has no conversation, or whose conversation cannot be read."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason, detail)
@@ -46,9 +46,9 @@ class UnreadableRowError(Exception):
 def convert_rows(
     rows: Iterable[JsonRow | RejectedRow], convert: Callable[[JsonRow], Iterable[SourceRow]]
 ) -> Iterator[SourceRow]:
-    """Converts each row, and yields a refusal for each row whose converter fails.
+    """Yields what `convert` yields for each row.
 
-    If a converter raises UnreadableRowError, nothing of its row is yielded.
+    A row for which it raises UnreadableRowError is yielded as a RejectedRow only.
     """
     for row in rows:
         yield from [row] if isinstance(row, RejectedRow) else _convert_row(row, convert)
@@ -66,9 +66,10 @@ def _convert_row(
 
 
 def listed_rows(row: JsonRow, *fields: str, part: str = "row") -> Iterator[JsonRow]:
-    """Yields the elements of the first of `fields` with a list, as in API responses, or the row.
+    """Yields the elements of a list in a row, as API responses have, or else the row itself.
 
-    An element's location is a part of its row's location, named by `part` and the element's number.
+    The list is the first non-empty one in `fields`. An element's location has the part
+    `{part} {number}`.
     """
     lists = (row.data[name] for name in fields if isinstance(row.data.get(name), list))
     listed = next((cast("list[Any]", items) for items in lists if items), None)
@@ -95,7 +96,7 @@ def read_json_rows(*paths: Path) -> Iterator[JsonRow | RejectedRow]:
 
 
 def read_document(path: Path) -> Row:
-    """Returns the JSON object in a small file of a source; empty if there is none."""
+    """Returns the JSON object in a small file next to a source; empty if it cannot be read."""
     try:
         if path.stat().st_size > MAX_ROW_BYTES:
             return {}
@@ -135,7 +136,7 @@ def _element_rows(path: Path, field: str | None = None) -> Iterator[JsonRow | Re
         yield RejectedRow(
             Location(path, number + 1),
             "the file is cut off here",
-            f"the document has no end; {number} elements before this are whole",
+            f"the document has no end; the {number} elements before this are complete",
         )
 
 
@@ -165,7 +166,7 @@ class _ArrayScan:
         """The last string at the depth of `field`, which may be its name."""
 
     def elements_in(self, block: bytes) -> Iterator[bytes | None]:
-        """Adds the next block, and yields the elements that end in it."""
+        """Adds a block, and yields the elements that end in it; None for one that is too long."""
         self._data += block
         while (token := _TOKEN.search(self._data, self._offset)) is not None:
             kind = token[0]
@@ -179,7 +180,7 @@ class _ArrayScan:
         self._drop_read_data()
 
     def _take(self, kind: bytes, start: int, end: int) -> Iterator[bytes | None]:
-        """Processes a token, and yields the element that it ends, if any."""
+        """Processes a token; yields the element that it ends, if any."""
         if kind in _CLOSING:
             self._depth += 1
             if self._depth == self._depth_inside and self._field in (None, self._key):
@@ -200,11 +201,11 @@ class _ArrayScan:
 
     @property
     def is_open(self) -> bool:
-        """Whether the text so far ends within the array, or within a value around it."""
+        """Whether a bracket of the text so far is not closed yet."""
         return self._depth > 0
 
     def rest(self) -> Iterator[bytes | None]:
-        """Yields the rest after the last complete element."""
+        """Yields what follows the last complete element, if anything does."""
         yield from self._element(len(self._data), len(self._data))
 
     def _element(self, end: int, next_begin: int) -> Iterator[bytes | None]:
@@ -216,7 +217,7 @@ class _ArrayScan:
     def _drop_read_data(self) -> None:
         if len(self._data) - self._begin > MAX_ROW_BYTES:
             self._is_cut, self._begin = True, self._offset
-            if len(self._data) - self._offset > MAX_ROW_BYTES:  # an endless string
+            if len(self._data) - self._offset > MAX_ROW_BYTES:  # a string without an end
                 self._data, self._offset, self._begin = b'"', 0, 0
         self._data = self._data[self._begin :]
         self._offset -= self._begin
@@ -239,10 +240,10 @@ def read_head(path: Path) -> bytes:
 
 @functools.lru_cache(maxsize=4)
 def head_rows(head: bytes) -> tuple[Row, ...]:
-    """Returns the JSON objects in the first bytes of a file.
+    """Returns the JSON objects in the first bytes of a file, without lines that are not objects.
 
-    The last object may be cut off. Lines that are not objects are left out. A recogniser must not
-    change the rows, which are cached for all recognisers.
+    Fields of the last object may be missing. The rows are cached for all recognisers, so that none
+    of them may change a row.
     """
     head = head.removeprefix(BOM).lstrip(_BLANKS)
     if not head.startswith(b"["):
@@ -256,7 +257,7 @@ def head_rows(head: bytes) -> tuple[Row, ...]:
 
 
 def recognise_rows(is_wanted: Callable[[Row], bool]) -> Callable[[Path, bytes], bool]:
-    """Returns a recogniser of files with a wanted row among their first rows."""
+    """Returns a recogniser: a function that returns whether a first row of a file is wanted."""
     return lambda _path, head: any(is_wanted(row) for row in head_rows(head))
 
 
@@ -295,5 +296,5 @@ def _complete(data: bytes) -> bytes:
 def make_row_reader(
     convert: Callable[[JsonRow], Iterable[SourceRow]],
 ) -> Callable[[Sequence[Path]], Iterator[SourceRow]]:
-    """Returns the reader of a format whose JSON rows are converted one by one."""
+    """Returns a format's reader that converts JSON rows one by one."""
     return lambda paths: convert_rows(read_json_rows(*paths), convert)

@@ -23,7 +23,7 @@ _MOST_HEAD_ROWS = 5
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table's column names, and its rows as objects with these keys."""
+    """A table: its column names, and its rows as objects with these names."""
 
     columns: Sequence[str]
     rows: Iterator[JsonRow | RejectedRow]
@@ -55,7 +55,7 @@ def read_any_rows(*paths: Path) -> Iterator[JsonRow | RejectedRow]:
 
 @contextmanager
 def csv_table(path: Path) -> Generator[Table]:
-    """Opens a CSV or TSV file. The location of a row with several lines is its last line."""
+    """Opens a CSV or TSV file. A row with several lines has the location of its last line."""
     check_readable(path)
     with path.open("rb") as stream:
         lines = _TextLines(stream)
@@ -90,9 +90,9 @@ def _csv_rows(
 def recognise_listed_rows(
     is_wanted: Callable[[Row], bool], *fields: str
 ) -> Callable[[Path, bytes], bool]:
-    """Returns a recogniser of files with a wanted row among their first rows.
+    """Returns a recogniser like that of `recognise_rows`, which also tries CSV rows and lists.
 
-    The rows may be those of a CSV table, or the elements of a list in one of `fields`.
+    Of a row with a list in one of `fields`, the list's elements are tried.
     """
 
     def is_recognised(path: Path, head: bytes) -> bool:
@@ -112,7 +112,7 @@ def recognise_listed_rows(
 def csv_head(path: Path, head: bytes) -> list[Row]:
     """Returns the rows in the first bytes of a CSV table; empty for any other file.
 
-    The last row may be cut off; its missing values are "?".
+    If the last row is cut off, its missing values are "?".
     """
     if not is_csv(path, head):
         return []
@@ -122,8 +122,9 @@ def csv_head(path: Path, head: bytes) -> list[Row]:
     rows: list[Row] = []
     try:
         for row in csv.DictReader(lines, delimiter=delimiter):
-            named = {name: value for name, value in row.items() if isinstance(name, str)}
-            rows.append({name: "?" if value is None else value for name, value in named.items()})
+            # Values without a column have the name None.
+            fields = {name: value for name, value in row.items() if isinstance(name, str)}
+            rows.append({name: "?" if value is None else value for name, value in fields.items()})
             if len(rows) == _MOST_HEAD_ROWS:
                 break
     except csv.Error:
@@ -132,7 +133,7 @@ def csv_head(path: Path, head: bytes) -> list[Row]:
 
 
 def parquet_footer(path: Path, head: bytes) -> bytes:
-    """Returns the footer of a Parquet file, which has the column names; empty for other files."""
+    """Returns the last bytes of a Parquet file, which have the column names; empty for others."""
     if not head.startswith(PARQUET_MARK):
         return b""
     with path.open("rb") as stream:
@@ -173,7 +174,7 @@ def parquet_table(path: Path) -> Table:
 
 
 def _corrupt_error(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path} is not a valid Parquet file: {error}", "export it again")
+    return DataError(f"{path} is not a valid Parquet file: {error}", "export or download it again")
 
 
 def _delimiter(path: Path, stream: BinaryIO) -> str:

@@ -1,4 +1,4 @@
-"""Decides which API key may be sent to which host, and which variables user's tools may read.
+"""Decides which API key may be sent to which host, and which variables tools may read.
 
 A key may be sent to its provider's own hosts. Every other pair of key and host must be allowed by
 the user: in `keys.yml`, which is outside the workspace that agents write to, or, for a key in the

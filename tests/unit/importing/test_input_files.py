@@ -160,7 +160,7 @@ def test_of_a_list_that_is_cut_off_whole_elements_are_kept_and_the_rest_is_one_r
     assert (made.kept, made.refused) == (whole, 1)
     assert made.refused_by_reason == {"the file is cut off here": 1}
     assert made.problems[0].startswith(f"calls.json:{whole + 1}: the file is cut off here ")
-    assert f"{whole} elements before this are whole" in made.problems[0]
+    assert f"{whole} elements before this are complete" in made.problems[0]
 
 
 def test_of_a_field_that_is_cut_off_whole_elements_are_kept_and_the_rest_is_one_refusal(tmp_path):

@@ -1,7 +1,7 @@
 """Reads a model call from the bodies of its request and response.
 
-These are bodies of OpenAI's chat completions and Responses and of Anthropic's Messages, which logs
-of gateways and observability tools wrap in their own envelopes.
+The bodies are those of OpenAI's chat completions and Responses and of Anthropic's Messages, which
+gateways and observability tools log within rows of their own formats.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,7 +40,7 @@ NO_REQUEST = "no request"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiCall:
-    """One reply to one request, with the fields that both bodies give."""
+    """One reply to one request, with the fields that the two bodies have."""
 
     messages: list[Row]
     """The request's messages, followed by the reply unless the call failed."""
@@ -174,16 +174,20 @@ def input_messages(value: Any, reader: MessageReader) -> list[Row]:
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     items = [read_item(item, reader) for item in as_list(value)]
-    kept = [item for item in items if item is not None]
-    problem = next(item_problems(kept if isinstance(value, list) else value, "input"), None)
+    convertible = [item for item in items if item is not None]
+    problem = next(item_problems(convertible if isinstance(value, list) else value, "input"), None)
     if problem is not None:
         raise UnreadableRowError("items of an unknown kind", f"{problem.field} {problem.message}")
-    messages = messages_from_items(kept)
+    messages = messages_from_items(convertible)
     return [message | {"content": reader.text(message.get("content"))} for message in messages]
 
 
 def read_item(value: Any, reader: MessageReader) -> Any:
-    """Returns an item that can be converted to messages; any other is recorded as a loss."""
+    """Returns an item in the form that `messages_from_items` converts.
+
+    Returns None for an item that cannot be converted (reasoning without text, or a tool that the
+    provider runs), and notes it in `reader.dropped`.
+    """
     item = as_row(value)
     kind = item.get("type")
     match kind:
@@ -224,17 +228,18 @@ def replies(response: Any, reader: MessageReader) -> list[tuple[list[Row], str |
 
 
 def _choices(choices: Sequence[Any], reader: MessageReader) -> list[tuple[list[Row], str | None]]:
-    found = [
+    replies_found = [
         (reader.turn(choice["message"], "the reply"), finish_reason_of(choice.get("finish_reason")))
         for choice in map(as_row, choices)
         if isinstance(choice.get("message"), dict)
     ]
-    if not found:
+    if not replies_found:
         raise UnreadableRowError(NO_REPLY, "no choice of the response has a message")
-    return found
+    return replies_found
 
 
 def _response_ending(response: Row) -> str | None:
+    """Returns the finish reason of a response of the Responses API."""
     incomplete = as_row(response.get("incomplete_details")).get("reason")
     if incomplete:
         return finish_reason_of(incomplete)
@@ -252,6 +257,6 @@ def failure_text(response: Any) -> str | None:
         return None
     if isinstance(error, str):
         return error
-    words = as_row(error)
-    parts = (words.get("code") or words.get("type"), words.get("message"))
+    details = as_row(error)
+    parts = (details.get("code") or details.get("type"), details.get("message"))
     return ": ".join(str(part) for part in parts if part) or "unknown"

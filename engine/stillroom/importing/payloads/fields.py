@@ -45,7 +45,7 @@ _FINISH_REASONS = {
 
 
 def usage_of(value: Any) -> Usage | None:
-    """Returns the token counts of a usage object; None if it has none.
+    """Returns the token counts in an API's usage object; None if there are none.
 
     Anthropic counts cached tokens separately from input tokens; the other APIs include them in the
     prompt tokens.
@@ -60,21 +60,21 @@ def usage_of(value: Any) -> Usage | None:
 
 
 def usage_details(value: Any) -> dict[str, int]:
-    """Returns the number of cache-read, cache-write and reasoning tokens of a call."""
+    """Returns the numbers of cache-read, cache-write and reasoning tokens in a usage object."""
     fields = as_row(value)
     details: dict[str, int] = {}
-    for source, ours in (
+    for source, name in (
         ("cache_read_input_tokens", "cache_read_tokens"),
         ("cache_creation_input_tokens", "cache_write_tokens"),
     ):
         if count := _first_count(fields, (source,)):
-            details[ours] = count
-    for name, nested in fields.items():
-        if not name.endswith(("_details", "Details")):
+            details[name] = count
+    for field, nested in fields.items():
+        if not field.endswith(("_details", "Details")):
             continue
-        for source, ours in _DETAILS.items():
+        for source, name in _DETAILS.items():
             if count := _first_count(as_row(nested), (source,)):
-                details[ours] = count
+                details[name] = count
     return details
 
 
@@ -85,7 +85,7 @@ def short_answer(value: Any) -> str | None:
 
 
 def finish_reason_of(value: Any) -> str | None:
-    """Converts a finish reason to that of chat completions; unknown ones are only lowercased."""
+    """Converts a finish reason to that of chat completions; only lowercases an unknown one."""
     if not isinstance(value, str) or not value:
         return None
     return _FINISH_REASONS.get(value.lower(), value.lower())
@@ -94,8 +94,8 @@ def finish_reason_of(value: Any) -> str | None:
 def iso_time(value: Any) -> str | None:
     """Returns a time in ISO 8601 and UTC; None if the value is not a time.
 
-    Numbers are seconds, milliseconds, microseconds or nanoseconds since 1970, depending on their
-    size. Strings without a time zone are in UTC, as the logs that write them document.
+    A number is in seconds, milliseconds, microseconds or nanoseconds since 1970, depending on its
+    size. A string without a time zone is in UTC, as documented for the logs that write these.
     """
     moment = _parse_time(value)
     return None if moment is None else moment.isoformat().replace("+00:00", "Z")
@@ -172,7 +172,7 @@ def is_id_name(path: str) -> bool:
 
 
 def parse_if_json(value: Any) -> Any:
-    """Parses a JSON text of an object or a list; returns any other value unchanged."""
+    """Parses a string that is a JSON object or list; returns any other value unchanged."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
     try:
@@ -181,9 +181,9 @@ def parse_if_json(value: Any) -> Any:
         return value
 
 
-def without_empty(**facts: Any) -> dict[str, Any]:
+def without_empty(**values: Any) -> dict[str, Any]:
     """Returns the keyword arguments that are neither None nor empty."""
-    return {name: fact for name, fact in facts.items() if fact not in (None, "", [], {}, ())}
+    return {name: value for name, value in values.items() if value not in (None, "", [], {}, ())}
 
 
 def _first_count(fields: Mapping[str, Any], names: tuple[str, ...]) -> int | None:

@@ -26,7 +26,7 @@ from stillroom.importing.payloads.fields import (
 )
 from stillroom.importing.payloads.messages import NO_MESSAGES, TRUNCATED, MessageReader
 
-_NESTS = ("args", "kwargs", "input", "request", "inputs")
+_WRAPPERS = ("args", "kwargs", "input", "request", "inputs")
 _ITEM_KINDS = frozenset({"function_call", "function_call_output", "reasoning", "message"})
 _BLOCK_KINDS = frozenset({"text", "tool_use", "thinking", "redacted_thinking"})
 _TRUNCATION_MARKERS = ("<truncated due to size", "...[truncated]", "… [truncated")
@@ -34,14 +34,14 @@ _TRUNCATION_MARKERS = ("<truncated due to size", "...[truncated]", "… [truncat
 
 @dataclass(frozen=True, slots=True)
 class FreeReply:
-    """The messages of one reply, and its finish reason."""
+    """The messages of one reply, and its finish reason (`ending`)."""
 
     messages: list[Row]
     ending: str | None = None
 
 
 def free_prompt(value: Any, reader: MessageReader) -> list[Row]:
-    """Returns the messages of an input. Raises UnreadableRowError if there are none."""
+    """Returns the messages in a traced input. Raises UnreadableRowError if there are none."""
     if isinstance(value, str) and value:
         note_truncation(value, reader)
         return _prompt_of_text(value, reader)
@@ -76,7 +76,7 @@ def _prompt_of_object(fields: Row, reader: MessageReader) -> list[Row] | None:
         return reader.turn(fields)
     if isinstance(fields.get("input"), list | str):
         return request_messages(fields, reader)
-    for name in _NESTS:
+    for name in _WRAPPERS:
         if as_row(fields.get(name)):
             return free_prompt(fields[name], reader)
     texts = as_list(fields.get("prompts")) if "prompts" in fields else list(fields.values())
@@ -88,13 +88,13 @@ def _prompt_of_object(fields: Row, reader: MessageReader) -> list[Row] | None:
 def free_calls(
     given: Any, output: Any, reader: MessageReader, *, error: str | None = None
 ) -> list[ApiCall]:
-    """Returns the calls of an input and an output: one per reply, or one that failed.
+    """Returns the calls in a traced input and output: one per reply, or one that failed.
 
     Raises UnreadableRowError if there are no messages, or neither a reply nor an error.
     """
-    prompt, found = free_prompt(given, reader), [FreeReply([])]
+    prompt, answers = free_prompt(given, reader), [FreeReply([])]
     if output not in (None, "", {}, [], "null"):
-        found = free_replies(output, reader)
+        answers = free_replies(output, reader)
     elif error is None:
         raise UnreadableRowError(NO_REPLY, "the call has no output")
     return [
@@ -104,19 +104,21 @@ def free_calls(
             error=None if reply.messages else error,
             dropped=tuple(reader.dropped),
         )
-        for reply in found
+        for reply in answers
     ]
 
 
 def free_replies(value: Any, reader: MessageReader) -> list[FreeReply]:
-    """Returns the replies of an output. Raises UnreadableRowError if there are none."""
+    """Returns the replies in a traced output. Raises UnreadableRowError if there are none."""
     trial = MessageReader()
     try:
         found = [reply for reply in _replies_in(value, trial) if reply.messages]
     except UnreadableRowError:
         if not isinstance(value, str) or not value:
             raise
-        found = [FreeReply([{"role": "assistant", "content": value}])]  # the reply itself is JSON
+        found = [
+            FreeReply([{"role": "assistant", "content": value}])
+        ]  # the reply is text that looks like JSON
     else:
         reader.dropped |= trial.dropped
     if not found:
@@ -149,16 +151,16 @@ def _replies_in(value: Any, reader: MessageReader) -> list[FreeReply]:
 
 
 def free_tools(value: Any) -> list[Row] | None:
-    """Returns the schemas of the tools in an input; None if it has none."""
+    """Returns the schemas of the tools in a traced input; None if it has none."""
     fields = as_row(parse_if_json(value))
-    for body in (fields, *(as_row(fields.get(name)) for name in _NESTS)):
+    for body in (fields, *(as_row(fields.get(name)) for name in _WRAPPERS)):
         if as_list(body.get("tools")) or as_list(body.get("functions")):
             return offered_tools(body)
     return None
 
 
 def note_truncation(text: str, reader: MessageReader) -> None:
-    """Records a loss if a text has a tracer's marker of truncation."""
+    """Notes truncated content in `reader.dropped` if a text has a tracer's truncation marker."""
     if any(mark in text for mark in _TRUNCATION_MARKERS):
         reader.drop(TRUNCATED)
 

@@ -34,10 +34,10 @@ from stillroom.types import Usage
 
 _CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
 _MEDIA = {"image": IMAGES_DROPPED, "audio": AUDIO_DROPPED}
-_NO_CONTENT = {"thought", "thought_signature", "function_call", "function_response"}
-_OUTPUT = ("output", "result")
+_NOT_CONTENT = {"thought", "thought_signature", "function_call", "function_response"}
+_WRAPPERS = ("output", "result")
 """The fields in which the API and the SDK wrap a tool's result that is not an object."""
-_OF_PROVIDER = ("executable_code", "code_execution_result")
+_PROVIDER_TOOLS = ("executable_code", "code_execution_result")
 _FILTERED = ("safety", "recitation", "blocklist", "prohibited_content", "spii")
 
 
@@ -66,13 +66,13 @@ def gemini_calls(request: Row, response: Any, path: str) -> list[ApiCall]:
     failure = failure_text(reply)
     if failure is None and not reply.get("candidates"):
         failure = text_of(feedback.get("block_reason"))
-    named = first_text(reply, "model_version") or first_text(request, "model") or _model_of(path)
+    model = first_text(reply, "model_version") or first_text(request, "model") or _model_of(path)
     usage, details = _usage(_snake_case_fields(reply.get("usage_metadata")))
     call = ApiCall(
         messages=reader.messages,
         tools=_tools(config.get("tools")),
         id=first_text(reply, "response_id"),
-        model=None if named is None else named.removeprefix("models/"),
+        model=None if model is None else model.removeprefix("models/"),
         usage=usage,
         error=failure,
         started_at=iso_time(reply.get("create_time")),
@@ -104,7 +104,7 @@ def _with_reply(call: ApiCall, reader: "_Conversation", candidate: Row) -> ApiCa
 
 
 class _Conversation:
-    """Converts contents to chat messages; a call without an id gets one from its number."""
+    """Converts Gemini's contents to chat messages; a call without an id gets `call_{number}`."""
 
     def __init__(self) -> None:
         self.messages: list[Row] = []
@@ -178,19 +178,24 @@ class _Conversation:
         return {"id": call_id, "type": "function", "function": function}
 
     def _result(self, result: Row) -> Row:
-        """Returns a tool message for the call with its id, or the first open one of its name."""
-        own, name = text_of(result.get("id")), result.get("name")
+        """Returns a tool message that answers the call with its id, or the first with its name."""
+        result_id, name = text_of(result.get("id")), result.get("name")
         found = next(
-            (each for each in self._open if (each[1] == own if own else each[0] == name)), None
+            (
+                call
+                for call in self._open
+                if (call[1] == result_id if result_id else call[0] == name)
+            ),
+            None,
         )
-        ours: Row = {"role": "tool", "content": _output(result.get("response"))}
+        message: Row = {"role": "tool", "content": _output(result.get("response"))}
         if found is not None:
             self._open.remove(found)
-        call_id = own if found is None else found[1]
-        return ours if call_id is None else ours | {"tool_call_id": call_id}
+        call_id = result_id if found is None else found[1]
+        return message if call_id is None else message | {"tool_call_id": call_id}
 
     def _texts(self, parts: Iterable[Row]) -> Iterator[str]:
-        """Yields the texts of parts; records a loss for parts that a message cannot have."""
+        """Yields the texts of parts; notes in `dropped` the parts that a message cannot have."""
         for part in parts:
             if isinstance(part.get("text"), str):
                 yield part["text"]
@@ -198,16 +203,17 @@ class _Conversation:
                 media = _snake_case_fields(part.get("inline_data") or part.get("file_data"))
                 kind = str(media.get("mime_type") or "").partition("/")[0]
                 self.dropped[_MEDIA.get(kind, FILES_DROPPED)] = None
-            elif any(name in part for name in _OF_PROVIDER):
+            elif any(name in part for name in _PROVIDER_TOOLS):
                 self.dropped[SERVER_TOOLS_DROPPED] = None
-            elif part.keys() - _NO_CONTENT:
+            elif part.keys() - _NOT_CONTENT:
                 self.dropped[PARTS_DROPPED] = None
 
 
 def _output(response: Any) -> str:
+    """Returns a tool's result as text."""
     fields = as_row(response)
     only = next(iter(fields)) if len(fields) == 1 else None
-    return json_text(fields[only] if only in _OUTPUT else response)
+    return json_text(fields[only] if only in _WRAPPERS else response)
 
 
 def _snake_case_fields(value: Any) -> Row:
@@ -280,7 +286,7 @@ def _schema(value: Any) -> Any:
 
 
 def _usage(counts: Row) -> tuple[Usage | None, Row]:
-    """Returns the usage of a call, with thoughts as completion tokens, and the detail counts."""
+    """Returns a call's usage, with thoughts as completion tokens, and its detail counts."""
 
     def number(*names: str) -> int:
         values = (counts.get(f"{name}_token_count") for name in names)
@@ -292,11 +298,11 @@ def _usage(counts: Row) -> tuple[Usage | None, Row]:
         prompt_tokens=number("prompt", "tool_use_prompt"),
         completion_tokens=number("candidates", "thoughts"),
     )
-    apart = {
+    details = {
         "cache_read_tokens": number("cached_content"),
         "reasoning_tokens": number("thoughts"),
     }
-    return usage, {name: count for name, count in apart.items() if count}
+    return usage, {name: count for name, count in details.items() if count}
 
 
 def _model_of(path: str) -> str | None:

@@ -1,6 +1,6 @@
 """Converts messages of chat APIs, datasets, OpenTelemetry and LangChain to Stillroom's format.
 
-Content that Stillroom's format does not support is recorded as a loss.
+Content that Stillroom's format does not support is dropped, and noted.
 """
 
 import json
@@ -20,7 +20,7 @@ REASONING_DROPPED = "reasoning is encrypted or redacted"
 SERVER_TOOLS_DROPPED = "calls of tools that the provider runs left out"
 TRUNCATED = "content truncated by the log"
 
-NO_MESSAGES = "holds no messages"
+NO_MESSAGES = "no messages"
 _ROLES = {
     "developer": "system",
     "human": "user",
@@ -78,10 +78,10 @@ _MODALITIES = {"image": IMAGES_DROPPED, "video": FILES_DROPPED, "audio": AUDIO_D
 
 
 class MessageReader:
-    """Converts the messages of one conversation; `dropped` collects what cannot be converted.
+    """Converts the messages of one conversation; `dropped` collects phrases for what is left out.
 
-    Contents are strings, parts or blocks. A message with blocks may become several messages, since
-    each tool result becomes a message.
+    A message's content is a string, or a list of parts or blocks. A message with blocks may become
+    several messages, since each tool result in it becomes one.
     """
 
     def __init__(self) -> None:
@@ -106,16 +106,19 @@ class MessageReader:
         if not isinstance(role, str):
             detail = f"{field} must be an object with a role, not {describe(value)}"
             raise UnreadableRowError("a message has no role", detail)
-        ours: Row = {"role": _ROLES.get(role, role), "content": self.text(message.get("content"))}
-        if ours["role"] == "assistant":
-            self._add_reply(ours, message)
-        elif ours["role"] == "tool":
-            ours |= self._tool_link(message, is_legacy=role == "function")
+        converted: Row = {
+            "role": _ROLES.get(role, role),
+            "content": self.text(message.get("content")),
+        }
+        if converted["role"] == "assistant":
+            self._add_reply(converted, message)
+        elif converted["role"] == "tool":
+            converted |= self._tool_call_id(message, is_legacy=role == "function")
         if isinstance(message.get("name"), str):
-            ours["name"] = message["name"]
+            converted["name"] = message["name"]
         if message.get("weight") is not None:
-            ours["weight"] = message["weight"]
-        return ours
+            converted["weight"] = message["weight"]
+        return converted
 
     def text(self, content: Any) -> str:
         """Returns the text of a content; parts that are not text are recorded as dropped."""
@@ -124,9 +127,9 @@ class MessageReader:
         parts = cast("list[Any]", content) if isinstance(content, list) else [content]
         return "".join(self._part_text(part) for part in parts)
 
-    def drop(self, loss: str) -> None:
-        """Records something of the source that the messages do not have."""
-        self.dropped[loss] = None
+    def drop(self, reason: str) -> None:
+        """Notes that the messages lack something of the source, given as a fixed phrase."""
+        self.dropped[reason] = None
 
     def _part_text(self, part: Any) -> str:
         if isinstance(part, str):
@@ -141,17 +144,17 @@ class MessageReader:
         self.drop(_DROPPED_PARTS.get(kind, PARTS_DROPPED))
         return ""
 
-    def _add_reply(self, ours: Row, message: Row) -> None:
+    def _add_reply(self, converted: Row, message: Row) -> None:
         """Adds the fields that only assistant messages have."""
-        if not ours["content"] and isinstance(message.get("refusal"), str):
-            ours["content"] = message["refusal"]
+        if not converted["content"] and isinstance(message.get("refusal"), str):
+            converted["content"] = message["refusal"]
         if message.get("audio"):
             self.drop(AUDIO_DROPPED)
         reasoning = (message.get(key) for key in _REASONING_KEYS)
         if text := next((r for r in reasoning if isinstance(r, str) and r), None):
-            ours["reasoning_content"] = text
+            converted["reasoning_content"] = text
         if calls := [*self._calls(message)]:
-            ours["tool_calls"] = calls
+            converted["tool_calls"] = calls
 
     def _calls(self, message: Row) -> Iterator[Row]:
         calls = message.get("tool_calls")
@@ -162,7 +165,8 @@ class MessageReader:
             self._num_legacy_calls += 1
             yield tool_call({"id": f"call_{self._num_legacy_calls}", "function": legacy})
 
-    def _tool_link(self, message: Row, *, is_legacy: bool) -> Row:
+    def _tool_call_id(self, message: Row, *, is_legacy: bool) -> Row:
+        """Returns the field `tool_call_id` of a tool message; empty if the id is unknown."""
         if isinstance(message.get("tool_call_id"), str):
             return {"tool_call_id": message["tool_call_id"]}
         return {"tool_call_id": f"call_{self._num_legacy_calls}"} if is_legacy else {}
@@ -171,10 +175,10 @@ class MessageReader:
         """Converts messages with blocks. Raises UnreadableRowError if the value is not a list."""
         if not isinstance(value, list):
             raise UnreadableRowError(NO_MESSAGES, f"{field} must be a list, not {describe(value)}")
-        ours: list[Row] = []
+        converted: list[Row] = []
         for index, item in enumerate(cast("list[Any]", value)):
-            ours += self.turn(item, f"{field}[{index}]")
-        return ours
+            converted += self.turn(item, f"{field}[{index}]")
+        return converted
 
     def turn(self, value: Any, field: str = "message") -> list[Row]:
         """Converts one message with blocks. Raises UnreadableRowError if it is not a message.
@@ -191,19 +195,23 @@ class MessageReader:
         for block in cast("list[Any]", blocks):
             self._sort(block, turn, has_calls=has_calls)
         rest = {key: item for key, item in message.items() if key != "parts"}
-        ours = self.message(rest | {"content": turn.texts}, field)
-        return self._assemble(ours, turn)
+        converted = self.message(rest | {"content": turn.texts}, field)
+        return self._assemble(converted, turn)
 
-    def _assemble(self, ours: Row, turn: "_Turn") -> list[Row]:
-        """Returns a message, preceded by its tool results."""
-        if turn.thoughts and not ours.get("reasoning_content"):
-            ours["reasoning_content"] = "\n\n".join(turn.thoughts)
+    def _assemble(self, converted: Row, turn: "_Turn") -> list[Row]:
+        """Returns the tool results of a turn, and then its message unless that is empty."""
+        if turn.thoughts and not converted.get("reasoning_content"):
+            converted["reasoning_content"] = "\n\n".join(turn.thoughts)
         if turn.calls:
-            ours["tool_calls"] = turn.calls
-        return turn.results if turn.results and not ours["content"] else [*turn.results, ours]
+            converted["tool_calls"] = turn.calls
+        return (
+            turn.results
+            if turn.results and not converted["content"]
+            else [*turn.results, converted]
+        )
 
     def _sort(self, value: Any, turn: "_Turn", *, has_calls: bool) -> None:
-        """Adds a block to a turn by its kind; an unsupported one is recorded as a loss."""
+        """Adds a block to the list for its kind in `turn`; drops an unsupported one."""
         block = cast("Row", value) if isinstance(value, dict) else {}
         kind = block.get("type")
         if not isinstance(kind, str):
@@ -216,15 +224,15 @@ class MessageReader:
         elif kind in _THINKING_KEYS:
             if thought := self._thought(block, _THINKING_KEYS[kind]):
                 turn.thoughts.append(thought)
-        elif (loss := _drop_reason(kind, block)) is not None:
-            self.drop(loss)
+        elif (reason := _drop_reason(kind, block)) is not None:
+            self.drop(reason)
         elif kind == "text" and "text" not in block:
             turn.texts.append(block.get("content"))
         else:
             turn.texts.append(block)
 
     def _thought(self, block: Row, key: str) -> str:
-        """Returns the text of a thinking block; one with only a signature is recorded as a loss."""
+        """Returns the text of a thinking block; notes a block without text as dropped."""
         thought = block.get(key) or block.get("reasoning") or block.get("text")
         summary = block.get("summary")
         if not isinstance(thought, str) and isinstance(summary, list):
@@ -242,10 +250,10 @@ class MessageReader:
         content = block.get(content_key, block.get("result"))
         is_text = content is None or isinstance(content, str) or _are_blocks(content)
         text = self.text(content) if is_text else json_text(content)
-        ours: Row = {"role": "tool", "content": text}
+        converted: Row = {"role": "tool", "content": text}
         if isinstance(block.get(id_key), str):
-            ours["tool_call_id"] = block[id_key]
-        return ours
+            converted["tool_call_id"] = block[id_key]
+        return converted
 
 
 def tool_call(value: Any) -> Row:
@@ -260,11 +268,11 @@ def tool_call(value: Any) -> Row:
         detail = f"a tool call must be an object with a name, not {describe(value)}"
         raise UnreadableRowError("a tool call has no name", detail)
     arguments = json_text(function.get("arguments"))
-    ours: Row = {"function": {"name": function["name"], "arguments": arguments}}
+    converted: Row = {"function": {"name": function["name"], "arguments": arguments}}
     return (
         ({"id": call["id"]} if isinstance(call.get("id"), str) else {})
         | {"type": "function"}
-        | ours
+        | converted
     )
 
 
@@ -316,7 +324,7 @@ def _schema(tool: Any) -> Row:
 
 
 class _Turn:
-    """The blocks of one message, by kind."""
+    """The texts, thoughts, tool calls and tool results in the blocks of one message."""
 
     def __init__(self) -> None:
         self.texts: list[Any] = []
@@ -329,9 +337,9 @@ def _call(block: Row, id_key: str, arguments_key: str) -> Row:
     if not isinstance(block.get("name"), str):
         raise UnreadableRowError("a tool call has no name", f"it is {describe(block)}")
     arguments = block.get(arguments_key, block.get("args"))
-    ours: Row = {"id": block[id_key]} if isinstance(block.get(id_key), str) else {}
+    converted: Row = {"id": block[id_key]} if isinstance(block.get(id_key), str) else {}
     function = {"name": block["name"], "arguments": json_text(arguments)}
-    return ours | {"type": "function", "function": function}
+    return converted | {"type": "function", "function": function}
 
 
 def _are_blocks(content: Any) -> bool:
@@ -340,7 +348,7 @@ def _are_blocks(content: Any) -> bool:
 
 
 def _drop_reason(kind: str, block: Row) -> str | None:
-    """Returns the loss for a block that messages cannot have; None for any other block."""
+    """Returns the phrase for a block that messages cannot have; None for any other block."""
     if kind == "redacted_thinking":
         return REASONING_DROPPED
     if kind in _MEDIA_KINDS:
@@ -368,14 +376,17 @@ def _unwrap_langchain(value: Any) -> Row:
         message = cast("Row", message["data"])
     if isinstance(message.get("role"), str) or not isinstance(kind, str):
         return message
-    ours = message | {"role": _TYPE_ROLES.get(kind, kind)}
-    more = message.get("additional_kwargs")
-    if isinstance(more, dict) and not ours.get("tool_calls"):
-        ours |= {k: more[k] for k in ("tool_calls", "reasoning_content", "refusal") if more.get(k)}
-    if isinstance(ours.get("tool_calls"), list):
-        calls = cast("list[Any]", ours["tool_calls"])
-        ours["tool_calls"] = [_rename_args(call) for call in calls]
-    return {key: item for key, item in ours.items() if key != "name" or ours["role"] == "user"}
+    converted = message | {"role": _TYPE_ROLES.get(kind, kind)}
+    extra = message.get("additional_kwargs")
+    if isinstance(extra, dict) and not converted.get("tool_calls"):
+        names = ("tool_calls", "reasoning_content", "refusal")
+        converted |= {name: extra[name] for name in names if extra.get(name)}
+    if isinstance(converted.get("tool_calls"), list):
+        calls = cast("list[Any]", converted["tool_calls"])
+        converted["tool_calls"] = [_rename_args(call) for call in calls]
+    return {
+        key: item for key, item in converted.items() if key != "name" or converted["role"] == "user"
+    }
 
 
 def _rename_args(call: Any) -> Any:

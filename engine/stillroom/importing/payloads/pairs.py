@@ -1,8 +1,8 @@
 """Finds the request and response in a logged row, and restores the history of Responses calls.
 
-A Responses call that continues another one by `previous_response_id` or `conversation` is sent only
-the new messages. The messages of the earlier calls are prepended, so that the row has its whole
-history like the rows of other logs. Instructions are not carried over, as in the API.
+With `previous_response_id` or `conversation`, a Responses call sends only its new messages. The
+messages of the calls that it continues are added before them, so that each row has its whole
+history like the rows of other logs. As in the API, instructions are not taken over.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ _SESSIONS = (
     "session_id", "sessionId", "conversation_id", "conversationId", "thread_id", "group_id",
     "chat_id", "session", "conversation", "thread",
 )  # fmt: skip
-_TOOL_FIELDS = frozenset(
+_OWN_FORMAT_FIELDS = frozenset(
     {
         "stillroom_record",
         "custom_id",
@@ -64,7 +64,7 @@ class LoggedPair:
     request: Row
     response: Any
     envelope: Row
-    """The other fields of the row."""
+    """The other fields of the row, such as its id and times."""
     path: str = ""
     """The path or URL that was called; empty if unknown."""
 
@@ -76,7 +76,7 @@ class LoggedPair:
 
 def has_own_reader(row: Row) -> bool:
     """Returns whether a row is in the format of a tool that has its own reader."""
-    return not _TOOL_FIELDS.isdisjoint(row)
+    return not _OWN_FORMAT_FIELDS.isdisjoint(row)
 
 
 def find_pair(row: Row) -> LoggedPair | None:
@@ -111,11 +111,11 @@ def _response_body(row: Row, name: str | None) -> Any:
     try:
         return assemble_if_streamed(whole)
     except UnreadableRowError:
-        return whole  # it is refused when it is parsed
+        return whole  # it is rejected when it is parsed
 
 
 def api_of(request: Row, response: Any = None, path: str = "") -> Api:
-    """Returns the API that a request and its response belong to; by default chat completions."""
+    """Returns the API of a request and its response: chat completions if nothing else fits."""
     reply = as_row(response)
     if "choices" in reply:
         return "chat"
@@ -148,7 +148,7 @@ def _looks_like_anthropic(request: Row) -> bool:
 
 
 def envelope_fields(envelope: Row) -> Row:
-    """Converts the other fields of a row to fields of LoggedConversation."""
+    """Converts an envelope to fields of LoggedConversation, such as its id and times."""
     begin = next((envelope[name] for name in _BEGINNINGS if envelope.get(name)), None)
     end = next((envelope[name] for name in _ENDS if envelope.get(name)), None)
     seconds = non_negative_number(envelope.get("duration_s"))
@@ -184,9 +184,9 @@ _MOST_LINKS = bounds.RESPONSES.most
 
 
 class ResponseChains:
-    """Finds the history of each response of a source. `pairs` iterates over all responses.
+    """Finds the history of each response in a source; `pairs` returns an iterator over all of them.
 
-    It is a context manager: messages of continued responses are in a temporary file.
+    It is a context manager: it keeps the messages of continued responses in a temporary file.
     """
 
     def __init__(self, pairs: Callable[[], Iterator[LoggedPair]]) -> None:
@@ -206,7 +206,7 @@ class ResponseChains:
         self._messages.__exit__(*_)
 
     def call(self, pair: LoggedPair) -> tuple[ApiCall, Row]:
-        """Returns a call with its whole history, and its group and parent as fields.
+        """Returns a call with its whole history, and its id, group and parent as fields.
 
         Raises UnreadableRowError if the bodies are not a model call.
         """
@@ -217,32 +217,32 @@ class ResponseChains:
         messages = call.messages
         if messages[first : first + len(earlier)] != earlier:
             messages = [*messages[:first], *earlier, *messages[first:]]
-        whole = replace(
+        with_history = replace(
             call,
             messages=messages,
             dropped=tuple(dict.fromkeys([*dropped, *call.dropped])),
             metadata=call.metadata | as_row(as_row(pair.response).get("metadata")),
         )
-        return whole, without_empty(id=call.id, group=_conversation(pair), parent=parent)
+        return with_history, without_empty(id=call.id, group=_conversation(pair), parent=parent)
 
     def _keep(self, pair: LoggedPair) -> None:
+        """Stores the new messages and the reply of a response that another one continues."""
         response, reader = as_row(pair.response), MessageReader()
         try:
             given = input_messages(pair.request.get("input"), reader)
             reply = input_messages(response.get("output"), reader)
         except UnreadableRowError:
-            return  # its row is refused, and later rows record their missing history as a loss
+            return  # its row is rejected, and later rows note that earlier messages are missing
         self._messages.add(response["id"], [given, reply, list(reader.dropped)])
 
     def _history(self, parent: str | None) -> tuple[list[Row], list[str]]:
-        """Returns the messages before a response, and their dropped."""
+        """Returns the messages up to the response `parent`, and what was dropped of them."""
         links: list[list[Any]] = []
         dropped: list[str] = []
         seen: set[str] = set()
         while parent is not None:
-            link = (
-                None if parent in seen or len(seen) == _MOST_LINKS else self._messages.get(parent)
-            )
+            is_cycle = parent in seen or len(seen) == _MOST_LINKS
+            link = None if is_cycle else self._messages.get(parent)
             if link is None:
                 dropped.append(EARLIER_DROPPED)
                 break
@@ -250,11 +250,11 @@ class ResponseChains:
             links.append(link)
             parent = self._parents.get(parent)
         messages: list[Row] = []
-        for given, reply, lost in reversed(links):
+        for sent, reply, dropped_of_link in reversed(links):
             # Some clients send the whole history together with previous_response_id.
-            repeats = bool(messages) and given[: len(messages)] == messages
-            messages = [*given, *reply] if repeats else [*messages, *given, *reply]
-            dropped += lost
+            repeats = bool(messages) and sent[: len(messages)] == messages
+            messages = [*sent, *reply] if repeats else [*messages, *sent, *reply]
+            dropped += dropped_of_link
         return messages, dropped
 
 

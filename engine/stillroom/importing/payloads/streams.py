@@ -9,7 +9,7 @@ import msgspec
 from stillroom.importing.json_rows import Row, UnreadableRowError
 from stillroom.importing.payloads.fields import as_list, as_row
 
-NO_END = "the stream has no end"
+NO_END = "the stream is incomplete"
 BROKEN_STREAM = "an event of the stream is not JSON"
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _TERMINAL = ("response.completed", "response.incomplete", "response.failed")
@@ -80,15 +80,15 @@ def assemble_completion(chunks: Iterable[Row], *, is_complete: bool) -> Row:
     With `is_complete`, raises UnreadableRowError if a choice has no finish reason.
     """
     choices: dict[int, _StreamedChoice] = {}
-    whole: Row = {}
+    fields: Row = {}
     for chunk in chunks:
-        whole |= {key: value for key, value in chunk.items() if value is not None}
+        fields |= {key: value for key, value in chunk.items() if value is not None}
         for choice in map(as_row, as_list(chunk.get("choices"))):
             choices.setdefault(_index(choice) or 0, _StreamedChoice()).add(choice)
-    added = [choices[index].whole() for index in sorted(choices)]
-    if is_complete and not all(choice["finish_reason"] for choice in added):
-        raise UnreadableRowError(NO_END, "no chunk has a finish_reason")
-    return whole | {"object": "chat.completion", "choices": added}
+    assembled = [choices[index].assemble() for index in sorted(choices)]
+    if is_complete and not all(choice["finish_reason"] for choice in assembled):
+        raise UnreadableRowError(NO_END, "a choice has no finish_reason")
+    return fields | {"object": "chat.completion", "choices": assembled}
 
 
 def _index(row: Row) -> int | None:
@@ -113,20 +113,20 @@ class _StreamedChoice:
             if isinstance(value, str) and key != "role":
                 self._texts.setdefault(key, []).append(value)
         for call in map(as_row, as_list(delta.get("tool_calls"))):
-            self._call_of(call).add(call, as_row(call.get("function")))
+            self._call_for(call).add(call, as_row(call.get("function")))
         if legacy := as_row(delta.get("function_call")):
             self._legacy = self._legacy or _StreamedCall(None)
             self._legacy.add({}, legacy)
         self._has_audio = self._has_audio or bool(delta.get("audio"))
         self._finish_reason = choice.get("finish_reason") or self._finish_reason
 
-    def _call_of(self, piece: Row) -> "_StreamedCall":
+    def _call_for(self, delta: Row) -> "_StreamedCall":
         """Returns the call that a delta belongs to.
 
-        Deltas have their call's index. Some endpoints omit it or repeat it for every call, but send
-        each call in one delta; then a new id means a new call.
+        A delta has the index of its call. Some endpoints omit the index, or send the same one for
+        every call; but they send each call in one delta, so that a new id means a new call.
         """
-        index, call_id = _index(piece), piece.get("id")
+        index, call_id = _index(delta), delta.get("id")
         for call in reversed(self._calls):
             if call.index == index:
                 if call_id and call.row.get("id") not in (None, call_id):
@@ -135,14 +135,14 @@ class _StreamedChoice:
         self._calls.append(_StreamedCall(index))
         return self._calls[-1]
 
-    def whole(self) -> Row:
+    def assemble(self) -> Row:
         """Returns the choice as in an unstreamed reply."""
         texts = {key: "".join(pieces) for key, pieces in self._texts.items()}
         message: Row = {"role": "assistant", "content": None, **texts}
         if self._calls:
-            message["tool_calls"] = [call.whole() for call in self._calls]
+            message["tool_calls"] = [call.assemble() for call in self._calls]
         if self._legacy is not None:
-            message["function_call"] = self._legacy.whole()["function"]
+            message["function_call"] = self._legacy.assemble()["function"]
         if self._has_audio:
             message["audio"] = {"id": "streamed"}
         return {"message": message, "finish_reason": self._finish_reason}
@@ -163,7 +163,7 @@ class _StreamedCall:
             if isinstance(function.get(key), str):
                 pieces.append(function[key])
 
-    def whole(self) -> Row:
+    def assemble(self) -> Row:
         """Returns the call as in an unstreamed reply."""
         function = {key: "".join(pieces) for key, pieces in self._pieces.items()}
         return {**self.row, "function": function}
@@ -172,7 +172,7 @@ class _StreamedCall:
 def assemble_response(events: Iterable[Row]) -> Row:
     """Returns the response object at the end of a stream of the Responses API.
 
-    If its `output` is empty, it gets the items that the stream completed before. Raises
+    An empty `output` is filled with the items that the stream completed before. Raises
     UnreadableRowError if the stream is incomplete.
     """
     items: dict[int, Any] = {}
@@ -213,7 +213,7 @@ def assemble_message(events: Iterable[Row]) -> Row:
                 pass
     if not message.get("stop_reason"):
         raise UnreadableRowError(NO_END, "no event has a stop_reason")
-    return message | {"content": [blocks[index].whole() for index in sorted(blocks)]}
+    return message | {"content": [blocks[index].assemble() for index in sorted(blocks)]}
 
 
 _BLOCK_PIECES = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
@@ -238,8 +238,8 @@ class _StreamedBlock:
                 str(delta.get(key) or "")
             )
 
-    def whole(self) -> Row:
-        """Returns the block; arguments that are not valid JSON, e.g. truncated, stay a string."""
+    def assemble(self) -> Row:
+        """Returns the block; arguments that are not JSON, such as truncated ones, stay text."""
         block = self._block | {key: "".join(pieces) for key, pieces in self._pieces.items()}
         given = "".join(self._input)
         if given:

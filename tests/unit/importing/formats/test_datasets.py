@@ -53,7 +53,7 @@ def test_an_answer_may_be_in_several_columns(tmp_path):
         '{"city":"","year":"18\\n90"}',
     ]
     assert [row.metadata for row in rows[:2]] == [{}, {}]
-    assert refusals(rows[2:]) == [(5, "a column holds no text")]
+    assert refusals(rows[2:]) == [(5, "a column has no text")]
     with pytest.raises(InputError, match="no column 'town'"):
         read("csv", tmp_path / "x.csv", columns={"user": "q", "assistant": "city+town"})
 
@@ -67,7 +67,7 @@ def test_a_row_may_lack_a_named_column_and_a_column_that_no_row_has_is_refused(t
     )
     columns = {"user": "q", "assistant": "a", "score": "good"}
     first, refused, last = read("pairs", path, columns=columns)
-    assert refusals([refused]) == [(2, "no field holds the conversation")]
+    assert refusals([refused]) == [(2, "no field has the conversation")]
     assert [row.scores for row in (first, last)] == [{"good": 1.0}, {}]
     with pytest.raises(InputError, match="no row has the column 'god'"):
         read("pairs", path, columns=columns | {"score": "god"})
@@ -86,7 +86,7 @@ def test_columns_of_a_question_and_an_answer_may_hold_messages(tmp_path):
     read_rows = read("parquet", tmp_path / "saved.parquet", columns=columns)
     assert shown(read_rows[0].messages) == ["system Be brief.", "user Hi", "assistant Hello."]
     assert read_rows[0].scores == {"reward": 1.0}
-    assert refusals(read_rows) == [(2, "a column holds no text")]
+    assert refusals(read_rows) == [(2, "a column has no text")]
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,14 @@ def test_a_wrong_choice_of_columns_is_refused_by_name(columns, error, words):
 
 def test_a_table_of_unknown_columns_is_refused_and_others_are_read(tmp_path):
     [refusal] = read("parquet", SAMPLES / "parquet" / "questions.parquet")
-    assert refusal.reason == "no column holds the conversation"
+    assert refusal.reason == "no column has the conversation"
     assert refusal.detail.startswith("name them: columns user=question")
     assert refusal.detail.endswith("it has 'q', 'a', 'good'")
     (tmp_path / "a.csv").write_text("left,right\n1,2\n")
     (tmp_path / "b.csv").write_text("question,answer\n1,2\n")
     read_rows = read("csv", tmp_path / "a.csv", tmp_path / "b.csv")
     assert shown(conversations(read_rows[1:])[0].messages) == ["user 1", "assistant 2"]
-    assert refusals(read_rows) == [(1, "no column holds the conversation")]
+    assert refusals(read_rows) == [(1, "no column has the conversation")]
 
 
 def test_parquet_without_pyarrow_names_the_extra(monkeypatch):
@@ -154,7 +154,7 @@ def test_broken_rows_are_refused_by_line_and_the_others_are_read(tmp_path):
     assert [row.location.line for row in rows] == list(range(1, 13))
     assert [row.location.line for row in rows if isinstance(row, LoggedConversation)] == [1, 12]
     assert refusals(rows)[1:4] == [
-        (3, "holds no messages"),
+        (3, "no messages"),
         (4, "a message has no role"),
         (5, "a tool call has no name"),
     ]
@@ -171,7 +171,7 @@ def test_broken_rows_of_csv_are_refused_by_line_and_the_others_are_read(tmp_path
     assert refusals(rows) == [
         (3, "another number of fields than the header"),
         (4, "not UTF-8 text"),
-        (5, "a column holds no text"),
+        (5, "a column has no text"),
     ]
 
 

@@ -68,7 +68,7 @@ def test_other_columns_and_json_rows_of_feedback_are_read_if_they_are_named(tmp_
 
 def test_a_table_with_an_id_and_a_value_among_other_columns_is_no_feedback(tmp_path: Path) -> None:
     made = imported(tmp_path, "id,text,lang,score\n1,What?,en,3\n2,Who?,en,4\n")
-    assert made.refused_by_reason == {"no column holds the conversation": 1}
+    assert made.refused_by_reason == {"no column has the conversation": 1}
     assert "for a table of feedback" in made.problems[0]
 
 

@@ -1,7 +1,7 @@
 """Joins the request and result files of OpenAI's and Anthropic's batches.
 
-A result refers to its request by `custom_id` only, which is unique within one batch only. So each
-file of results is joined with the one file of requests that has all, or most, of its ids.
+A result refers to its request by `custom_id`, which is unique only within its batch. So each file
+of results is joined with the one file of requests that has most of its ids.
 """
 
 from collections import Counter
@@ -33,24 +33,24 @@ _Key = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class _BatchApi:
-    """Finds the request and the response in the rows of one API's batches."""
+    """How the rows of one API's batches are read."""
 
     provider: str
     is_request: Callable[[Row], bool]
     is_result: Callable[[Row], bool]
     request: Callable[[Row], Any]
     response: Callable[[Row], Any]
-    """Returns the body of the response, or an object with an `error`."""
+    """Returns the response's body, or an object with an `error`."""
 
 
 @dataclass(slots=True)
 class _Requests:
-    """The requests of all files."""
+    """The requests in all files, and the ids of the results."""
 
     bodies: DiskDict[_Key]
     locations: dict[_Key, Location] = field(default_factory=dict[_Key, Location])
     result_ids: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
-    """The custom_ids of the results in each file, by the file's number."""
+    """For each file, by its number: the custom_ids of its results."""
 
 
 def _items(row: Row, location: Location) -> Iterator[tuple[Location, Row]]:
@@ -106,7 +106,7 @@ def _join(
     used: set[_Key],
     paths: Sequence[Path],
 ) -> Iterator[SourceRow]:
-    """Yields the calls of a file's results."""
+    """Yields the call of each result in a file; `used` gets the requests that have a result."""
     try:
         source = _requests_of(number, requests, paths)
         problem = None
@@ -137,21 +137,21 @@ def _join(
 
 
 def _requests_of(number: int, requests: _Requests, paths: Sequence[Path]) -> int | None:
-    """Returns the number of the file with the requests of a file's results; None if there is none.
+    """Returns the number of the file that has the requests of a file's results, or None.
 
-    Raises UnreadableRowError if several files match equally.
+    Raises UnreadableRowError if several files match equally well.
     """
     ids = requests.result_ids[number]
     num_ids = Counter(file for file, custom_id in requests.locations if custom_id in ids)
     if not num_ids:
         return None
     most = max(num_ids.values())
-    likely = [file for file, count in num_ids.items() if count == most]
-    same_folder = [file for file in likely if paths[file].parent == paths[number].parent]
-    likely = same_folder if len(same_folder) == 1 else likely
-    if len(likely) == 1:
-        return likely[0]
-    names = ", ".join(paths[file].name for file in likely)
+    candidates = [file for file, count in num_ids.items() if count == most]
+    same_folder = [file for file in candidates if paths[file].parent == paths[number].parent]
+    candidates = same_folder if len(same_folder) == 1 else candidates
+    if len(candidates) == 1:
+        return candidates[0]
+    names = ", ".join(paths[file].name for file in candidates)
     detail = f"{names} have the same custom_ids: import each batch separately"
     raise UnreadableRowError("several files of requests have its custom_id", detail)
 
@@ -164,7 +164,7 @@ def _calls(
         detail = f"no input file has the request {key[1]!r}"
         raise UnreadableRowError(NO_REQUEST, detail)
     if key in used:
-        raise UnreadableRowError("a second result of its request", repr(key[1]))
+        raise UnreadableRowError("a second result of the same request", repr(key[1]))
     calls = read_calls(body, api.response(result))
     used.add(key)
     yield from logged_calls(

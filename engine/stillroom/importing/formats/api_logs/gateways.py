@@ -68,7 +68,7 @@ def _is_litellm_row(row: Row) -> bool:
 def _litellm_calls(row: JsonRow) -> Iterator[LoggedConversation]:
     data = row.data
     if not _is_litellm_row(data):
-        raise UnreadableRowError("neither a payload nor a row of spend")
+        raise UnreadableRowError("neither a payload nor a row of the spend logs")
     if text_of(data["call_type"]) not in _CHAT_CALLS:
         raise UnreadableRowError(NO_CALL, str(data["call_type"]))
     request = _request(data)
@@ -91,26 +91,26 @@ def _litellm_calls(row: JsonRow) -> Iterator[LoggedConversation]:
 
 
 def _request(row: Row) -> Row:
-    """Returns the body of the request, with the fields that the row has.
+    """Returns the body of the request, put together from the fields of the row.
 
     Raises UnreadableRowError if the messages were not recorded, or were redacted.
     """
-    given = parse_if_json(row.get("messages"))
+    messages = parse_if_json(row.get("messages"))
     body = as_row(parse_if_json(row.get("proxy_server_request")))
     body = as_row(body.get("body")) or body
     settings = as_row(parse_if_json(row.get("model_parameters")))
-    if given in (None, "", {}, []):
-        given = body.get("messages", body.get("input"))
-    if given in (None, "", {}, []):
-        detail = "turn on store_prompts_in_spend_logs, or log the payloads"
+    if messages in (None, "", {}, []):
+        messages = body.get("messages", body.get("input"))
+    if messages in (None, "", {}, []):
+        detail = "enable store_prompts_in_spend_logs in LiteLLM, or log the payloads"
         raise UnreadableRowError(NO_CONTENTS, detail)
-    if _REDACTED in _ENCODER.encode(given):
-        detail = "turn off turn_off_message_logging and redact_user_messages"
+    if _REDACTED in _ENCODER.encode(messages):
+        detail = "disable turn_off_message_logging and redact_user_messages in LiteLLM"
         raise UnreadableRowError("contents were redacted", detail)
-    is_input = isinstance(given, str) or "responses" in str(row["call_type"])
+    is_input = isinstance(messages, str) or "responses" in str(row["call_type"])
     name = "input" if is_input else "messages"
-    held = as_row(given)
-    return body | settings | (held if name in held else {name: given})
+    whole = as_row(messages)
+    return body | settings | (whole if name in whole else {name: messages})
 
 
 def _error(row: Row) -> str | None:
@@ -129,7 +129,7 @@ def _litellm_fields(row: Row) -> Row:
     cost = decimal_number(row.get("response_cost", row.get("spend")))
     if row.get("response_cost_failure_debug_info"):
         cost = None  # LiteLLM writes 0 for models without a known price
-    known = without_empty(
+    fields = without_empty(
         id=first_text(row, "id", "request_id"),
         group=first_text(row, "session_id") or first_text(metadata, "session_id"),
         model=first_text(row, "model"),
@@ -137,7 +137,7 @@ def _litellm_fields(row: Row) -> Row:
         started_at=iso_time(begin),
         feedback_ids=(trace,) if (trace := text_of(row.get("trace_id"))) else (),
     )
-    return known | {"duration_s": seconds_between(begin, end), "cost_usd": cost}
+    return fields | {"duration_s": seconds_between(begin, end), "cost_usd": cost}
 
 
 _HELICONE_SESSIONS = ("Helicone-Session-Id", "helicone-session-id", "session_id")
@@ -159,7 +159,7 @@ def _read_helicone(paths: Sequence[Path]) -> Iterator[SourceRow]:
 def _helicone_calls(row: JsonRow) -> Iterator[LoggedConversation]:
     data = row.data
     if not _is_helicone_row(data):
-        raise UnreadableRowError("no request of Helicone's")
+        raise UnreadableRowError("not a request logged by Helicone")
     request, response = (
         parse_if_json(data.get("request_body")),
         parse_if_json(data.get("response_body")),
@@ -170,20 +170,22 @@ def _helicone_calls(row: JsonRow) -> Iterator[LoggedConversation]:
     status = decimal_number(data.get("response_status"))
     if status is not None and status >= 400 and not as_row(response).get("error"):
         response = {"error": f"status {status:.0f}"}
-    named = first_text(data, "provider")
+    provider = first_text(data, "provider")
     yield from logged_calls(
         row.location,
         read_calls(request, response),
         _helicone_fields(data),
         metadata=without_empty(properties=as_row(parse_if_json(data.get("request_properties")))),
-        provider=provider_serving(named.lower() if named else None, first_text(data, "target_url")),
+        provider=provider_serving(
+            provider.lower() if provider else None, first_text(data, "target_url")
+        ),
     )
 
 
 def _helicone_fields(row: Row) -> Row:
     begin, end = row.get("request_created_at"), row.get("response_created_at")
     delay = non_negative_number(decimal_number(row.get("delay_ms")))
-    known: dict[str, Any] = without_empty(
+    fields: dict[str, Any] = without_empty(
         id=first_text(row, "request_id"),
         group=first_text(as_row(parse_if_json(row.get("request_properties"))), *_HELICONE_SESSIONS),
         model=first_text(row, "response_model", "model", "request_model"),
@@ -193,7 +195,7 @@ def _helicone_fields(row: Row) -> Row:
     )
     cost = decimal_number(row.get("costUSD", row.get("cost")))
     seconds = seconds_between(begin, end) if delay is None else delay / 1000
-    return known | {"cost_usd": cost, "duration_s": seconds}
+    return fields | {"cost_usd": cost, "duration_s": seconds}
 
 
 def _helicone_scores(row: Row) -> dict[str, float]:

@@ -1,8 +1,8 @@
-"""Reads logs with the request body and the response body in one row, for each provider's API.
+"""Reads logs that have the bodies of a request and of its response in one row.
 
-OpenAI's chat completions may be logged in more ways: the messages next to the reply, or in the
-`chat.completion` object itself; a streamed reply may be a list of its chunks. Responses calls get
-the history that they continue (`payloads/pairs.py`).
+For OpenAI's chat completions, the messages may also be next to the reply or in the
+`chat.completion` object, and a streamed reply may be a list of chunks. To calls of the Responses
+API, the history that they continue is added (`payloads/pairs.py`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,12 +41,13 @@ from stillroom.importing.records import LoggedConversation, RejectedRow, SourceR
 
 _CHAT_REPLIES = ("output", "reply")
 _SCORES = ("score", "rating", "reward", "feedback")
-_REPEATED = ("model", "instructions", "tools", "previous_response_id", "conversation")
+_STORED_REQUEST_FIELDS = ("model", "instructions", "tools", "previous_response_id", "conversation")
 """The request fields that a stored response repeats."""
 _STORED_BODIES = ("response", "input_items", "input")
 
 
 def _pair_in(row: JsonRow) -> LoggedPair:
+    """Returns a row's request and response. Raises UnreadableRowError if it has no request."""
     pair = find_pair(row.data)
     if pair is None:
         raise UnreadableRowError(NO_REQUEST, "the row has no `request` with the request's body")
@@ -145,14 +146,19 @@ def _response_pair(row: Row) -> LoggedPair | None:
     items = parse_if_json(row.get("input_items", row.get("input", stored.get("input"))))
     if stored and not as_row(parse_if_json(row.get("request"))) and items is not None:
         listed = as_list(as_row(items).get("data")) if isinstance(items, dict) else items
-        request = {key: stored.get(key) for key in _REPEATED if stored.get(key) is not None}
+        request = {
+            key: stored.get(key) for key in _STORED_REQUEST_FIELDS if stored.get(key) is not None
+        }
         envelope = {} if stored is row else {k: row[k] for k in row if k not in _STORED_BODIES}
         return LoggedPair(request | {"input": _oldest_first(listed)}, stored, envelope)
     return None if stored is row else find_pair(row)
 
 
 def _oldest_first(items: Any) -> Any:
-    """Returns items in the order in which they were sent: the API lists the newest first."""
+    """Returns items in the order in which they were sent; the API may list the newest first.
+
+    A tool call precedes its output, so that an output before its call shows the reversed order.
+    """
     if not isinstance(items, list):
         return items
     called: set[Any] = set()

@@ -35,15 +35,16 @@ from stillroom.recording.records import (
 from stillroom.types import Usage
 
 NOT_A_CALL = "not a recorded call"
-CUT = "not recorded whole"
-_BROKEN = {
-    "client_left": "broken off by the client",
-    "upstream_left": "broken off by the endpoint",
-    "proxy_stopped": "broken off as the recording stopped",
+CUT = "not recorded completely"
+_INCOMPLETE = {
+    "client_left": "the client disconnected before the end",
+    "upstream_left": "the endpoint disconnected before the end",
+    "proxy_stopped": "the recorder stopped before the end",
 }
 _STREAM = "text/event-stream"
-_MOST_OF_ERROR = 500
-_RESPONSES, _KIND_IS_WITHIN = b'"kind":"responses"', 128
+_MAX_ERROR_BYTES = 500
+_RESPONSES, _KIND_WITHIN = b'"kind":"responses"', 128
+"""The mark of a Responses call, which is in the first 128 bytes of its line."""
 
 
 def _is_recognised(_path: Path, head: bytes) -> bool:
@@ -70,10 +71,10 @@ def recorded_calls(paths: Sequence[Path]) -> Iterator[RecordedCall]:
 
 
 def _responses(paths: Sequence[Path]) -> Iterator[LoggedPair]:
-    """Yields the calls of the Responses API, which may continue each other."""
+    """Yields the calls of the Responses API, any of which may continue another one."""
     for path in paths:
         for line in read_row_lines(path):
-            if _RESPONSES in bytes(line.view[:_KIND_IS_WITHIN]):
+            if _RESPONSES in bytes(line.view[:_KIND_WITHIN]):
                 with suppress(UnreadableRowError):
                     yield _pair(_decode_line(line))
 
@@ -127,7 +128,7 @@ def _reply_body(call: RecordedCall) -> Row:
     """
     reply = call.reply
     if reply is None:
-        raise UnreadableRowError(_BROKEN.get(call.end, NO_REPLY), call.problem or "")
+        raise UnreadableRowError(_INCOMPLETE.get(call.end, NO_REPLY), call.problem or "")
     if reply.status >= 400:
         return {"error": f"HTTP {reply.status}: {_failure(reply.content)}"}
     try:
@@ -138,7 +139,7 @@ def _reply_body(call: RecordedCall) -> Row:
         if call.end == "whole":
             raise
         # The reply may be complete: some programs disconnect before the stream is closed.
-        raise UnreadableRowError(_BROKEN[call.end], call.problem or error.detail) from error
+        raise UnreadableRowError(_INCOMPLETE[call.end], call.problem or error.detail) from error
 
 
 def _is_stream(reply: RecordedReply) -> bool:
@@ -149,20 +150,22 @@ def _is_stream(reply: RecordedReply) -> bool:
 def _failure(content: Content) -> str:
     body = decode_row(content.data)
     text = failure_text(body) if isinstance(body, dict) else None
-    return text or content.data[:_MOST_OF_ERROR].decode("utf-8", "replace").strip()
+    return text or content.data[:_MAX_ERROR_BYTES].decode("utf-8", "replace").strip()
 
 
 def _text(content: Content) -> str:
-    """Returns a content as text. Raises UnreadableRowError if it is truncated or not UTF-8."""
+    """Returns a recorded content as text. Raises UnreadableRowError if it is cut or not UTF-8."""
     if content.cut is not None:
-        raise UnreadableRowError(CUT, f"{content.cut}; see --max-body-mb of stillroom record")
+        raise UnreadableRowError(
+            CUT, f"{content.cut}; for larger bodies, set --max-body-mb of `stillroom record`"
+        )
     if content.text is None:
         raise UnreadableRowError("not UTF-8")
     return content.text
 
 
 def _body(content: Content, reason: str) -> Row:
-    """Parses a content as a JSON object. Raises UnreadableRowError with `reason`."""
+    """Parses a recorded content as a JSON object. Raises UnreadableRowError with `reason`."""
     body = decode_row(_text(content).encode())
     if isinstance(body, Problem):
         raise UnreadableRowError(reason, f"the content {body.message}")

@@ -52,10 +52,10 @@ def _is_completion(row: Row) -> bool:
 
 def _key_of_message(row: Row) -> _Key | None:
     """Returns the completion id and index of a message row; None for other rows."""
-    own, _, number = (text_of(row.get("id")) or "").rpartition("-")
-    if not own or not number.isdecimal() or "role" not in row or "choices" in row:
+    completion_id, _, number = (text_of(row.get("id")) or "").rpartition("-")
+    if not completion_id or not number.isdecimal() or "role" not in row or "choices" in row:
         return None
-    return own, int(number[:9])
+    return completion_id, int(number[:9])
 
 
 def _is_recognised(_path: Path, head: bytes) -> bool:
@@ -68,7 +68,7 @@ def _is_recognised(_path: Path, head: bytes) -> bool:
 class _Messages:
     """The messages of all completions."""
 
-    kept: DiskDict[_Key]
+    bodies: DiskDict[_Key]
     locations: dict[str, dict[int, Location]] = field(
         default_factory=dict[str, dict[int, Location]]
     )
@@ -76,15 +76,15 @@ class _Messages:
 
 
 def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
-    with DiskDict[_Key]() as kept:
-        messages = _Messages(kept)
+    with DiskDict[_Key]() as bodies:
+        messages = _Messages(bodies)
         yield from _read_messages(paths, messages)
         for row in _list_items(paths):
             if isinstance(row, JsonRow) and _is_completion(row.data):
-                yield from _rows_of(row.location, row.data, messages)
-        for own, locations in messages.locations.items():
+                yield from _calls_or_rejections(row.location, row.data, messages)
+        for completion_id, locations in messages.locations.items():
             for location in locations.values():
-                yield RejectedRow(location, "a message without its completion", own)
+                yield RejectedRow(location, "a message without its completion", completion_id)
 
 
 def _read_messages(paths: Sequence[Path], messages: _Messages) -> Iterator[RejectedRow]:
@@ -93,7 +93,7 @@ def _read_messages(paths: Sequence[Path], messages: _Messages) -> Iterator[Rejec
         if isinstance(row, RejectedRow):
             yield row
         elif (key := _key_of_message(row.data)) is not None:
-            if messages.kept.add(key, row.data):
+            if messages.bodies.add(key, row.data):
                 messages.locations.setdefault(key[0], {})[key[1]] = row.location
             else:
                 yield RejectedRow(
@@ -103,7 +103,7 @@ def _read_messages(paths: Sequence[Path], messages: _Messages) -> Iterator[Rejec
             yield RejectedRow(row.location, "neither a stored completion nor a message")
 
 
-def _rows_of(location: Location, row: Row, messages: _Messages) -> Iterator[SourceRow]:
+def _calls_or_rejections(location: Location, row: Row, messages: _Messages) -> Iterator[SourceRow]:
     locations = messages.locations.pop(text_of(row.get("id")) or "", {})
     sent = {number: locations[number] for number in sorted(locations)}
     try:
@@ -117,14 +117,15 @@ def _rows_of(location: Location, row: Row, messages: _Messages) -> Iterator[Sour
 def _calls(
     location: Location, row: Row, sent: dict[int, Location], messages: _Messages
 ) -> Iterator[LoggedConversation]:
-    own = text_of(row.get("id")) or ""
-    given = row.get("messages")
-    if not isinstance(given, list):
-        given = [_restore_content(messages.kept.get((own, number))) for number in sent]
-    if not given:
-        detail = f"also give the pages of GET /v1/chat/completions/{own}/messages"
+    completion_id = text_of(row.get("id")) or ""
+    prompt = row.get("messages")
+    if not isinstance(prompt, list):
+        keys = ((completion_id, number) for number in sent)
+        prompt = [_restore_content(messages.bodies.get(key)) for key in keys]
+    if not prompt:
+        detail = f"also give the pages of GET /v1/chat/completions/{completion_id}/messages"
         raise UnreadableRowError("a completion without its messages", detail)
-    request = {"messages": given, "tools": row.get("tools"), "functions": row.get("functions")}
+    request = {"messages": prompt, "tools": row.get("tools"), "functions": row.get("functions")}
     yield from logged_calls(
         location,
         read_calls(request, row),

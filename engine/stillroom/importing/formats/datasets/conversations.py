@@ -42,23 +42,24 @@ _CHAT_FIELDS = ("messages", "tools", "functions", "id", "model")
 _COMPLETION_FIELDS = ("prompt", "completion", "tools")
 _OPENAI_PAIR = {"preferred": "preferred_output", "non_preferred": "non_preferred_output"}
 _TRL_PAIR = {"chosen": "chosen", "rejected": "rejected"}
-"""The part of the row that each answer becomes, with the answer's field; the preferred is first."""
+"""For each answer, the preferred one first: its part of the location, and its field in the row."""
 
 
 def conversation(
     row: JsonRow, messages: list[Row], reader: MessageReader, *, read: Sequence[str], **fields: Any
 ) -> LoggedConversation:
-    """Returns the conversation of a dataset's row.
+    """Returns the conversation of a dataset's row; `fields` are those of LoggedConversation.
 
-    `read` names the fields that are in `messages` or `fields` already; all others become metadata.
+    `read` names the columns that `messages` and `fields` were read from; all others become
+    metadata.
     """
     data = row.data
     others = {key: value for key, value in data.items() if key not in read and value is not None}
-    judged = _pop_score(others) if "scores" not in fields else {}
+    scores = _pop_score(others) if "scores" not in fields else {}
     if isinstance(others.get("metadata"), dict):
         others |= others.pop("metadata")
     named: Row = {"id": first_text(data, "id"), "model": first_text(data, "model")}
-    named |= {"metadata": others, "scores": judged} | fields
+    named |= {"metadata": others, "scores": scores} | fields
     named["tools"] = tool_schemas(fields.get("tools"))
     dropped = tuple(reader.dropped)
     return LoggedConversation(
@@ -89,7 +90,7 @@ def is_chat_row(row: Row) -> bool:
 
 
 def is_completion_row(row: Row) -> bool:
-    """Returns whether a row is a prompt and its completion, as strings or as TRL's messages."""
+    """Returns whether a row is a prompt and its completion, as strings or as messages (TRL)."""
     prompt, completion = row.get("prompt"), row.get("completion")
     if isinstance(prompt, str) and isinstance(completion, str):
         return row.keys() <= {"prompt", "completion", "metadata", "id"}
@@ -110,7 +111,7 @@ def _fine_tuning(row: JsonRow) -> Iterable[SourceRow]:
         messages += turns_of(data["completion"], "assistant", reader)
         read = _COMPLETION_FIELDS
     else:
-        raise UnreadableRowError("has no messages", "a row has messages, or prompt and completion")
+        raise UnreadableRowError("no messages", "a row needs messages, or prompt and completion")
     tools = data.get("tools") or data.get("functions")
     return [conversation(row, messages, reader, read=read, tools=tools)]
 
@@ -118,19 +119,19 @@ def _fine_tuning(row: JsonRow) -> Iterable[SourceRow]:
 def _pair(
     row: JsonRow, request: Row, prompt: str, fields: Mapping[str, str]
 ) -> Iterator[SourceRow]:
-    """Yields both answers of a preference row, with the score `preferred` of 1 and 0.
+    """Yields a conversation for each answer of a preference row, with a score `preferred`, 1 or 0.
 
-    Each is a part of its line. `request` has the prompt in the field `prompt`, unless the answers
-    repeat it.
+    `request` has the prompt in its field `prompt`, unless the answers repeat it. `fields` is
+    `_OPENAI_PAIR` or `_TRL_PAIR`.
     """
     for score, (part, field) in zip((1.0, 0.0), fields.items(), strict=True):
         reader = MessageReader()
-        given = turns_of(request[prompt], "user", reader) if request.get(prompt) else []
+        prompt_turns = turns_of(request[prompt], "user", reader) if request.get(prompt) else []
         answer = turns_of(row.data.get(field), "assistant", reader)
         is_whole = answer[0]["role"] != "assistant"
         yield conversation(
             JsonRow(replace(row.location, part=part), row.data),
-            answer if is_whole else [*given, *answer],
+            answer if is_whole else [*prompt_turns, *answer],
             reader,
             read=("tools", "prompt" if request is row.data else "input", *fields.values()),
             tools=request.get("tools"),
@@ -249,21 +250,21 @@ def conversation_of_sharegpt_row(row: JsonRow) -> LoggedConversation:
     messages = reader.messages(turns, "conversations") if are_messages else [*_messages(turns)]
     if (system := first_text(data, "system")) and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
-    for field, loss in _MEDIA.items():
+    for field, media in _MEDIA.items():
         if data.get(field):
-            reader.drop(loss)
+            reader.drop(media)
     return conversation(row, messages, reader, read=_FIELDS, tools=data.get("tools"))
 
 
 def _messages(turns: list[Any]) -> Iterator[Row]:
-    """Converts turns to messages; a call turn becomes a message with one or more tool calls."""
+    """Converts ShareGPT turns to messages; a turn with calls becomes a message with tool calls."""
     open_calls: list[str] = []
     for index, turn in enumerate(turns):
         fields = as_row(turn)
         role, value = _ROLES.get(first_text(fields, "from") or ""), fields.get("value")
         if role is None or not isinstance(value, str):
-            detail = f"turn {index} must have `from` and the text `value`, not {describe(turn)}"
-            raise UnreadableRowError("a turn is from an unknown role", detail)
+            detail = f"turn {index} needs a known `from` and a text `value`, not {describe(turn)}"
+            raise UnreadableRowError("a turn has an unknown role", detail)
         message: Row = {"role": role, "content": value}
         if role == "call":
             calls = [
@@ -305,7 +306,8 @@ def conversation_of_alpaca_row(row: JsonRow) -> LoggedConversation:
     """
     data = row.data
     if not is_alpaca_row(data):
-        detail = f"instruction and output must be strings, not {describe(data.get('instruction'))}"
+        kind = describe(data.get("instruction"))
+        detail = f"instruction and output must be strings; instruction is {kind}"
         raise UnreadableRowError("has no instruction and output", detail)
     output = next(data[name] for name in _OUTPUTS if isinstance(data.get(name), str))
     texts = (data["instruction"], first_text(data, *_INPUTS))

@@ -1,7 +1,7 @@
 """Reads tables: CSV and TSV, Parquet, and JSON rows of a question and its answer.
 
-The columns of the conversation are found by common names or named by the user. A table of feedback
-has the id of a session, trace or call, and its scores.
+The columns with the conversation are named by the user, or found by common names. A table of
+feedback has columns with the id of a session, trace or call, and with scores.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -43,12 +43,12 @@ from stillroom.importing.table_rows import PARQUET_MARK, Table, csv_table, is_cs
 from stillroom.validation import nearest
 
 Columns = Mapping[str, str]
-NO_COLUMN = "no column holds the conversation"
+NO_COLUMN = "no column has the conversation"
 _IDS = (
     "session_id", "session", "conversation_id", "conversation", "thread_id", "thread", "chat_id",
     "trace_id", "run_id", "request_id", "response_id", "completion_id", "message_id", "id",
 )  # fmt: skip
-_VERDICTS = frozenset(
+_SCORE_NAMES = frozenset(
     [
         "thumb",
         "thumbs",
@@ -63,27 +63,27 @@ _VERDICTS = frozenset(
         "value",
     ]
 )
-_MOST_COLUMNS = 3
-_RIGHT = ["up", "thumbs_up", "thumbsup", "like", "good", "positive", "yes", "true", "👍"]
-_WRONG = ["down", "thumbs_down", "thumbsdown", "dislike", "bad", "negative", "no", "false", "👎"]
-_WORDS: Mapping[str, float] = dict.fromkeys(_RIGHT, 1.0) | dict.fromkeys(_WRONG, 0.0)
-"""The scores of common verdicts, lowercased and without spaces."""
+_MAX_FEEDBACK_COLUMNS = 3
+_POSITIVE = ["up", "thumbs_up", "thumbsup", "like", "good", "positive", "yes", "true", "👍"]
+_NEGATIVE = ["down", "thumbs_down", "thumbsdown", "dislike", "bad", "negative", "no", "false", "👎"]
+_WORDS: Mapping[str, float] = dict.fromkeys(_POSITIVE, 1.0) | dict.fromkeys(_NEGATIVE, 0.0)
+"""The scores of common feedback words, as `_normalize` returns them."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedbackColumns:
-    """The columns of a table of feedback."""
+    """The names of the columns of a table of feedback."""
 
-    target_id: str
+    target: str
     """The column with the id of a session, trace or call."""
-    verdicts: Sequence[str]
+    score_columns: Sequence[str]
     """The columns with scores, as numbers or words such as up and down."""
 
 
 def _feedback_columns(present: Sequence[str], chosen: Mapping[str, str]) -> FeedbackColumns | None:
-    """Returns the columns of a table of feedback; None if it is another table.
+    """Returns the columns of a table of feedback; None for any other table.
 
-    `chosen` has the columns that the user named; feedback needs `id` and `score`.
+    `chosen` maps roles to the columns that the user named; feedback needs `id` and `score`.
     """
     if chosen:
         if set(chosen) != {"id", "score"} or not set(chosen.values()) <= set(present):
@@ -91,25 +91,27 @@ def _feedback_columns(present: Sequence[str], chosen: Mapping[str, str]) -> Feed
         return FeedbackColumns(chosen["id"], [chosen["score"]])
     by_name = {_normalize(name): name for name in present}
     target_id = next((by_name[name] for name in _IDS if name in by_name), None)
-    verdicts = [name for plain, name in by_name.items() if plain in _VERDICTS]
+    score_columns = [name for plain, name in by_name.items() if plain in _SCORE_NAMES]
     # Any table may have an id and a value: with such general names, it is feedback only if small.
     is_clear = target_id is not None and (
-        _normalize(target_id) != "id" or len(present) <= _MOST_COLUMNS
+        _normalize(target_id) != "id" or len(present) <= _MAX_FEEDBACK_COLUMNS
     )
-    return FeedbackColumns(target_id, verdicts) if target_id and is_clear and verdicts else None
+    return (
+        FeedbackColumns(target_id, score_columns)
+        if target_id and is_clear and score_columns
+        else None
+    )
 
 
 def _feedback(row: JsonRow, columns: FeedbackColumns) -> Iterator[Feedback | RejectedRow]:
     """Yields the feedback in one row."""
-    target_id = row.data.get(columns.target_id)
+    target_id = row.data.get(columns.target)
     if target_id in (None, "") or isinstance(target_id, bool | float | list | dict):
-        yield RejectedRow(
-            row.location, "feedback without a target", f"{columns.target_id} is empty"
-        )
+        yield RejectedRow(row.location, "feedback without a target", f"{columns.target} is empty")
         return
-    for name in columns.verdicts:
+    for name in columns.score_columns:
         value = row.data.get(name)
-        if value not in (None, "") or len(columns.verdicts) == 1:
+        if value not in (None, "") or len(columns.score_columns) == 1:
             yield feedback_row(row.location, str(target_id), name, _number(value), value)
 
 
@@ -122,17 +124,17 @@ def _number(value: Any) -> float | None:
 
 
 def _normalize(text: str) -> str:
-    """Normalizes a name for look-ups, e.g. `sessionId` to `session_id`."""
+    """Converts a name to snake case for look-ups, e.g. `sessionId` to `session_id`."""
     spaced = "".join(f"_{c}" if c.isupper() and i and text[i - 1].islower() else c
                      for i, c in enumerate(text.strip()))  # fmt: skip
     return spaced.lower().replace(" ", "_").replace("-", "_")
 
 
 def read_csv(paths: Sequence[Path], columns: Columns | None = None) -> Iterator[SourceRow]:
-    """Yields the rows of CSV files with a header. A location has the last line of its row.
+    """Yields the rows of CSV files with a header, located by their last lines.
 
-    A table without a known column is refused as one row. Raises InputError or DataError if the
-    header lacks the given columns.
+    A table without columns for a conversation is one rejected row. Raises InputError or DataError
+    if the header lacks the columns that the user named.
     """
     for path in paths:
         with csv_table(path) as table:
@@ -142,23 +144,23 @@ def read_csv(paths: Sequence[Path], columns: Columns | None = None) -> Iterator[
 def read_parquet(paths: Sequence[Path], columns: Columns | None = None) -> Iterator[SourceRow]:
     """Yields the rows of Parquet files, in small batches.
 
-    A table without a known column is refused as one row. Raises MissingExtraError without pyarrow;
-    InputError or DataError if the given columns are missing or the file is corrupt.
+    A table without columns for a conversation is one rejected row. Raises MissingExtraError without
+    pyarrow, and InputError or DataError if named columns are missing or the file is corrupt.
     """
     for path in paths:
         yield from _table_rows(path, parquet_table(path), columns or {})
 
 
 def _table_rows(path: Path, table: Table, columns: Columns) -> Iterator[SourceRow]:
-    judging = _feedback_columns(table.columns, columns)
+    feedback_columns = _feedback_columns(table.columns, columns)
     try:
-        if columns and judging is not None:
-            yield from _convert_feedback(table.rows, judging)
+        if columns and feedback_columns is not None:
+            yield from _convert_feedback(table.rows, feedback_columns)
             return
         chosen = choose_columns(path, table.columns, columns)
     except DataError as error:
-        if judging is not None:
-            yield from _convert_feedback(table.rows, judging)
+        if feedback_columns is not None:
+            yield from _convert_feedback(table.rows, feedback_columns)
             return
         if columns:  # the user's choice is wrong for all tables
             raise
@@ -175,9 +177,10 @@ def _convert_feedback(
 
 
 def read_pairs(paths: Sequence[Path], columns: Columns | None = None) -> Iterator[SourceRow]:
-    """Yields JSON rows, whose fields are the columns and may differ between rows.
+    """Yields the conversations of JSON rows, whose fields are the columns.
 
-    Raises InputError after the last row for a given column that no row has.
+    Rows may have different fields. After the last row, raises InputError for a named column that no
+    row had.
     """
     columns = columns or {}
     unseen = set(columns.values())
@@ -190,21 +193,22 @@ def read_pairs(paths: Sequence[Path], columns: Columns | None = None) -> Iterato
     if unseen:
         name = min(unseen)
         raise InputError(
-            f"no row has the column {name!r}", "correct the name in columns, or leave it out"
+            f"no row has the column {name!r}", "correct the name in `columns`, or remove it"
         )
 
 
 def _has(row: Row, name: str) -> bool:
+    """Returns whether a row has a column, or all of those that are joined by `+`."""
     return all(column in row for column in _answer_columns(name, row))
 
 
 def _pair_rows(row: JsonRow, columns: Columns) -> Iterable[SourceRow]:
-    judging = _feedback_columns(list(row.data), columns) if columns else None
-    if judging is not None:
-        return _feedback(row, judging)
+    feedback_columns = _feedback_columns(list(row.data), columns) if columns else None
+    if feedback_columns is not None:
+        return _feedback(row, feedback_columns)
     # Unlike in a table, empty fields may be missing from a row.
-    chosen = {thing: name for thing, name in columns.items() if _has(row.data, name)}
-    reason = "no field holds the conversation"
+    chosen = {role: name for role, name in columns.items() if _has(row.data, name)}
+    reason = "no field has the conversation"
     if columns and not _has_conversation(chosen):
         raise UnreadableRowError(reason, f"it has {', '.join(map(repr, row.data))}")
     try:
@@ -266,12 +270,12 @@ def choose_columns(path: Path, present: Collection[str], chosen: Columns) -> Col
     several columns. Raises InputError for an unknown role or column, and DataError if the columns
     do not include a conversation.
     """
-    for thing, name in chosen.items():
-        if thing not in _ALIASES:
+    for role, name in chosen.items():
+        if role not in _ALIASES:
             fix = f"use one of {', '.join(_ALIASES)}, for example {_EXAMPLE}"
-            problem = f"columns: {thing!r} is not a known role of a column"
-            raise InputError(problem + nearest(thing, tuple(_ALIASES)), fix)
-        for part in _answer_columns(name, present) if thing == "assistant" else [name]:
+            problem = f"columns: {role!r} is not a known role of a column"
+            raise InputError(problem + nearest(role, tuple(_ALIASES)), fix)
+        for part in _answer_columns(name, present) if role == "assistant" else [name]:
             if part in present:
                 continue
             fix = f"its columns are {', '.join(map(repr, present))}"
@@ -289,8 +293,8 @@ def choose_columns(path: Path, present: Collection[str], chosen: Columns) -> Col
 
 def _columns_by_common_name(present: Collection[str]) -> Columns:
     return {
-        thing: next(name for name in names if name in present)
-        for thing, names in _ALIASES.items()
+        role: next(name for name in names if name in present)
+        for role, names in _ALIASES.items()
         if any(name in present for name in names)
     }
 
@@ -306,7 +310,7 @@ def is_pair_row(row: Row) -> bool:
     columns = _columns_by_common_name(row)
     if "messages" in columns or not _has_conversation(columns) or len(row) > 8:
         return False
-    return all(isinstance(row[columns[thing]], str) for thing in ("user", "assistant"))
+    return all(isinstance(row[columns[role]], str) for role in ("user", "assistant"))
 
 
 def convert_table_row(row: JsonRow, columns: Columns) -> Iterable[SourceRow]:
@@ -342,7 +346,7 @@ def _answer_columns(name: str, present: Collection[str]) -> list[str]:
 
 
 def _answer(data: Row, name: str) -> Any:
-    """Returns the answer in a row: the value of one column, or a JSON object of several."""
+    """Returns the answer in a row: the value of a column, or a JSON object of several columns."""
     columns = _answer_columns(name, data)
     if len(columns) == 1:
         return data.get(name)
@@ -359,7 +363,7 @@ def _question_and_answer(data: Row, columns: Columns, reader: MessageReader) -> 
         is_blank = not value.strip() if isinstance(value, str) else not value
         if is_blank or not isinstance(value, str | list):
             detail = f"{columns[role]} must be a string or messages, not {describe(value)}"
-            raise UnreadableRowError("a column holds no text", detail)
+            raise UnreadableRowError("a column has no text", detail)
         turns[role] = turns_of(value, role, reader)
     reply = turns["assistant"][0]
     reasoning = _text_of(data, columns, "reasoning")
@@ -377,7 +381,7 @@ def _conversation(row: JsonRow, columns: Columns, messages: list[Row]) -> Logged
         row,
         messages,
         MessageReader(),
-        read=tuple(one for name in columns.values() for one in _answer_columns(name, data)),
+        read=tuple(column for name in columns.values() for column in _answer_columns(name, data)),
         tools=data.get(columns["tools"]) if "tools" in columns else None,
         id=_text_of(data, columns, "id"),
         model=_text_of(data, columns, "model"),
@@ -385,8 +389,8 @@ def _conversation(row: JsonRow, columns: Columns, messages: list[Row]) -> Logged
     )
 
 
-def _text_of(data: Row, columns: Columns, thing: str) -> str | None:
-    value = data.get(columns[thing]) if thing in columns else None
+def _text_of(data: Row, columns: Columns, role: str) -> str | None:
+    value = data.get(columns[role]) if role in columns else None
     return None if value in (None, "") else str(value)
 
 

@@ -49,14 +49,14 @@ _RESULT_FIELDS = frozenset(
         "timing", "token_usage", "tool_defs", "total_ms", "trajectory", "version_info", "_env_id",
     )
 )  # fmt: skip
-"""The fields of a result that are not metrics of its environment."""
+"""The fields of a result that are not its environment's metrics."""
 _SETUP = frozenset(
     (
         "artifact_max_bytes", "artifacts", "idx", "network_allow", "network_block", "prompt",
         "resources", "skills", "system_prompt", "timeout",
     )
 )  # fmt: skip
-"""The fields of a task's data that configure how it is run."""
+"""The fields of a task's data that configure how the task is run."""
 
 
 def read_results(paths: Sequence[Path]) -> Iterator[SourceRow]:
@@ -104,7 +104,7 @@ def _result(row: JsonRow, model: str | None) -> LoggedConversation:
 
 
 def _turns(value: Any, role: str, reader: MessageReader) -> list[Row]:
-    """Returns messages; in a text environment, the value is a single string."""
+    """Converts messages; a string, as text environments have, becomes one message of this role."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     return reader.turns([_parse_calls(as_row(message)) for message in as_list(value)])
@@ -120,9 +120,9 @@ def _parse_calls(message: Row) -> Row:
 
 
 def _fill_in_call_ids(messages: list[Row]) -> Iterator[Row]:
-    """Yields the messages with missing call ids of tool results filled in, by order.
+    """Yields the messages, with missing call ids of tool results filled in by their order.
 
-    Some versions omit the call ids from the results.
+    Some versions of verifiers omit these ids.
     """
     open_calls: list[str] = []
     for message in messages:
@@ -135,14 +135,15 @@ def _fill_in_call_ids(messages: list[Row]) -> Iterator[Row]:
 
 
 def _usage(all_counts: Iterable[Mapping[str, Any]]) -> Usage:
-    """Returns the total usage; cached prompt tokens are counted separately in the source."""
+    """Returns the sum of token counts; the source counts cached prompt tokens separately."""
     total = Usage()
     for counts in all_counts:
-        named = {name: int(non_negative_number(value) or 0) for name, value in counts.items()}
-        prompt = named.get("prompt_tokens", 0) + named.get("cached_input_tokens", 0)
+        numbers = {name: int(non_negative_number(value) or 0) for name, value in counts.items()}
+        prompt = numbers.get("prompt_tokens", 0) + numbers.get("cached_input_tokens", 0)
         total += Usage(
-            prompt_tokens=named.get("input_tokens", 0) or prompt,
-            completion_tokens=named.get("completion_tokens", 0) or named.get("output_tokens", 0),
+            prompt_tokens=numbers.get("input_tokens", 0) or prompt,
+            completion_tokens=numbers.get("completion_tokens", 0)
+            or numbers.get("output_tokens", 0),
         )
     return total
 
@@ -161,25 +162,26 @@ def _episode(row: JsonRow) -> Iterator[SourceRow]:
 
 
 def _branches(row: JsonRow, trace: Row) -> Iterator[LoggedConversation]:
+    """Yields the conversation of each leaf of a trace; only the first trains on shared turns."""
     nodes = [as_row(node) for node in as_list(trace.get("nodes"))]
     calls = [as_row(call) for call in as_list(trace.get("calls"))]
     parents = {_parent(node, index) for index, node in enumerate(nodes)}
-    counted: set[int] = set()
+    seen: set[int] = set()
     for leaf in (index for index in range(len(nodes)) if index not in parents):
         path = _path(nodes, leaf)
-        own_nodes = {*path} - counted
+        own_nodes = {*path} - seen
         own = [c for c in calls if isinstance(c.get("node"), int) and c["node"] in own_nodes]
         if not any(nodes[index].get("sampled") is True for index in own_nodes):
             continue
-        is_first = not counted
-        # A turn that another branch has is context here.
-        branch = [nodes[i] | ({"sampled": False} if i in counted else {}) for i in path]
-        counted.update(path)
+        is_first = not seen
+        # A turn that an earlier branch has is context in this one.
+        branch = [nodes[i] | ({"sampled": False} if i in seen else {}) for i in path]
+        seen.update(path)
         yield _branch(row, trace, branch, own, leaf, is_first)
 
 
 def _parent(node: Row, index: int) -> int | None:
-    """Returns the index of a node's parent; None for a root. Forward links are ignored."""
+    """Returns the index of a node's parent; None for a root, or if the parent is not earlier."""
     parent = node.get("parent")
     if not isinstance(parent, int) or isinstance(parent, bool):
         return None
@@ -240,7 +242,7 @@ def _branch(
 
 
 def _trace_scores(trace: Row) -> Iterator[tuple[str, float]]:
-    """Yields the total reward, the unweighted rewards and the metrics."""
+    """Yields the names and values of the unweighted rewards, of their total and of the metrics."""
     total, is_scored = 0.0, False
     for name, value in as_row(trace.get("rewards")).items():
         score = as_number(as_row(value).get("score"))
@@ -287,7 +289,7 @@ def _converter_of(layout: RolloutLayout) -> Callable[[JsonRow], Iterator[SourceR
 
     def conversation(row: JsonRow) -> Iterator[SourceRow]:
         if layout_of(row.data) is not layout:
-            raise UnreadableRowError(f"is not a rollout of {layout}", "required fields are missing")
+            raise UnreadableRowError(f"not a rollout of {layout}", "required fields are missing")
         problem = next(rules.problems(row.data), None)
         if problem is not None:
             detail = f"{problem.field} {problem.message}; {problem.fix}"
@@ -340,7 +342,7 @@ def _conversation(row: JsonRow, rollout: Row) -> LoggedConversation:
 
 
 def _reward_scores(reward: float | None, success: bool | None) -> dict[str, float]:
-    """Returns the reward as scores; if `success` disagrees with it, `success` is the reward."""
+    """Returns the reward as scores. If `success` disagrees with it, `success` is the reward."""
     if success is None or (reward is not None and (reward >= SUCCESS_THRESHOLD) == success):
         return {} if reward is None else {"reward": reward}
     total = {} if reward is None else {"total_reward": reward}

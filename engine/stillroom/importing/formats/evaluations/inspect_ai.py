@@ -52,7 +52,9 @@ _INPUT_KEYS = ("input_tokens", "input_tokens_cache_read", "input_tokens_cache_wr
 
 
 def read_logs(paths: Sequence[Path]) -> Iterator[SourceRow]:
-    """Yields the samples of logs, one in memory at a time; each epoch of a sample is a row.
+    """Yields the conversation of each sample in logs; each epoch of a sample is a row.
+
+    Only one sample is in memory at a time.
 
     Raises MissingExtraError for an .eval file with Zstandard compression if pyarrow is missing.
     """
@@ -87,11 +89,11 @@ def _conversation(row: JsonRow, task: Row) -> LoggedConversation:
         )
     error = as_row(sample.get("error")).get("message")
     if not messages:
-        raise UnreadableRowError("holds no messages", "the sample was not run, or failed to start")
+        raise UnreadableRowError("no messages", "the sample was not run, or failed to start")
     output = as_row(sample.get("output"))
     choice = as_row(next(iter(as_list(output.get("choices"))), None))
-    named = first_text(task, "model")
-    provider = named.partition("/")[0] if named and "/" in named else None
+    task_model = first_text(task, "model")
+    provider = task_model.partition("/")[0] if task_model and "/" in task_model else None
     return LoggedConversation(
         location=row.location,
         messages=messages,
@@ -99,8 +101,8 @@ def _conversation(row: JsonRow, task: Row) -> LoggedConversation:
         tools=_offered_tools(sample),
         id=first_text(sample, "uuid"),
         provider=provider,
-        model=first_text(output, "model") or named,
-        usage=_usage(as_row(sample.get("model_usage")), named),
+        model=first_text(output, "model") or task_model,
+        usage=_usage(as_row(sample.get("model_usage")), task_model),
         started_at=first_text(sample, "started_at"),
         duration_s=non_negative_number(sample.get("total_time")),
         finish_reason=finish_reason_of(choice.get("stop_reason")),
@@ -121,23 +123,23 @@ def _conversation(row: JsonRow, task: Row) -> LoggedConversation:
 
 
 def _resolve_attachments(value: Any, attachments: Row, depth: int) -> Any:
-    """Replaces references to attachments in a value by their texts."""
+    """Replaces references to attachments in a value with the texts of the attachments."""
     if isinstance(value, str) and value.startswith(_ATTACHED):
         return attachments.get(value.removeprefix(_ATTACHED), value)
     if depth and isinstance(value, list):
         return [
-            _resolve_attachments(one, attachments, depth - 1) for one in cast("list[Any]", value)
+            _resolve_attachments(item, attachments, depth - 1) for item in cast("list[Any]", value)
         ]
     if depth and isinstance(value, dict):
-        named = cast("Row", value)
+        fields = cast("Row", value)
         return {
-            key: _resolve_attachments(one, attachments, depth - 1) for key, one in named.items()
+            key: _resolve_attachments(item, attachments, depth - 1) for key, item in fields.items()
         }
     return value
 
 
 def _normalize_message(message: Any) -> Row:
-    """Converts the tool calls and reasoning of a message to the form of other APIs."""
+    """Converts a message's tool calls and reasoning to the form that MessageReader reads."""
     fields = dict(as_row(message))
     if calls := as_list(fields.get("tool_calls")):
         fields["tool_calls"] = [_normalize_call(as_row(call)) for call in calls]
@@ -159,7 +161,7 @@ def _normalize_block(block: Row) -> Row:
         case "reasoning":
             text = first_text(block, "reasoning") if not block.get("redacted") else None
             return {"type": "thinking", "thinking": text or first_text(block, "summary")}
-        case "tool_use":  # of the provider's tools; others are calls of the message
+        case "tool_use":  # a call of the provider's tool; other calls are in `tool_calls`
             return {"type": "server_tool_use"}
         case _:
             return block
@@ -173,7 +175,7 @@ def _offered_tools(sample: Row) -> list[Row] | None:
 
 
 def _usage(by_model: Row, model: str | None) -> Usage | None:
-    """Returns the usage of the evaluated model, without that of model graders."""
+    """Returns the usage of the evaluated model, without that of models that grade."""
     counts = as_row(by_model.get(model)) if model in by_model else Row()
     if not counts and len(by_model) == 1:
         counts = as_row(next(iter(by_model.values())))
@@ -185,7 +187,7 @@ def _usage(by_model: Row, model: str | None) -> Usage | None:
 
 
 def _scores(scores: Row) -> Iterator[tuple[str, float]]:
-    """Yields the scores that are numbers or grades; a dict's values are named `scorer.key`."""
+    """Yields the scores that are numbers or grades; values of a dict are named `scorer.key`."""
     for name, score in scores.items():
         value = as_row(score).get("value", score)
         parts = as_row(value)
@@ -216,15 +218,15 @@ def _zip_members(path: Path, *prefixes: str) -> Iterator[JsonRow | RejectedRow]:
             # Of members with the same name, the last one replaces the others.
             members = {info.filename: info for info in archive.infolist()}
             for prefix in prefixes:
-                named = [info for name, info in members.items() if name.startswith(prefix)]
-                for number, info in enumerate(named, start=1):
+                matching = [info for name, info in members.items() if name.startswith(prefix)]
+                for number, info in enumerate(matching, start=1):
                     location = Location(path, number, info.filename)
                     if info.file_size > MAX_ROW_BYTES:
                         yield RejectedRow(location, "not a JSON object", f"the member {TOO_LONG}")
                     else:
                         yield _member_row(location, _decompress(archive, info))
     except (zipfile.BadZipFile, EOFError, OSError, struct.error, zlib.error) as error:
-        yield RejectedRow(Location(path, 1), "not a whole zip file", f"it is incomplete: {error}")
+        yield RejectedRow(Location(path, 1), "not a complete zip file", str(error))
 
 
 def _member_row(location: Location, data: bytes) -> JsonRow | RejectedRow:

@@ -20,7 +20,7 @@ _OPERATION = "ai.operationId"
 
 
 def _is_model_call(span: Span) -> bool:
-    """Returns whether a span is a model call itself; its parent span may make several."""
+    """Returns whether a span is one model call; its parent span may consist of several."""
     return str(span.attributes[_OPERATION]).endswith((".doGenerate", ".doStream"))
 
 
@@ -29,7 +29,7 @@ def _read_call(span: Span) -> Iterator[ApiCall]:
     attributes = span.attributes
     given = parse_if_json(attributes.get("ai.prompt.messages"))
     if not as_list(given):
-        detail = "leave recordInputs and recordOutputs of experimental_telemetry enabled"
+        detail = "leave recordInputs and recordOutputs enabled in experimental_telemetry"
         raise UnreadableRowError(NO_CONTENTS, detail)
     reader = MessageReader()
     messages = reader.turns([_message(item) for item in as_list(given)])
@@ -51,7 +51,7 @@ def _read_call(span: Span) -> Iterator[ApiCall]:
 
 
 def _message(item: Any) -> Any:
-    """Converts the content of a message to common block types."""
+    """Converts the parts of a message to block types that MessageReader knows."""
     message = as_row(item)
     if not isinstance(message.get("content"), list):
         return item

@@ -52,8 +52,8 @@ _MESSAGE_EVENTS = {
     "gen_ai.tool.message": "tool",
 }
 CHOICE = "gen_ai.choice"
-_WHOLE_EVENTS = ("gen_ai.content.prompt", "gen_ai.content.completion")
-EVENT_NAMES = frozenset((*_MESSAGE_EVENTS, CHOICE, DETAILS, *_WHOLE_EVENTS))
+_ALL_MESSAGES_EVENTS = ("gen_ai.content.prompt", "gen_ai.content.completion")
+EVENT_NAMES = frozenset((*_MESSAGE_EVENTS, CHOICE, DETAILS, *_ALL_MESSAGES_EVENTS))
 """The names of events and log records with messages."""
 _MODEL_KEYS = ("gen_ai.response.model", "gen_ai.request.model")
 _CALL_MARKS = ("gen_ai.request.model", "gen_ai.system", "gen_ai.provider.name", "llm.request.type")
@@ -107,18 +107,19 @@ def call_fields(attributes: Row) -> Row:
 
 
 class _Reply:
-    """The messages of one choice, and its finish reason."""
+    """The messages of one choice, and its finish reason (`ending`)."""
 
     def __init__(self, messages: list[Row], ending: str | None) -> None:
         self.messages, self.ending = messages, ending
 
 
 def _prompt(attributes: Row, events: tuple[SpanEvent, ...], reader: MessageReader) -> list[Row]:
+    """Returns the messages that were sent. Raises UnreadableRowError if none were recorded."""
     system = parse_if_json(attributes.get("gen_ai.system_instructions"))
     first = _system(system, reader)
     given = _messages_in(attributes, "gen_ai.input.messages")
     if given is None:
-        given = _whole_event(events, "gen_ai.content.prompt", "gen_ai.prompt")
+        given = _messages_event(events, "gen_ai.content.prompt", "gen_ai.prompt")
     if given is None:
         given = nested(attributes, "gen_ai.prompt")
     if given is None:
@@ -137,20 +138,21 @@ def _messages_in(attributes: Row, name: str) -> Any:
     """Parses the messages in an attribute. Raises UnreadableRowError if the JSON is truncated."""
     value = parse_if_json(attributes.get(name))
     if isinstance(value, str) and value:
-        detail = f"{name} is {describe(value)}: raise OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT"
-        raise UnreadableRowError("contents were cut off", detail)
+        detail = f"{name} is {describe(value)}: set a higher OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT"
+        raise UnreadableRowError("contents were truncated", detail)
     return value or None
 
 
 def _system(value: Any, reader: MessageReader) -> list[Row]:
-    """Returns system instructions as a system message; their parts have the text in `content`."""
+    """Returns a list with the system message, or an empty one; parts have texts in `content`."""
     if isinstance(value, list):
         parts = reader.turn({"role": "system", "parts": value}, "gen_ai.system_instructions")
         return [message for message in parts if message["content"]]
     return system_message(value, reader)
 
 
-def _whole_event(events: tuple[SpanEvent, ...], name: str, key: str) -> Any:
+def _messages_event(events: tuple[SpanEvent, ...], name: str, key: str) -> Any:
+    """Returns the messages in the first event with this name; None if there is none."""
     for event in events:
         if event.name == name:
             return parse_if_json(event.fields.get(key))
@@ -170,10 +172,10 @@ def _event_message(event: SpanEvent) -> Row:
 def _replies(
     attributes: Row, events: tuple[SpanEvent, ...], reader: MessageReader, num_endings: int
 ) -> Iterator[_Reply]:
-    """Yields the replies of a call; output messages with one finish reason form one reply."""
+    """Yields the replies of a call; output messages that share a finish reason form one reply."""
     given = _messages_in(attributes, "gen_ai.output.messages")
     if given is None:
-        given = _whole_event(events, "gen_ai.content.completion", "gen_ai.completion")
+        given = _messages_event(events, "gen_ai.content.completion", "gen_ai.completion")
     if given is None:
         given = nested(attributes, "gen_ai.completion")
     if given is None:
@@ -280,7 +282,7 @@ def _first(attributes: Row, *names: str) -> Any:
 
 
 def _is_of_openrouter(span: Span) -> bool:
-    """Returns whether a span comes from OpenRouter's broadcast."""
+    """Returns whether a span was sent by OpenRouter's broadcast feature."""
     names = (span.resource.get("service.name"), span.attributes.get("trace.name"))
     return "openrouter" in names or any(
         name.startswith(_OPENROUTER_MARK) for name in span.attributes
@@ -288,7 +290,7 @@ def _is_of_openrouter(span: Span) -> bool:
 
 
 def _is_openrouter_call(span: Span) -> bool:
-    """Returns whether a span is the call itself, not an attempt at one provider."""
+    """Returns whether a span is a whole call, not one attempt at a provider."""
     return span.name == _OPENROUTER_CALL or "gen_ai.prompt" in span.attributes
 
 
@@ -299,7 +301,7 @@ def _read_openrouter_call(span: Span) -> Iterator[ApiCall]:
     reply = parse_if_json(attributes.get("gen_ai.completion", attributes.get("span.output")))
     given = request if isinstance(request, list) else as_row(request).get("messages")
     if not given:
-        detail = "turn off privacy mode for the destination, so that contents are sent to it"
+        detail = "disable privacy mode of this destination in OpenRouter, so that it gets contents"
         raise UnreadableRowError(NO_CONTENTS, detail)
     reader = MessageReader()
     messages = read_messages(given, reader)
@@ -314,14 +316,14 @@ def _read_openrouter_call(span: Span) -> Iterator[ApiCall]:
     request_body = as_row(fields.get("rawRequest")) or as_row(request)
     ending = finish_reason_of(attributes.get("gen_ai.response.finish_reason"))
     costs = (decimal_number(attributes.get(name)) for name in _OPENROUTER_COSTS)
-    named = call_fields(attributes)
-    named["tools"] = named["tools"] or tool_schemas(request_body.get("tools"))
+    call_values = call_fields(attributes)
+    call_values["tools"] = call_values["tools"] or tool_schemas(request_body.get("tools"))
     yield span_call(
         [*messages, *(reader.turn(answer) if has_reply else ())],
         cost_usd=next((cost for cost in costs if cost is not None), None),
         finish_reason=ending,
         dropped=tuple(reader.dropped),
-        **named,
+        **call_values,
     )
 
 

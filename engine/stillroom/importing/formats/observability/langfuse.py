@@ -84,7 +84,7 @@ class _Item:
 
 @dataclass(slots=True)
 class _Traces:
-    """The sessions of traces, and the traces with generations."""
+    """The session of each trace, and the traces that have generations."""
 
     sessions: dict[str, str] = field(default_factory=dict[str, str])
     with_generations: set[str] = field(default_factory=set[str])
@@ -97,9 +97,10 @@ def _value(row: Row, camel: str, *others: str) -> Any:
 
 
 def _kind(row: Row) -> str:
+    """Returns `_Item.kind` for a row."""
     has_trace = _value(row, "traceId") is not None
-    is_judged = has_trace or any(_value(row, f"{name}Id") for name in ("observation", "session"))
-    if "name" in row and "value" in row and is_judged:
+    has_target = has_trace or any(_value(row, f"{name}Id") for name in ("observation", "session"))
+    if "name" in row and "value" in row and has_target:
         return "score"
     has_type = text_of(row.get("type")) in _OBSERVATION_TYPES
     if has_trace and (has_type or ("input" in row and _value(row, "startTime") is not None)):
@@ -111,7 +112,7 @@ def _kind(row: Row) -> str:
 
 
 def _items(row: Row, location: Location) -> Iterator[_Item]:
-    """Yields the items of a row: itself, the rows of an API response, or those of a trace."""
+    """Yields the items of a row: the row itself, and the items nested in a response or a trace."""
     listed = as_list(row.get("data")) if "id" not in row else []
     if not listed and isinstance(row.get("traces"), list) and "name" not in row:
         listed = as_list(row["traces"])
@@ -206,7 +207,7 @@ def _feedback(item: _Item) -> Feedback | RejectedRow:
 
 
 def _scores_of(item: _Item) -> Iterator[Feedback]:
-    """Yields the feedback in a trace's row of a table, which has values by score name."""
+    """Yields the feedback in a trace's `scores`, which a table has as values by score name."""
     for name, values in as_row(parse_if_json(item.data.get("scores"))).items():
         for number, value in enumerate(as_list(values) or [values]):
             score = decimal_number(value)
@@ -219,7 +220,7 @@ def _scores_of(item: _Item) -> Iterator[Feedback]:
 def _calls(item: _Item, trace: str, session: str | None) -> Iterator[LoggedConversation]:
     row, reader = item.data, MessageReader()
     given = row.get("input")
-    _note_losses(row, reader)
+    _note_dropped(row, reader)
     failed = str(row.get("level")).upper() == "ERROR"
     error = (text_of(_value(row, "statusMessage")) or "unknown") if failed else None
     calls = free_calls(given, row.get("output"), reader, error=error)
@@ -247,7 +248,8 @@ def _calls(item: _Item, trace: str, session: str | None) -> Iterator[LoggedConve
     )
 
 
-def _note_losses(row: Row, reader: MessageReader) -> None:
+def _note_dropped(row: Row, reader: MessageReader) -> None:
+    """Records images and truncated contents of a row as dropped."""
     texts = [str(row.get(name)) for name in ("input", "output")]
     if any(_MEDIA in text for text in texts):
         reader.drop(IMAGES_DROPPED)
@@ -259,10 +261,10 @@ def _tools(row: Row, given: Any) -> list[Row] | None:
     tools = free_tools(given)
     if tools is not None:
         return tools
-    listed = parse_if_json(_value(row, "toolDefinitions"))
-    named = as_row(listed)
-    found = [as_row(parse_if_json(tool)) | {"name": name} for name, tool in named.items()]
-    return tool_schemas(found or as_list(listed))
+    definitions = parse_if_json(_value(row, "toolDefinitions"))
+    by_name = as_row(definitions)
+    listed = [as_row(parse_if_json(tool)) | {"name": name} for name, tool in by_name.items()]
+    return tool_schemas(listed or as_list(definitions))
 
 
 def _usage(row: Row) -> Usage | None:
@@ -270,12 +272,12 @@ def _usage(row: Row) -> Usage | None:
     details = as_row(parse_if_json(_value(row, "usageDetails")))
     prompt = [v for name, v in details.items() if "input" in name or name == "prompt"]
     completion = [v for name, v in details.items() if "output" in name or name == "completion"]
-    numbers = [[decimal_number(value) or 0 for value in side] for side in (prompt, completion)]
+    numbers = [[decimal_number(value) or 0 for value in counts] for counts in (prompt, completion)]
     if any(numbers):
         return Usage(prompt_tokens=int(sum(numbers[0])), completion_tokens=int(sum(numbers[1])))
     usage = as_row(parse_if_json(row.get("usage"))) | details
-    plain = {"prompt_tokens": usage.get("input"), "completion_tokens": usage.get("output")}
-    return usage_of(usage) or usage_of(plain) or usage_of(row)
+    renamed = {"prompt_tokens": usage.get("input"), "completion_tokens": usage.get("output")}
+    return usage_of(usage) or usage_of(renamed) or usage_of(row)
 
 
 def _cost(row: Row) -> float | None:

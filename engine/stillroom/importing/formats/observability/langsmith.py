@@ -92,7 +92,7 @@ def _feedback(item: JsonRow) -> Feedback | RejectedRow:
 
 
 def _scores(row: Row) -> dict[str, float]:
-    """Returns the averages of a run's feedback by key."""
+    """Returns the average of each of a run's feedback scores."""
     stats = as_row(parse_if_json(row.get("feedback_stats")))
     numbers = {name: decimal_number(as_row(value).get("avg")) for name, value in stats.items()}
     return {name: number for name, number in numbers.items() if number is not None}
@@ -111,9 +111,9 @@ def _ancestors(row: Row) -> tuple[str, ...]:
     """Returns the ids of a run's trace and of all its ancestor runs."""
     order = text_of(row.get("dotted_order")) or ""
     ids = (step.partition("Z")[2] for step in order.split(".")[:-1])
-    known = (row.get("trace_id"), *ids, row.get("parent_run_id"))
+    candidates = (row.get("trace_id"), *ids, row.get("parent_run_id"))
     own = row.get("id")
-    return tuple(dict.fromkeys(i for i in known if isinstance(i, str) and i and i != own))
+    return tuple(dict.fromkeys(i for i in candidates if isinstance(i, str) and i and i != own))
 
 
 def _calls(item: JsonRow, threads: dict[str, str]) -> Iterator[LoggedConversation]:
@@ -129,7 +129,7 @@ def _calls(item: JsonRow, threads: dict[str, str]) -> Iterator[LoggedConversatio
         "id": own,
         "feedback_ids": _ancestors(row),
         "model": _model(row, metadata, as_row(output)),
-        # The service's counts, if the SDK sent none.
+        # If the SDK sent no usage, the counts of LangSmith.
         "usage": usage_of(usage) or usage_of(row),
         "cost_usd": decimal_number(row.get("total_cost")),
         "started_at": iso_time(row.get("start_time")),
@@ -156,7 +156,7 @@ def _tools(row: Row, input_value: Any) -> list[Row] | None:
 
 
 def _model(row: Row, metadata: Row, output: Row) -> str | None:
-    """Returns the model that answered, or else the requested model."""
+    """Returns the model that answered, or else the model that was requested."""
     replied = first_text(output, "model") or first_text(
         as_row(output.get("llm_output")), "model_name", "model"
     )

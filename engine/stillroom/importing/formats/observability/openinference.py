@@ -37,9 +37,9 @@ def _is_model_call(span: Span) -> bool:
 def _read_call(span: Span) -> Iterator[ApiCall]:
     """Yields the call of a span.
 
-    Most instrumentations record the bodies of the request and the response next to the attributes.
-    These have the reasoning and the finish reason, which the attributes lack. Raises
-    UnreadableRowError if the span has no messages.
+    Most instrumentations also record the bodies of the request and the response, which have the
+    reasoning and the finish reason that the attributes lack. Raises UnreadableRowError if the span
+    has no messages.
     """
     attributes = span.attributes
     reader = MessageReader()
@@ -97,10 +97,10 @@ def _to_chat_message(message: Row) -> Row:
     if name := text_of(message.get("function_call_name")):
         arguments = message.get("function_call_arguments_json")
         calls.append({"function": {"name": name, "arguments": arguments}})
-    ours: Row = {"role": message.get("role"), "content": message.get("content")}
-    ours |= {"content": [block for block in blocks if block]} if blocks else {}
-    ours |= {"tool_calls": calls} if calls else {}
-    return ours | {key: message[key] for key in ("tool_call_id", "name") if key in message}
+    converted: Row = {"role": message.get("role"), "content": message.get("content")}
+    converted |= {"content": [block for block in blocks if block]} if blocks else {}
+    converted |= {"tool_calls": calls} if calls else {}
+    return converted | {key: message[key] for key in ("tool_call_id", "name") if key in message}
 
 
 def _block(content: Row) -> Row:
@@ -124,7 +124,7 @@ def _call(item: Row) -> Row:
 
 
 def _from_bodies(attributes: Row) -> Any:
-    """Returns the calls in the recorded bodies of a span; None if it lacks one of them."""
+    """Returns the call in a span's recorded bodies; None if a body is missing or unreadable."""
     request, response = (
         parse_if_json(attributes.get("input.value")),
         parse_if_json(attributes.get("output.value")),
@@ -138,13 +138,13 @@ def _from_bodies(attributes: Row) -> Any:
 
 
 def _adds_reasoning(bodies: Any, messages: list[Row], reply: list[Row]) -> bool:
-    """Returns whether the bodies have the same messages, and reasoning that these lack."""
-    whole: list[Row] = bodies.messages
-    read = [*messages, *reply]
-    same = [_without_reasoning(m) for m in whole] == [_without_reasoning(m) for m in read]
-    return same and sum("reasoning_content" in m for m in whole) > sum(
-        "reasoning_content" in m for m in read
-    )
+    """Returns whether the bodies have the same messages as the attributes, and more reasoning."""
+    in_bodies: list[Row] = bodies.messages
+    in_attributes = [*messages, *reply]
+    if list(map(_without_reasoning, in_bodies)) != list(map(_without_reasoning, in_attributes)):
+        return False
+    num_in_bodies = sum("reasoning_content" in message for message in in_bodies)
+    return num_in_bodies > sum("reasoning_content" in message for message in in_attributes)
 
 
 def _without_reasoning(message: Row) -> Any:

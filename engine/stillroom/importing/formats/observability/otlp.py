@@ -42,7 +42,7 @@ class SpanEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocatedEvent(SpanEvent):
-    """A log record that is an event of a span, with its location."""
+    """A log record as an event of its span, with the location of the record."""
 
     location: Location
 
@@ -77,14 +77,16 @@ class LogRecord:
 
 def telemetry_of(row: Row, location: Location) -> Iterator[Span | LogRecord]:
     """Yields the spans and log records in a row."""
-    for group in _both(row, "resourceSpans", "resource_spans"):
+    for group in _list_field(row, "resourceSpans", "resource_spans"):
         resource = attributes_of(as_row(as_row(group).get("resource")))
-        for scope in _both(as_row(group), "scopeSpans", "scope_spans"):
+        for scope in _list_field(as_row(group), "scopeSpans", "scope_spans"):
             for span in as_list(as_row(scope).get("spans")):
                 yield _span(as_row(span), location, resource)
-    for group in _both(row, "resourceLogs", "resource_logs"):
-        for scope in _both(as_row(group), "scopeLogs", "scope_logs"):
-            for number, record in enumerate(_both(as_row(scope), "logRecords", "log_records")):
+    for group in _list_field(row, "resourceLogs", "resource_logs"):
+        for scope in _list_field(as_row(group), "scopeLogs", "scope_logs"):
+            for number, record in enumerate(
+                _list_field(as_row(scope), "logRecords", "log_records")
+            ):
                 yield _log_record(as_row(record), location, number)
 
 
@@ -101,7 +103,7 @@ def attributes_of(value: Row) -> Row:
 
 
 def plain_value(value: Any, levels: int = _MOST_LEVELS) -> Any:
-    """Converts a typed OTLP value to plain JSON; None if it is nested too deeply."""
+    """Converts a typed OTLP value to plain JSON; parts that are nested too deeply become None."""
     fields = as_row(value)
     for name in _VALUES:
         if name in fields:
@@ -142,17 +144,18 @@ def nested(attributes: Row, prefix: str) -> Any:
         if not key.startswith(start):
             continue
         node = tree
-        *way, last = key[len(start) :].split(".", _MOST_LEVELS)
-        for step in way:
-            below = node.get(step)
-            if not isinstance(below, dict):
-                below = node[step] = {}
-            node = cast("Row", below)
+        *parents, last = key[len(start) :].split(".", _MOST_LEVELS)
+        for name in parents:
+            child = node.get(name)
+            if not isinstance(child, dict):
+                child = node[name] = {}
+            node = cast("Row", child)
         node.setdefault(last, value)
     return _as_lists(tree) if tree else None
 
 
 def _as_lists(node: Any) -> Any:
+    """Converts objects with only numeric keys in a tree to lists."""
     if not isinstance(node, dict):
         return node
     fields = {key: _as_lists(value) for key, value in cast("Row", node).items()}
@@ -172,7 +175,8 @@ def flat_attributes(attributes: Row, start: str = "", levels: int = _MOST_LEVELS
     return flat
 
 
-def _both(row: Row, name: str, other: str) -> list[Any]:
+def _list_field(row: Row, name: str, other: str) -> list[Any]:
+    """Returns the list in a field, which may have either of two names; empty if there is none."""
     return as_list(row.get(name, row.get(other)))
 
 
@@ -228,10 +232,11 @@ def _events(span: Row) -> Iterator[SpanEvent]:
 
 
 def _failure(status: Row, span: Row) -> str | None:
+    """Returns the error of a span whose status is an error; None for any other span."""
     if status.get("code") not in (2, "STATUS_CODE_ERROR", "ERROR"):
         return None
-    raised = (attributes_of(as_row(event)) for event in as_list(span.get("events")))
-    texts = (first_text(fields, "exception.message", "exception.type") for fields in raised)
+    exceptions = (attributes_of(as_row(event)) for event in as_list(span.get("events")))
+    texts = (first_text(fields, "exception.message", "exception.type") for fields in exceptions)
     return text_of(status.get("message")) or next((text for text in texts if text), "unknown")
 
 
@@ -240,13 +245,13 @@ def _log_record(record: Row, location: Location, number: int) -> LogRecord:
     body = plain_value(record.get("body"))
     name = first_text(record, "eventName", "event_name") or first_text(fields, "event.name") or ""
     span_id = first_text(record, "spanId", "span_id") or ""
-    own = Location(location.path, location.line, f"{span_id or 'record'}.{number}")
-    more = as_row(parse_if_json(body)) or ({"body": body} if body is not None else {})
+    record_location = Location(location.path, location.line, f"{span_id or 'record'}.{number}")
+    body_fields = as_row(parse_if_json(body)) or ({"body": body} if body is not None else {})
     return LogRecord(
         trace_id=first_text(record, "traceId", "trace_id") or "",
         span_id=span_id,
-        event=SpanEvent(name=name, fields=fields | more),
-        location=own,
+        event=SpanEvent(name=name, fields=fields | body_fields),
+        location=record_location,
     )
 
 
@@ -261,10 +266,10 @@ def evaluation_results(span: Span) -> Iterator[Feedback | RejectedRow]:
 
 
 def evaluation_result_of(record: LogRecord) -> Feedback | RejectedRow:
-    """Returns the evaluation result in a log record, for the span or response that it names."""
-    named = first_text(record.event.fields, "gen_ai.response.id")
+    """Returns the evaluation result in a log record, about the span or response that it names."""
+    response_id = first_text(record.event.fields, "gen_ai.response.id")
     return _evaluation_result(
-        record.event, record.location, record.span_id or named or record.trace_id
+        record.event, record.location, record.span_id or response_id or record.trace_id
     )
 
 
@@ -336,7 +341,7 @@ def _turn(item: Any, reader: MessageReader, index: int) -> list[Row]:
 
 @lru_cache(maxsize=_MOST_REMEMBERED)
 def _cached_turn(data: bytes) -> list[Row] | None:
-    """Converts one message in JSON; None if something in it is lost."""
+    """Converts one message, given as JSON; None if a part of it would be dropped."""
     reader = MessageReader()
     try:
         messages = reader.turn(_with_blocks(msgspec.json.decode(data)))
@@ -346,7 +351,7 @@ def _cached_turn(data: bytes) -> list[Row] | None:
 
 
 def join_turns(messages: list[Row]) -> list[Row]:
-    """Joins the reasoning, text and calls of one turn into one message."""
+    """Joins successive assistant messages that have the parts of one turn into one message."""
     joined: list[Row] = []
     for message in messages:
         last = joined[-1] if joined else {"role": ""}
@@ -362,12 +367,14 @@ def join_turns(messages: list[Row]) -> list[Row]:
 
 
 def _continues(last: Row, message: Row) -> bool:
+    """Returns whether an assistant message belongs to the turn of the one before it."""
     if message.get("reasoning_content"):
         return not last["content"] and "tool_calls" not in last
     return not (message["content"] and last["content"])
 
 
 def _with_blocks(item: Any) -> Any:
+    """Returns a message, with its content parsed if that is the JSON text of blocks."""
     message = as_row(item)
     content = message.get("content")
     if not isinstance(content, str):

@@ -1,7 +1,7 @@
 """Reads spans: OpenTelemetry, OpenInference, OpenRouter's broadcast, Phoenix, tables of spans.
 
-Spans of one trace may be far apart or in several files. So a first pass collects the sessions of
-traces, and the log records with messages, which calls need.
+The spans of a trace may be far apart or in several files. So a first pass collects what calls need
+of other spans and of log records: sessions, and messages.
 
 Source: OTLP JSON; Phoenix's `GET /v1/projects/{project}/spans` and `/span_annotations`, and the
 columns of its client's `get_spans_dataframe()`, such as `context.span_id` and
@@ -81,16 +81,16 @@ TelemetryOf = Callable[[JsonRow], Iterator[Telemetry]]
 
 
 @dataclass(slots=True)
-class _Others:
-    """The data of other spans and of log records that calls need."""
+class _Context:
+    """What calls need of other spans and of log records."""
 
     records: DiskDict[tuple[str, int]]
     """The log records with messages, by span id and number within the span."""
     num_records: dict[str, int] = field(default_factory=dict[str, int])
     sessions: dict[str, str] = field(default_factory=dict[str, str])
-    """The session of each trace that has one."""
+    """The session of each trace, if it has one."""
     conversations: dict[str, str] = field(default_factory=dict[str, str])
-    """The conversation of each trace that has one; `_AMBIGUOUS` if its spans name several."""
+    """The conversation of each trace, if it has one; `_AMBIGUOUS` if its spans name several."""
 
     def group_of(self, span: Span) -> str | None:
         """Returns the session or conversation of a span, or else of its trace."""
@@ -109,18 +109,18 @@ class _Others:
 
 
 def read_spans(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[SourceRow]:
-    """Yields the calls and feedback in files, and a refusal for each span that is not a call.
+    """Yields the calls and feedback in files, and a RejectedRow for each span that is not a call.
 
-    `telemetry_of` yields the telemetry in a row, or a refusal if there is none.
+    `telemetry_of` yields the spans, log records and feedback in a row, or a RejectedRow.
     """
     with DiskDict[tuple[str, int]]() as records:
-        others = _Others(records)
+        context = _Context(records)
         if any(_may_have_context(path) for path in paths):
-            _collect(paths, telemetry_of, others)
+            _collect(paths, telemetry_of, context)
         used: set[str] = set()
         for item in _telemetry(paths, telemetry_of):
             if isinstance(item, Span):
-                yield from _rows_of(item, others, used, paths)
+                yield from _rows_of(item, context, used, paths)
                 yield from evaluation_results(item)
             elif not isinstance(item, LogRecord):
                 yield item
@@ -130,7 +130,7 @@ def read_spans(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[Sou
                 yield RejectedRow(item.location, NO_CALL, "a log record without messages")
         for span_id, number in records:
             if span_id not in used:
-                event = _record(others, (span_id, number), paths)
+                event = _record(context, (span_id, number), paths)
                 yield RejectedRow(event.location, "a message without its span", f"span {span_id!r}")
 
 
@@ -158,16 +158,16 @@ def _telemetry(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[Tel
             yield from telemetry_of(row)
 
 
-def _collect(paths: Sequence[Path], telemetry_of: TelemetryOf, others: _Others) -> None:
-    """Collects the data of other spans and of log records that calls need."""
+def _collect(paths: Sequence[Path], telemetry_of: TelemetryOf, context: _Context) -> None:
+    """Collects what calls need of other spans and of log records."""
     for item in _telemetry(paths, telemetry_of):
         if isinstance(item, Span):
-            others.add_span(item)
+            context.add_span(item)
         elif isinstance(item, LogRecord) and _has_messages(item):
-            number = others.num_records.get(item.span_id, 0)
-            others.num_records[item.span_id] = number + 1
+            number = context.num_records.get(item.span_id, 0)
+            context.num_records[item.span_id] = number + 1
             location = [paths.index(item.location.path), item.location.line, item.location.part]
-            others.records.add(
+            context.records.add(
                 (item.span_id, number), [item.event.name, item.event.fields, location]
             )
 
@@ -181,21 +181,21 @@ def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
     return read_spans(paths, _otlp_of)
 
 
-def _record(others: _Others, key: tuple[str, int], paths: Sequence[Path]) -> LocatedEvent:
-    name, fields, (number, line, part) = others.records.get(key)
+def _record(context: _Context, key: tuple[str, int], paths: Sequence[Path]) -> LocatedEvent:
+    name, fields, (number, line, part) = context.records.get(key)
     return LocatedEvent(name=name, fields=fields, location=Location(paths[number], line, part))
 
 
 def _rows_of(
-    span: Span, others: _Others, used: set[str], paths: Sequence[Path]
+    span: Span, context: _Context, used: set[str], paths: Sequence[Path]
 ) -> Iterator[SourceRow]:
-    """Yields the calls of a span, or refusals of the span and its log records."""
+    """Yields the calls of a span, or the span and its log records as rejected rows."""
     convention = next(each for each in _CONVENTIONS if each.is_followed(span))
     if not convention.is_model_call(span):
         yield RejectedRow(span.location, NO_CALL, span.name)
         return
-    num_records = 0 if span.id in used else others.num_records.get(span.id, 0)
-    records = [_record(others, (span.id, number), paths) for number in range(num_records)]
+    num_records = 0 if span.id in used else context.num_records.get(span.id, 0)
+    records = [_record(context, (span.id, number), paths) for number in range(num_records)]
     used.update([span.id] if records else [])
     locations = tuple(record.location for record in records)
     span = replace(span, events=(*span.events, *records))
@@ -208,7 +208,7 @@ def _rows_of(
         return
     feedback_ids = (span.trace_id, first_text(span.attributes, _RESPONSE))
     named: Row = {
-        "group": others.group_of(span),
+        "group": context.group_of(span),
         "id": span.id or None,
         "feedback_ids": tuple(name for name in feedback_ids if name),
         "started_at": iso_time(span.begin),
@@ -221,7 +221,7 @@ def _rows_of(
 
 
 def _add_failure(call: ApiCall, span: Span) -> ApiCall:
-    """Adds the span's error to a call without a reply."""
+    """Adds the span's error to a call without a reply. Raises UnreadableRowError if it has none."""
     if call.messages[-1]["role"] == "assistant":
         return call
     if not span.error:
@@ -306,9 +306,9 @@ def _phoenix_telemetry(whole: JsonRow) -> Iterator[Span | Feedback | RejectedRow
             continue
         kind = {KIND: span["span_kind"]} if "span_kind" in span else {}
         yield plain_span(span | {"attributes": kind | as_row(span["attributes"])}, location)
-        for judgement in as_list(span.get("annotations")):
+        for annotation in as_list(span.get("annotations")):
             span_id = as_row(span["context"]).get("span_id")
-            yield _annotation({"span_id": span_id} | as_row(judgement), location)
+            yield _annotation({"span_id": span_id} | as_row(annotation), location)
 
 
 def _from_columns(row: Row) -> Row:
@@ -337,7 +337,7 @@ def _annotation(row: Row, location: Location) -> Feedback | RejectedRow:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The names of a table's columns."""
+    """The names of the columns in a table of spans."""
 
     trace_id: str
     span_id: str
@@ -389,13 +389,13 @@ def _table_telemetry(whole: JsonRow) -> Iterator[Span | RejectedRow]:
     for row in listed_rows(whole, "rows", "data"):
         columns = _columns_of(row.data)
         if columns is None:
-            yield RejectedRow(row.location, "no span")
+            yield RejectedRow(row.location, "not a span")
         else:
             yield _span_of_table(row, columns)
 
 
-def _span_of_table(placed: JsonRow, columns: _Columns) -> Span:
-    row = placed.data
+def _span_of_table(table_row: JsonRow, columns: _Columns) -> Span:
+    row = table_row.data
     begin = iso_seconds(row.get(columns.begin))
     end = None if columns.end is None else iso_seconds(row.get(columns.end))
     if columns.nanoseconds is not None and begin is not None:
@@ -403,7 +403,7 @@ def _span_of_table(placed: JsonRow, columns: _Columns) -> Span:
         end = None if duration is None else begin + duration / 1e9
     is_failed = str(row.get(columns.status)).upper().endswith("ERROR")
     return Span(
-        location=placed.location,
+        location=table_row.location,
         trace_id=first_text(row, columns.trace_id) or "",
         id=first_text(row, columns.span_id) or "",
         name=first_text(row, columns.name) or "",

@@ -64,13 +64,13 @@ def _with_sub_agents(
         yield _conversation(data, run, location, own_id, parent)
     except UnreadableRowError as error:
         yield RejectedRow(location, error.reason, error.detail)
-    inner_ones = as_list(data.get("subagent_trajectories"))
-    if inner_ones and depth == _MOST_NESTED:
+    sub_agents = as_list(data.get("subagent_trajectories"))
+    if sub_agents and depth == _MOST_NESTED:
         yield RejectedRow(
             location, "sub-agents are nested too deeply", "move them to separate files"
         )
         return
-    for inner in inner_ones:
+    for inner in sub_agents:
         yield from _with_sub_agents(as_row(inner), run, parent=own_id, depth=depth + 1)
 
 
@@ -80,12 +80,12 @@ def _conversation(
     reader, agent = MessageReader(), as_row(data.get("agent"))
     steps = [as_row(step) for step in as_list(data.get("steps"))]
     messages = [message for step in steps for message in _step_messages(step, reader)]
-    replies = [step for step in steps if step.get("source") == "agent" and not _is_given(step)]
+    replies = [step for step in steps if step.get("source") == "agent" and not _is_context(step)]
     if not replies:
         raise UnreadableRowError(NO_REPLY, "no step was written by the agent's model")
     metrics = [as_row(step.get("metrics")) for step in replies if step.get("metrics")]
     models = [first_text(step, "model_name") for step in replies]
-    usages = [usage for each in metrics if (usage := usage_of(each)) is not None]
+    usages = [usage for counts in metrics if (usage := usage_of(counts)) is not None]
     is_root = parent is None
     return LoggedConversation(
         location=location,
@@ -97,10 +97,10 @@ def _conversation(
         parent=parent,
         model=next(filter(None, reversed(models)), None) or first_text(agent, "model_name"),
         usage=sum(usages, Usage()) if usages else None,
-        cost_usd=total_usd(as_number(each.get("cost_usd")) for each in metrics)
+        cost_usd=total_usd(as_number(counts.get("cost_usd")) for counts in metrics)
         if metrics
         else None,
-        started_at=next((at for step in steps if (at := first_text(step, "timestamp"))), None),
+        started_at=next(filter(None, (first_text(step, "timestamp") for step in steps)), None),
         scores=run.rewards if is_root else {},
         dropped=tuple(reader.dropped),
         metadata=without_empty(
@@ -112,7 +112,7 @@ def _conversation(
     )
 
 
-def _is_given(step: Row) -> bool:
+def _is_context(step: Row) -> bool:
     """Returns whether an agent step was not written by the model in this trajectory."""
     is_dispatched = step.get("llm_call_count") == 0
     is_copied = step.get("is_copied_context") is True
@@ -124,7 +124,7 @@ def _step_messages(step: Row, reader: MessageReader) -> Iterator[Row]:
     role = _ROLES.get(str(step.get("source")))
     if role is None:
         detail = f"step {step.get('step_id')!r} is from {step.get('source')!r}"
-        raise UnreadableRowError("a step is from an unknown source", detail)
+        raise UnreadableRowError("a step has an unknown source", detail)
     message: Row = {"role": role, "content": reader.text(step.get("message"))}
     calls = [as_row(call) for call in as_list(step.get("tool_calls"))]
     if role == "assistant":
@@ -132,7 +132,7 @@ def _step_messages(step: Row, reader: MessageReader) -> Iterator[Row]:
             message["reasoning_content"] = reasoning
         if calls:
             message["tool_calls"] = [_call(call) for call in calls]
-        if _is_given(step):
+        if _is_context(step):
             message["weight"] = 0
     yield message
     call_ids = [first_text(call, "tool_call_id") for call in calls]

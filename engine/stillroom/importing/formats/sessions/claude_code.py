@@ -26,10 +26,9 @@ _NOTES = {
 def read_sessions(paths: Sequence[Path]) -> Iterator[SourceRow]:
     """Yields the conversations of session files, with one file in memory at a time.
 
-    Each session has its main conversation, abandoned branches, one conversation after each
-    compaction, and those of sub-agents. Unreadable lines and branches without a reply are refused.
-    Turns that a session copies from another one (a fork) or continues (a forked sub-agent) are
-    context there.
+    A session has its main conversation, abandoned branches, one conversation after each compaction,
+    and those of sub-agents. Unreadable lines and branches without a reply are rejected. Turns that
+    a fork copies from another session, or that a forked sub-agent continues, are context there.
     """
     known: dict[str, str] = {}
     sessions = _Sessions(paths)
@@ -49,7 +48,7 @@ def read_sessions(paths: Sequence[Path]) -> Iterator[SourceRow]:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """The data in the first lines of a session file."""
+    """What the first lines of a session file tell about it."""
 
     session: str | None = None
     """The id of the session; None for a sub-agent's file."""
@@ -59,7 +58,7 @@ class _Head:
 
 
 class _Sessions:
-    """The sessions of an import, with their fork relations."""
+    """The session files of an import, and which sessions were forked from which."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._heads = {path: _head_of(path) for path in paths}
@@ -73,11 +72,11 @@ class _Sessions:
         self._last: tuple[str, MessageTree] | None = None
 
     def in_order(self) -> list[Path]:
-        """Returns the files, with each fork after its origin."""
+        """Returns the files, each fork after the session from which it was forked."""
         return sorted(self._heads, key=self._depth)
 
     def tree_of(self, session: str) -> MessageTree | None:
-        """Returns the messages of a session, caching the last one; None if its file is missing."""
+        """Returns a session's messages; None if its file is missing. Caches the last session."""
         if self._last is not None and self._last[0] == session:
             return self._last[1]
         if (path := self._files.get(session)) is None:
@@ -90,22 +89,23 @@ class _Sessions:
         return tree
 
     def _depth(self, path: Path) -> int:
+        """Returns how many known forks lead to a file's session."""
         head = self._heads[path]
-        line = [] if head.session is None else forked_from(head.session, self._origins)
-        return len(line) - 1 if len(line) > 1 else int(head.is_copy)
+        chain = [] if head.session is None else forked_from(head.session, self._origins)
+        return len(chain) - 1 if len(chain) > 1 else int(head.is_copy)
 
 
 def _head_of(path: Path) -> _Head:
-    first = ""
+    first_timestamp = ""
     for row in islice(read_json_rows(path), _HEAD):
         line: Row = row.data if isinstance(row, JsonRow) else {}
-        at = first_text(line, "timestamp")
-        first = first or at or ""
+        timestamp = first_text(line, "timestamp")
+        first_timestamp = first_timestamp or timestamp or ""
         if line.get("isSidechain") is True:
             return _Head()
         if "uuid" in line and "sessionId" in line:
             forked_from = first_text(as_row(line.get("forkedFrom")), "sessionId")
-            is_copy = at is not None and at < first
+            is_copy = timestamp is not None and timestamp < first_timestamp
             return _Head(first_text(line, "sessionId"), forked_from, is_copy)
     return _Head()
 
@@ -116,7 +116,7 @@ def _add_line(tree: MessageTree, row: JsonRow) -> None:
     if uuid is None or tree.has(uuid):
         return
     message, kind = as_row(line.get("message")), line.get("type")
-    tree.note_session(
+    tree.set_session(
         first_text(line, "sessionId"),
         agent=first_text(line, "agentId"),
         is_side=line.get("isSidechain") is True,
@@ -127,11 +127,11 @@ def _add_line(tree: MessageTree, row: JsonRow) -> None:
         uuid=uuid,
         parent=text_of(line.get("parentUuid")),
         is_side=line.get("isSidechain") is True,
-        at=first_text(line, "timestamp"),
+        timestamp=first_text(line, "timestamp"),
         origin=first_text(as_row(line.get("forkedFrom")), "messageUuid"),
     )
     if kind == "assistant" and line.get("isApiErrorMessage"):
-        tree.add_failure(turn, tree.text(message.get("content")))
+        tree.add_api_error(turn, tree.text(message.get("content")))
     elif kind == "assistant":
         tree.add_reply(turn, message)
     elif kind == "user":
@@ -179,13 +179,13 @@ CLAUDE_CODE = TraceFormat(
 
 _NO_PROMPT = "the output lacks the user's messages"
 _HINT = (
-    "import the session's file in ~/.claude/projects instead, or print with --input-format "
-    "stream-json --replay-user-messages"
+    "import the session's file in ~/.claude/projects instead, or run `claude` with "
+    "--input-format stream-json --replay-user-messages"
 )
 
 
 class _PrintedSession:
-    """The messages of one printed session, with each thread in order."""
+    """The messages of one printed session, whose threads are interleaved."""
 
     def __init__(self) -> None:
         self.tree = MessageTree("claude_code")
@@ -199,7 +199,7 @@ class _PrintedSession:
         if uuid is None or self.tree.has(uuid) or kind not in ("user", "assistant"):
             return
         thread = text_of(line.get("parent_tool_use_id"))
-        self.tree.note_session(
+        self.tree.set_session(
             first_text(line, "session_id"), agent=None, is_side=False, version=None
         )
         turn = Turn(
@@ -207,7 +207,7 @@ class _PrintedSession:
             uuid=uuid,
             parent=self._last.get(thread),
             is_side=thread is not None,
-            at=first_text(line, "timestamp"),
+            timestamp=first_text(line, "timestamp"),
         )
         self._last[thread] = uuid
         message = as_row(line.get("message"))
@@ -220,7 +220,7 @@ class _PrintedSession:
 def read_outputs(paths: Sequence[Path]) -> Iterator[SourceRow]:
     """Yields the conversations of printed sessions, with one file in memory at a time.
 
-    A conversation is refused if the user's messages were not printed, which is the default.
+    A conversation is rejected if the user's messages were not printed, which is the default.
     """
     for path in paths:
         sessions: dict[str | None, _PrintedSession] = {}
@@ -232,10 +232,10 @@ def read_outputs(paths: Sequence[Path]) -> Iterator[SourceRow]:
                 sessions.setdefault(name, _PrintedSession()).add(row)
         for session in sessions.values():
             for item in session.tree.conversations():
-                yield _refuse_without_prompt(item)
+                yield _reject_without_prompt(item)
 
 
-def _refuse_without_prompt(item: SourceRow) -> SourceRow:
+def _reject_without_prompt(item: SourceRow) -> SourceRow:
     if not isinstance(item, LoggedConversation):
         return item
     if item.messages[0]["role"] == "assistant":

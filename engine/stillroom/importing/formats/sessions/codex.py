@@ -55,27 +55,28 @@ _HEAD = 20
 
 
 class ThreadForks:
-    """The fork relations between the threads of an import.
+    """Which threads of an import were forked from which.
 
-    Items that several files of a family have belong to the first file that is read.
+    A thread's family are the threads that were forked from it, or from which it was. An item that
+    several files of a family have belongs to the first file that is read.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._files: dict[str, Path] = {}
         self._origins: dict[str, str] = {}
         self._threads: dict[Path, str] = {}
-        self._twice: set[str] = set()
+        self._in_several_files: set[str] = set()
         for path in paths:
             meta = _first_meta(path)
             if thread := first_text(meta, "id", "session_id"):
                 self._threads[path] = thread
                 longest = self._files.setdefault(thread, path)
                 if longest != path:
-                    self._twice.add(thread)
+                    self._in_several_files.add(thread)
                     self._files[thread] = max(longest, path, key=_size)
                 if origin := origin_of(meta):
                     self._origins.setdefault(thread, origin)
-        self._related = {*self._origins, *self._origins.values(), *self._twice}
+        self._related = {*self._origins, *self._origins.values(), *self._in_several_files}
         self._owners: dict[int, str] = {}
 
     def in_order(self, paths: Iterable[Path]) -> list[Path]:
@@ -95,16 +96,16 @@ class ThreadForks:
 
     def has_several_files(self, thread: str | None) -> bool:
         """Returns whether a thread has several files, e.g. archived and continued."""
-        return thread in self._twice
+        return thread in self._in_several_files
 
     def family_of(self, thread: str | None) -> str | None:
-        """Returns the id of the root of a thread's forks; None if it has no forks."""
+        """Returns the id of the first thread in a thread's family; None if it has no family."""
         if thread is None or thread not in self._related:
             return None
         return forked_from(thread, self._origins)[-1]
 
     def owner_of(self, family: str, item: Row) -> str | None:
-        """Returns the conversation that an item belongs to; None if it is new."""
+        """Returns the id of the conversation that an item belongs to; None if the item is new."""
         return self._owners.get(_key(family, item) or 0)
 
     def assign(self, family: str, item: Row, conversation: str) -> None:
@@ -113,7 +114,7 @@ class ThreadForks:
             self._owners.setdefault(key, conversation)
 
 
-def is_message(item: Row) -> bool:
+def is_comparable(item: Row) -> bool:
     """Returns whether copies of an item can be recognised in other files."""
     return _key("", item) is not None
 
@@ -137,7 +138,7 @@ def _first_meta(path: Path) -> Row:
 
 
 def _key(family: str, item: Row) -> int | None:
-    """Returns a hash that all copies of an item share: of a call's id, or of a message's text."""
+    """Returns a hash that all copies of an item share: of its call id, or of its role and text."""
     call, role = item.get("call_id"), item.get("role")
     if isinstance(call, str):
         return hash((family, item.get("type"), call))
@@ -156,10 +157,10 @@ class _Segment:
     items: list[Row] = field(default_factory=list[Row])
     turns: list[int] = field(default_factory=list[int])
     """The index of the first item of each user turn."""
-    num_given: int = 0
+    num_context: int = 0
     """The number of items that an earlier conversation already has, or that summarise it."""
     usage: Usage | None = None
-    at: str | None = None
+    started_at: str | None = None
     dropped: tuple[str, ...] = ()
 
 
@@ -178,7 +179,7 @@ class _Thread:
         self.num_conversations = 0
         self._family: str | None = None
         self._total: Usage | None = Usage()
-        """The last known usage totals."""
+        """The last known total usage; None if the earlier usage is unknown."""
 
     def begin(self, meta: Row) -> None:
         """Starts the thread with the metadata at the beginning of its file."""
@@ -187,26 +188,26 @@ class _Thread:
         self._family = None if self.is_context else self.forks.family_of(self.id)
 
     def continue_from(self, other: "_Thread | None") -> None:
-        """Starts with all items of another thread; None if that is not in the import."""
+        """Starts with all items of another thread; `other` is None if it is not in the import."""
         if other is None:
             self.segment.dropped, self._total = (HISTORY_DROPPED,), None
             return
-        before = other.segment
-        self.segment.items, self.segment.turns = before.items, before.turns
-        self.segment.num_given, self.segment.dropped = len(before.items), before.dropped
-        self.segment.parent = other._id_of(before)
+        previous = other.segment
+        self.segment.items, self.segment.turns = previous.items, previous.turns
+        self.segment.num_context, self.segment.dropped = len(previous.items), previous.dropped
+        self.segment.parent = other._id_of(previous)
         self.model, self._total = other.model, other._total
 
     def add(self, item: Row) -> None:
         """Adds an item; a copy of another conversation's item is context here."""
         segment = self.segment
         segment.items.append(item)
-        if self._family is None or not is_message(item):
+        if self._family is None or not is_comparable(item):
             return
         owner = self.forks.owner_of(self._family, item) if self.is_copy else None
         self.is_copy = owner is not None
         if owner is not None:
-            segment.num_given = len(segment.items)
+            segment.num_context = len(segment.items)
             segment.parent = segment.parent if segment.number else owner
         else:
             self.forks.assign(self._family, item, self._id_of(segment) or "")
@@ -239,9 +240,9 @@ class _Thread:
         """Starts a conversation that continues the previous one."""
         before = self.segment
         self.segment = _Segment(location, before.number, before.parent, items)
-        if len(before.items) > before.num_given:
+        if len(before.items) > before.num_context:
             self.segment.number, self.segment.parent = before.number + 1, self._id_of(before)
-        self.segment.num_given = len(items)
+        self.segment.num_context = len(items)
         self.segment.dropped = dropped
 
     def _id_of(self, segment: _Segment) -> str | None:
@@ -250,10 +251,10 @@ class _Thread:
     def conversation(self) -> SourceRow:
         """Returns the current conversation. Raises UnreadableRowError if it has no reply."""
         segment, reader = self.segment, MessageReader()
-        if not any(_is_reply(item) for item in segment.items[segment.num_given :]):
-            raise UnreadableRowError(NO_REPLY, "it was interrupted, or continued elsewhere")
-        given = input_messages(segment.items[: segment.num_given], reader)
-        messages = input_messages(segment.items[segment.num_given :], reader)
+        if not any(_is_reply(item) for item in segment.items[segment.num_context :]):
+            raise UnreadableRowError(NO_REPLY, "it was interrupted, or continued in another file")
+        context = input_messages(segment.items[: segment.num_context], reader)
+        messages = input_messages(segment.items[segment.num_context :], reader)
         base = self.meta.get("base_instructions")
         system = first_text(as_row(base), "text")
         source = as_row(as_row(as_row(self.meta.get("source")).get("subagent")).get("thread_spawn"))
@@ -262,7 +263,7 @@ class _Thread:
             location=segment.location,
             messages=[
                 *([{"role": "system", "content": system}] if system else []),
-                *map(as_context, given),
+                *map(as_context, context),
                 *messages,
             ],
             is_call=False,
@@ -272,7 +273,7 @@ class _Thread:
             provider=first_text(self.meta, "model_provider"),
             model=self.model,
             usage=segment.usage,
-            started_at=segment.at or first_text(self.meta, "timestamp"),
+            started_at=segment.started_at or first_text(self.meta, "timestamp"),
             dropped=tuple(dict.fromkeys((*segment.dropped, *reader.dropped))),
             metadata=without_empty(
                 agent="codex", agent_version=text_of(self.meta.get("cli_version"))
@@ -307,7 +308,7 @@ def read_threads(paths: Sequence[Path]) -> Iterator[SourceRow]:
 
 def _end_segment(thread: _Thread) -> Iterator[SourceRow]:
     """Yields the current conversation, unless it has no new items."""
-    if len(thread.segment.items) > thread.segment.num_given and not thread.is_context:
+    if len(thread.segment.items) > thread.segment.num_context and not thread.is_context:
         thread.num_conversations += 1
         try:
             yield thread.conversation()
@@ -318,7 +319,7 @@ def _end_segment(thread: _Thread) -> Iterator[SourceRow]:
 def _begin(thread: _Thread, meta: Row, names: frozenset[str]) -> None:
     """Starts a thread, with the items of the thread that it continues, if any.
 
-    `names` has the threads that continue this one.
+    `names` are the threads that continue this one, directly or not, to detect cycles.
     """
     thread.begin(meta)
     base = as_row(meta.get("history_base"))
@@ -368,8 +369,8 @@ def _add_row(
             _add_item(thread, row.data)
         case _:
             pass
-    if segment is thread.segment and segment.at is None:
-        segment.at = first_text(row.data, "timestamp")
+    if segment is thread.segment and segment.started_at is None:
+        segment.started_at = first_text(row.data, "timestamp")
 
 
 def _drop_summary(items: list[Row], message: str) -> None:
@@ -387,7 +388,7 @@ def _add_item(thread: _Thread, item: Row) -> None:
 
 
 def _sent_item(value: object) -> Row | None:
-    """Converts an item to the API's format; None if it is never sent to the model."""
+    """Converts an item to the Responses API's format; None if it is never sent to the model."""
     item = {key: _without_images(part) for key, part in as_row(value).items()}
     match item.get("type"):
         case "local_shell_call":
@@ -412,7 +413,7 @@ def _sent_item(value: object) -> Row | None:
 
 
 def _without_images(content: Any) -> Any:
-    """Returns a content with empty images, so that a thread's images do not stay in memory."""
+    """Returns a content without the data of images, so that these do not stay in memory."""
     if not isinstance(content, list):
         return content
     parts = as_list(content)
@@ -457,7 +458,7 @@ def _is_exec_output(path: Path, head: bytes) -> bool:
     )
 
 
-def _refuse_exec_output(paths: Sequence[Path]) -> Iterator[SourceRow]:
+def _reject_exec_output(paths: Sequence[Path]) -> Iterator[SourceRow]:
     detail = "import the thread's rollout-*.jsonl in ~/.codex/sessions instead"
     return (RejectedRow(Location(path, 1), _NO_PROMPT, detail) for path in paths)
 
@@ -472,5 +473,5 @@ CODEX_EXEC = TraceFormat(
     name="codex_exec",
     title="Output of `codex exec --json` (refused: it lacks the prompts)",
     is_recognised=_is_exec_output,
-    read=_refuse_exec_output,
+    read=_reject_exec_output,
 )

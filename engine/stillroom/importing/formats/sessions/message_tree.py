@@ -1,4 +1,4 @@
-"""Finds conversations, branches and compactions in messages that each link to their parent."""
+"""Finds conversations, branches and compactions in messages that link to their parents."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from stillroom.types import Usage
 
 CONTEXT_DROPPED = "system prompt and reminders that the agent adds are not in its file"
 HISTORY_DROPPED = "earlier messages are not in the file"
-NO_REPLY = "holds no reply of the model"
+NO_REPLY = "no reply of the model"
 COPIED = "copied from another session"
 SYNTHETIC = "<synthetic>"
 """The model name of replies that the agent itself adds to the conversation."""
@@ -27,16 +27,16 @@ SYNTHETIC = "<synthetic>"
 
 @dataclass(slots=True)
 class Turn:
-    """One message of a session, which may have several lines."""
+    """One message of a session, which may be logged in several lines."""
 
     location: Location
     uuid: str
     parent: str | None
     is_side: bool
-    at: str | None
+    timestamp: str | None
     origin: str | None = None
-    """The id of the line in another session that it is a copy of."""
-    before: "Turn | None" = None
+    """The id of the line in another session of which it is a copy."""
+    previous: "Turn | None" = None
     """The previous turn; None at the beginning."""
     messages: list[Row] = field(default_factory=list[Row])
     blocks: list[Any] = field(default_factory=list[Any])
@@ -49,15 +49,16 @@ class Turn:
     model: str | None = None
     usage: Usage | None = None
     ending: str | None = None
-    failure: str | None = None
-    """The error that occurred instead of a reply to it."""
+    error: str | None = None
+    """The error of the API request that should have answered it."""
     results: "Turn | None" = None
     """The tool results for this reply."""
     continued: "Turn | None" = None
-    """For a compaction, the last turn that it summarises."""
+    """Of a compaction: the last turn that it summarises."""
     kept: list["Turn"] = field(default_factory=list["Turn"])
-    """For a compaction, the turns that are kept unchanged."""
+    """Of a compaction: the turns that the model still sees unchanged."""
     kept_after: str | None = None
+    """Of a compaction: the id of the turn after which the model sees the kept turns."""
     conversation: str | None = None
     """The id of the first conversation with this turn."""
     is_context: bool = False
@@ -73,12 +74,12 @@ class MessageTree:
     """The messages of one session file, in file order."""
 
     def __init__(self, agent: str, known: dict[str, str] | None = None) -> None:
-        """`known` maps replies to their conversations across files; this tree adds its own."""
+        """`known` maps replies to their conversations, and is shared by the trees of all files."""
         self._agent = agent
         self._known = {} if known is None else known
         self._turns: list[Turn] = []
-        self._at: dict[str, Turn | None] = {}
-        """The last turn up to each line, by the line's id."""
+        self._turn_of_line: dict[str, Turn | None] = {}
+        """The turn of each line, by the line's id; of a line that is no message, the one before."""
         self._replies: dict[str, Turn] = {}
         self._callers: dict[str, Turn] = {}
         self._problems: list[RejectedRow] = []
@@ -94,9 +95,9 @@ class MessageTree:
 
     def has(self, uuid: str) -> bool:
         """Returns whether the line was already added."""
-        return uuid in self._at
+        return uuid in self._turn_of_line
 
-    def note_session(
+    def set_session(
         self, session: str | None, *, agent: str | None, is_side: bool, version: str | None
     ) -> None:
         """Stores the session that a line names, and the sub-agent if the file is a sub-agent's."""
@@ -106,8 +107,13 @@ class MessageTree:
         self._version = version or self._version
 
     def continue_from(self, session: str, other: "MessageTree | None", uuid: str | None) -> None:
-        """Starts with the turns of another session up to a line; None if it is not available."""
-        self._context = other._at.get(uuid) if other is not None and uuid is not None else None
+        """Starts with the turns of another session up to the line `uuid`.
+
+        `other` is None if that session is not in the import.
+        """
+        self._context = (
+            other._turn_of_line.get(uuid) if other is not None and uuid is not None else None
+        )
         self._lacks_context = self._context is None
         if other is None or self._context is None:
             return
@@ -125,17 +131,17 @@ class MessageTree:
 
     def add_note(self, turn: Turn) -> None:
         """Adds a line that is not a message; its children become children of its parent."""
-        self._at[turn.uuid] = self._before(turn)
+        self._turn_of_line[turn.uuid] = self._previous(turn)
 
-    def add_failure(self, turn: Turn, text: str) -> None:
-        """Adds the error of a call, which the model does not see."""
-        before = self._before(turn)
-        if before is not None:
-            before.failure = text or "the call failed"
-        self._at[turn.uuid] = before
+    def add_api_error(self, turn: Turn, text: str) -> None:
+        """Stores a request's error on the previous turn; it is not part of the conversation."""
+        previous = self._previous(turn)
+        if previous is not None:
+            previous.error = text or "the request failed"
+        self._turn_of_line[turn.uuid] = previous
 
     def add_reply(self, turn: Turn, message: Row) -> None:
-        """Adds a line of a reply; lines with the same message id form one reply."""
+        """Adds a line of a reply; all lines with the same message id form one reply."""
         message_id = first_text(message, "id")
         reply = self._replies.get(message_id) if message_id else None
         if reply is None:
@@ -144,7 +150,7 @@ class MessageTree:
             if message_id:
                 self._replies[message_id] = reply
                 reply.conversation = self._copied.get(message_id)
-        self._at[turn.uuid] = reply
+        self._turn_of_line[turn.uuid] = reply
         content = message.get("content")
         blocks = [content] if isinstance(content, str) else as_list(content)
         reply.blocks += blocks
@@ -157,8 +163,8 @@ class MessageTree:
     def add_messages(self, turn: Turn, message: Row) -> None:
         """Adds a user message or tool results.
 
-        Results for calls of the same reply are grouped, although their lines link to different
-        parts of the reply.
+        Results for the calls of one reply form one turn, although their lines have different
+        parents.
         """
         reader = MessageReader()
         try:
@@ -168,13 +174,15 @@ class MessageTree:
             self.add_note(turn)
             return
         turn.dropped = tuple(reader.dropped)
-        calls = [m["tool_call_id"] for m in turn.messages if "tool_call_id" in m]
-        caller = self._callers.get(calls[0]) if calls else None
+        call_ids = [m["tool_call_id"] for m in turn.messages if "tool_call_id" in m]
+        caller = self._callers.get(call_ids[0]) if call_ids else None
         results = caller.results if caller is not None else None
-        if results is not None and not {m.get("tool_call_id") for m in results.messages} & {*calls}:
+        if results is not None and not {m.get("tool_call_id") for m in results.messages} & {
+            *call_ids
+        }:
             results.messages += turn.messages
             results.dropped += turn.dropped
-            self._at[turn.uuid] = results
+            self._turn_of_line[turn.uuid] = results
             return
         added = self._add(turn)
         if caller is not None:
@@ -189,25 +197,26 @@ class MessageTree:
         """
         turn.parent = None
         added = self._add(turn)
-        added.continued = self._at.get(continued) if continued else None
-        turns = [self._at.get(uuid) for uuid in kept]
-        added.kept = list({id(one): one for one in turns if one is not None}.values())
+        added.continued = self._turn_of_line.get(continued) if continued else None
+        turns = [self._turn_of_line.get(uuid) for uuid in kept]
+        added.kept = list({id(kept): kept for kept in turns if kept is not None}.values())
         added.kept_after = kept_after
 
     def conversations(self) -> Iterator[SourceRow]:
-        """Yields all conversations, including branches; refuses branches without replies."""
+        """Yields all conversations, including branches; a branch without a reply is rejected."""
         yield from self._problems
         for turn in self._turns:
             turn.conversation = turn.conversation or self._known_conversation(turn)
         # A turn is added after its parent.
         for turn in reversed(self._turns):
-            if turn.before is not None and (turn.is_reply or turn.is_answered):
-                turn.before.is_answered = True
+            if turn.previous is not None and (turn.is_reply or turn.is_answered):
+                turn.previous.is_answered = True
         for turn in self._turns:
             if turn.is_last:
                 yield self._conversation(turn)
 
     def _known_conversation(self, turn: Turn) -> str | None:
+        """Returns the conversation of another file that already has a turn, or None."""
         found = self._known.get(turn.uuid)
         if turn.origin is not None:
             found = found or self._known.get(turn.origin)
@@ -215,38 +224,40 @@ class MessageTree:
                 self._known[turn.uuid] = self._known[turn.origin] = found
         return found
 
-    def _before(self, turn: Turn) -> Turn | None:
+    def _previous(self, turn: Turn) -> Turn | None:
         if turn.parent is None:
             return None if self._turns else self._context
-        return self._at.get(turn.parent)
+        return self._turn_of_line.get(turn.parent)
 
     def _add(self, turn: Turn) -> Turn:
-        turn.before = self._before(turn)
-        is_lost = turn.parent not in self._at if turn.parent else self._lacks_context
-        if turn.before is not None:
-            turn.before.is_last = False
-        elif is_lost:
+        turn.previous = self._previous(turn)
+        is_parent_missing = (
+            turn.parent not in self._turn_of_line if turn.parent else self._lacks_context
+        )
+        if turn.previous is not None:
+            turn.previous.is_last = False
+        elif is_parent_missing:
             turn.dropped = (*turn.dropped, HISTORY_DROPPED)
         self._lacks_context = False
         self._turns.append(turn)
-        self._at[turn.uuid] = turn
+        self._turn_of_line[turn.uuid] = turn
         return turn
 
     def _conversation(self, last: Turn) -> SourceRow:
         path = _path(last)
-        own = [turn for turn in path if turn.conversation is None]
-        last_reply = next((turn for turn in reversed(own) if turn.is_reply), None)
+        new_turns = [turn for turn in path if turn.conversation is None]
+        last_reply = next((turn for turn in reversed(new_turns) if turn.is_reply), None)
         if last_reply is None and path[-1].conversation is not None:
             detail = f"its replies are in {path[-1].conversation}"
             return RejectedRow(last.location, COPIED, detail)
         if last_reply is None or last_reply.is_answered:
             return RejectedRow(
-                last.location, NO_REPLY, "it was interrupted, or continued elsewhere"
+                last.location, NO_REPLY, "it was interrupted, or continued in another session"
             )
         conversation_id = self._id_of(last, path)
         parent = self._parent_of(path)
-        given = {id(turn) for turn in path if turn.conversation is not None}
-        for turn in own:
+        context = {id(turn) for turn in path if turn.conversation is not None}
+        for turn in new_turns:
             turn.conversation = conversation_id
             if turn.is_reply:
                 self._known[turn.uuid] = conversation_id
@@ -254,12 +265,12 @@ class MessageTree:
                     self._known[turn.origin] = conversation_id
         dropped: dict[str, None] = {CONTEXT_DROPPED: None}
         try:
-            messages = list(_join_user_messages(_messages(path, given, dropped)))
+            messages = list(_join_user_messages(_messages(path, context, dropped)))
         except UnreadableRowError as error:
             return RejectedRow(last.location, error.reason, error.detail)
         replies = [turn for turn in path if turn.is_reply and turn.model]
         models = list(dict.fromkeys(turn.model for turn in replies if turn.model))
-        usages = [turn.usage for turn in own if turn.usage is not None]
+        usages = [turn.usage for turn in new_turns if turn.usage is not None]
         metadata = {"agent": self._agent, "agent_version": self._version}
         metadata |= {"models": models} if len(models) > 1 else {}
         inner = [turn for turn in path if not turn.is_context]
@@ -273,9 +284,9 @@ class MessageTree:
             provider="anthropic" if models and models[-1].startswith("claude") else None,
             model=models[-1] if models else None,
             usage=sum(usages, Usage()) if usages else None,
-            started_at=next((turn.at for turn in inner if turn.at), None),
+            started_at=next((turn.timestamp for turn in inner if turn.timestamp), None),
             finish_reason=next((turn.ending for turn in reversed(replies)), None),
-            error=last.failure,
+            error=last.error,
             dropped=tuple(dropped),
             metadata={key: value for key, value in metadata.items() if value},
         )
@@ -302,19 +313,20 @@ class MessageTree:
 
 
 def _path(last: Turn) -> list[Turn]:
+    """Returns the turns from the first one to `last`."""
     path, turn = list[Turn](), last
     while turn is not None:
         path.append(turn)
-        turn = turn.before
+        turn = turn.previous
     return path[::-1]
 
 
-def _messages(path: Sequence[Turn], given: set[int], dropped: dict[str, None]) -> Iterator[Row]:
-    """Yields the messages of a path; replies that another conversation has are context."""
+def _messages(path: Sequence[Turn], context: set[int], dropped: dict[str, None]) -> Iterator[Row]:
+    """Yields the messages of a path. The turns with an `id()` in `context` are not trained on."""
     compaction = path[0]
     for turn in path:
         messages = _turn_messages(turn, dropped)
-        yield from map(as_context, messages) if id(turn) in given else messages
+        yield from map(as_context, messages) if id(turn) in context else messages
         if compaction.kept_after is not None and turn.uuid == compaction.kept_after:
             for kept in compaction.kept:
                 # The model did not write these after the summary, so they are context here.
@@ -334,7 +346,7 @@ def _turn_messages(turn: Turn, dropped: dict[str, None]) -> list[Row]:
 
 
 def _join_user_messages(messages: Iterator[Row]) -> Iterator[Row]:
-    """Joins successive user messages, as the model is sent them."""
+    """Joins successive user messages, since the model is sent them as one."""
     held: Row | None = None
     for message in messages:
         if held is not None and message["role"] == "user":
@@ -354,7 +366,7 @@ MOST_FORKS = bounds.FORKS.most
 
 
 def forked_from(session: str, origins: Mapping[str, str]) -> list[str]:
-    """Returns the chain of forks, from a session back to the first known one."""
+    """Returns the sessions from which a session was forked, from itself back to the first."""
     chain = [session]
     while (origin := origins.get(chain[-1])) and origin not in chain and len(chain) < MOST_FORKS:
         chain.append(origin)

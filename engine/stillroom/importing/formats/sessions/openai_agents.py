@@ -25,15 +25,15 @@ from stillroom.importing.payloads.fields import (
 from stillroom.importing.records import RejectedRow, SourceRow, TraceFormat
 from stillroom.importing.table_rows import recognise_listed_rows
 
-_NO_CONTENT = "the span of a response lacks its messages"
+_NO_CONTENT = "a response span without its messages"
 _HINT = (
-    "the SDK exports only the response's id: write span_data.input and span_data.response next "
-    "to it, as the guide on traces shows"
+    "the SDK exports only the response's id: let your exporter add span_data.input and "
+    "span_data.response; see `stillroom docs traces`"
 )
 
 
 class _Traces:
-    """Reads the calls in spans, with the threads of the traces read so far."""
+    """Reads the calls in spans; stores the thread of each trace that was read."""
 
     def __init__(self) -> None:
         self._threads: dict[str, str] = {}
@@ -93,8 +93,8 @@ def _response(span: Row, failure: str | None) -> ApiCall:
     sent = span.get("input")
     if sent is None or not (response or failure):
         raise UnreadableRowError(_NO_CONTENT, _HINT)
-    named = ("instructions", "model", "tools")
-    request = {key: response[key] for key in named if response.get(key)} | {"input": sent}
+    repeated = ("instructions", "model", "tools")
+    request = {key: response[key] for key in repeated if response.get(key)} | {"input": sent}
     (call,) = read_calls(request, response or {"error": {"message": failure}})
     if response.get("previous_response_id") or response.get("conversation"):
         return replace(call, dropped=(HISTORY_DROPPED, *call.dropped))

@@ -37,8 +37,8 @@ from stillroom.importing.records import (
 )
 from stillroom.types import Usage
 
-WORDING_DROPPED = "notes that the agent adds to tool results are not in its file"
-_NO_CALLS = "actions without the calls of the model"
+NOTES_DROPPED = "notes that the agent adds to tool results are not in its file"
+_NO_CALLS = "actions without the tool calls of the model"
 _OLD_ANSWERS = {"message": ("content",), "finish": ("final_thought", "thought")}
 
 
@@ -71,8 +71,8 @@ class _EventMessages:
     messages: list[Row]
     response: str | None = None
     """The id of the response with this reply."""
-    is_given: bool = False
-    """Whether an earlier conversation already has it."""
+    is_context: bool = False
+    """Whether an earlier conversation already has this message, so that it is context."""
 
     @property
     def is_reply(self) -> bool:
@@ -97,16 +97,16 @@ class EventLog:
     _problem: UnreadableRowError | None = None
     _result: Row = field(default_factory=dict[str, Any])
     _number: int = 0
-    _at: str | None = None
+    _started_at: str | None = None
 
-    def note_result(self, row: Row) -> None:
+    def set_result(self, row: Row) -> None:
         """Stores a benchmark's result for the conversation."""
         self._result = row
         self._model = first_text(as_row(as_row(row.get("metadata")).get("llm_config")), "model")
 
     def add(self, event: Row) -> Iterator[SourceRow]:
         """Adds an event; if it is a condensation, yields the conversation before it."""
-        self._at = self._at or first_text(event, "timestamp")
+        self._started_at = self._started_at or first_text(event, "timestamp")
         try:
             if event.get("kind") == "Condensation":
                 yield from self._condense(event.get("id"), event)
@@ -120,16 +120,16 @@ class EventLog:
             self._problem = self._problem or error
 
     def end(self) -> Iterator[SourceRow]:
-        """Yields the current conversation, or its refusal."""
-        own = [entry for entry in self._messages if not entry.is_given]
-        if not own:
+        """Yields the current conversation, or a RejectedRow if it has no reply."""
+        new_entries = [entry for entry in self._messages if not entry.is_context]
+        if not new_entries:
             return
-        replies = [one for one in own if one.is_reply]
+        replies = [entry for entry in new_entries if entry.is_reply]
         if self._problem is not None or not replies:
             problem = self._problem or UnreadableRowError(NO_REPLY, "it was interrupted")
             yield RejectedRow(self.location, problem.reason, problem.detail)
         else:
-            yield self._conversation([one.response for one in replies])
+            yield self._conversation([entry.response for entry in replies])
         self._number += 1
 
     def _conversation(self, responses: list[str | None]) -> LoggedConversation:
@@ -152,7 +152,7 @@ class EventLog:
             parent=self._id_of(self._number - 1) if self._number else None,
             model=self._model or first_text(llm, "model"),
             usage=sum(used, Usage()) if used else None,
-            started_at=self._at,
+            started_at=self._started_at,
             error=self._error,
             scores={"resolved": float(resolved)} if isinstance(resolved, bool) else {},
             dropped=tuple(self._reader.dropped),
@@ -168,16 +168,19 @@ class EventLog:
         """Yields the conversation, and continues with the messages that the model still sees."""
         entries = self._messages
         # Messages after the last reply belong to the next conversation.
-        last = max((n for n, one in enumerate(entries) if one.is_reply), default=len(entries) - 1)
+        reply_indices = (index for index, entry in enumerate(entries) if entry.is_reply)
+        last = max(reply_indices, default=len(entries) - 1)
         self._messages = entries[: last + 1]
         yield from self.end()
         forgotten = {*map(str, as_list(condensation.get("forgotten_event_ids")))}
         first, last = (condensation.get(f"forgotten_events_{end}_id") for end in ("start", "end"))
         span = range(first, last + 1) if isinstance(first, int) and isinstance(last, int) else ()
         kept = [
-            _EventMessages(one.event_ids, [as_context(m) for m in one.messages], is_given=True)
-            for one in entries
-            if not any(str(event) in forgotten or event in span for event in one.event_ids)
+            _EventMessages(
+                entry.event_ids, [as_context(m) for m in entry.messages], is_context=True
+            )
+            for entry in entries
+            if not any(str(event) in forgotten or event in span for event in entry.event_ids)
         ]
         summary, offset = first_text(condensation, "summary"), condensation.get("summary_offset")
         if summary is not None:
@@ -212,7 +215,7 @@ class EventLog:
             case "ObservationEvent":
                 observation = as_row(event.get("observation"))
                 if observation.get("metadata"):
-                    self._reader.drop(WORDING_DROPPED)
+                    self._reader.drop(NOTES_DROPPED)
                 content = [
                     *as_list(observation.get("content")),
                     *as_list(event.get("extended_content")),
@@ -239,11 +242,12 @@ class EventLog:
         self._messages.append(_EventMessages([event.get("id")], [message]))
 
     def _add_action(self, event: Row) -> None:
-        """Adds a call; calls of one response form one message, even with results between them."""
-        made = as_row(event.get("tool_call"))
-        call = tool_call({"id": made.get("id"), "function": made})
+        """Adds a tool call. All calls of a response form one message."""
+        logged = as_row(event.get("tool_call"))
+        call = tool_call({"id": logged.get("id"), "function": logged})
         response = first_text(event, "llm_response_id")
-        same = next((one for one in reversed(self._messages) if one.response == response), None)
+        entries = reversed(self._messages)
+        same = next((entry for entry in entries if entry.response == response), None)
         if response is not None and same is not None and "tool_calls" in same.messages[0]:
             same.messages[0]["tool_calls"].append(call)
             same.event_ids.append(event.get("id"))
@@ -260,26 +264,26 @@ class EventLog:
 
     def _add_old_event(self, event: Row) -> None:
         """Adds an event of a version before the SDK."""
-        args, made = as_row(event.get("args")), as_row(event.get("tool_call_metadata"))
+        args, call = as_row(event.get("args")), as_row(event.get("tool_call_metadata"))
         kind = event.get("action")
         if "observation" in event:
-            if call_id := first_text(made, "tool_call_id"):
-                named = {"id": event.get("id"), "tool_call_id": call_id}
-                self._add_message(named, "tool", first_text(event, "content") or "")
+            if call_id := first_text(call, "tool_call_id"):
+                result = {"id": event.get("id"), "tool_call_id": call_id}
+                self._add_message(result, "tool", first_text(event, "content") or "")
         elif kind == "system":
             self._add_message(event, "system", first_text(args, "content") or "")
         elif kind == "message" and event.get("source") == "user":
             if args.get("image_urls"):
                 self._reader.drop(IMAGES_DROPPED)
             self._add_message(event, "user", first_text(args, "content") or "")
-        elif made:
-            self._add_old_reply(event, as_row(made.get("model_response")))
+        elif call:
+            self._add_old_reply(event, as_row(call.get("model_response")))
         elif event.get("source") == "agent" and isinstance(kind, str):
             self._add_old_answer(event, kind, args)
 
     def _add_old_reply(self, event: Row, response: Row) -> None:
         response_id = first_text(response, "id")
-        known = next((one for one in self._messages if one.response == response_id), None)
+        known = next((entry for entry in self._messages if entry.response == response_id), None)
         if response_id is not None and known is not None:
             known.event_ids.append(event.get("id"))
             return
@@ -339,7 +343,7 @@ def _log_of(row: JsonRow, folder: Path | None) -> EventLog:
 def _history(row: JsonRow) -> Iterator[SourceRow]:
     """Yields the conversations of a benchmark's result."""
     log = EventLog(row.location, id=str(row.data.get("instance_id") or "") or None)
-    log.note_result(row.data)
+    log.set_result(row.data)
     for item in as_list(row.data["history"]):
         # Old results have pairs of an action and its observation.
         for event in as_list(item) or [item]:

@@ -59,7 +59,7 @@ def _trajectory(row: JsonRow) -> Iterator[SourceRow]:
 def _messages(step: Row, reader: MessageReader) -> list[Row]:
     """Returns the messages of an entry in SWE-agent's history.
 
-    Replies of a demonstration are context, and not trained on.
+    Replies in a demonstration get weight 0, so that they are not trained on.
     """
     message = {key: value for key, value in step.items() if key not in ("thinking", "reasoning")}
     thoughts = [
@@ -125,7 +125,7 @@ def _is_recognised(path: Path, head: bytes) -> bool:
 
 
 def _is_mini_head(row: Row) -> bool:
-    """Returns whether a row begins like mini-swe-agent's, whose format name is at the end."""
+    """Returns whether a row begins like a mini-swe-agent file, whose format name is at the end."""
     info = as_row(row.get("info"))
     return "mini_version" in info or {"exit_status", "submission", "model_stats"} <= info.keys()
 

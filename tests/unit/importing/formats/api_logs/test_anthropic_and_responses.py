@@ -105,7 +105,7 @@ def test_rows_that_cannot_be_read_are_refused_by_line(tmp_path):
         (4, "not a JSON object"),
         (5, "no request"),
         (6, "no reply"),
-        (7, "holds no messages"),
+        (7, "no messages"),
         (8, "a tool call has no name"),
     ]
 

@@ -81,7 +81,7 @@ def test_results_of_the_output_and_the_error_file_find_their_requests(tmp_path):
     ]
     assert refusals(rows) == [
         (3, "a custom_id that is not unique"),
-        (2, "a second result of its request"),
+        (2, "a second result of the same request"),
     ]
 
 

@@ -85,7 +85,7 @@ def test_rows_without_a_message_or_a_reply_are_refused(tmp_path):
         row([{"role": "model", "parts": [{"functionCall": {"args": {}}}]}]),
     )
     assert sorted(refusals(read("gemini", path))) == sorted([
-        (1, "holds no messages"), (2, "no reply"), (3, "no reply"), (5, "no request"),
+        (1, "no messages"), (2, "no reply"), (3, "no reply"), (5, "no request"),
         (4, "an event of the stream is not JSON"), (6, "a tool call has no name"),
     ])  # fmt: skip
 

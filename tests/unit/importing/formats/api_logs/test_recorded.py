@@ -145,12 +145,12 @@ def test_broken_calls_are_refused_by_who_broke_them_off(tmp_path):
         line(b'{"choices":', end="upstream_left", is_stream=False),
     )
     assert refusals(read(NAME, path)) == [
-        (1, "broken off by the client"),
-        (2, "broken off by the endpoint"),
-        (3, "broken off as the recording stopped"),
-        (4, "broken off by the endpoint"),
-        (5, "the stream has no end"),
-        (6, "broken off by the endpoint"),
+        (1, "the client disconnected before the end"),
+        (2, "the endpoint disconnected before the end"),
+        (3, "the recorder stopped before the end"),
+        (4, "the endpoint disconnected before the end"),
+        (5, "the stream is incomplete"),
+        (6, "the endpoint disconnected before the end"),
     ]
 
 

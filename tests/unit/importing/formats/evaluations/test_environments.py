@@ -61,7 +61,7 @@ def test_results_of_later_versions_name_their_metrics_tools_and_tokens(tmp_path)
         {"example_id": 5, "prompt": CHAT, "completion": REPLY, "reward": None, "error": {"a": 1}},
     )
     rows = read("verifiers", path)
-    assert refusals(rows) == [(2, "holds no reply of the model")]
+    assert refusals(rows) == [(2, "no reply of the model")]
     sums, failed = (row for row in rows if hasattr(row, "messages"))
     assert shown(sums.messages) == ["user Two plus two?", "assistant 4"]
     assert sums.scores == {"reward": 0.5, "exact": 1.0}
@@ -97,7 +97,7 @@ def test_branches_of_a_trace_are_conversations_and_context_is_not_trained(tmp_pa
         row | {"traces": [failed], "errors": [{"message": "it broke"}]},
     )
     rows = read("verifiers_traces", path)
-    assert refusals(rows) == [(2, "holds no reply of the model")]
+    assert refusals(rows) == [(2, "no reply of the model")]
     first, second = (row for row in rows if hasattr(row, "messages"))
     assert shown(second.messages)[-1] == "assistant It is 12."
     assert [m.get("weight") for m in first.messages] == [None, 0, None, None]
@@ -113,7 +113,7 @@ def test_rows_that_are_no_rollouts_are_refused_and_failed_ones_keep_their_error(
     failed = RNOW_ROW | {"completed": "error", "total_reward": 0}
     broken = RNOW_ROW | {"conversation": [{"role": "user"}]}
     rows = read("rnow", write_lines(tmp_path / "x.jsonl", {"a": 1}, failed, broken))
-    assert refusals(rows) == [(1, "is not a rollout of rnow"), (3, "the rollout cannot be read")]
+    assert refusals(rows) == [(1, "not a rollout of rnow"), (3, "the rollout cannot be read")]
     assert (rows[1].error, "reward" in rows[1].scores) == ("the rollout failed", False)
 
 

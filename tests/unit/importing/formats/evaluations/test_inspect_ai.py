@@ -120,13 +120,13 @@ def test_samples_are_read_from_a_zip_without_zstandard_and_broken_ones_are_refus
         archive.writestr("summaries.json", b"[]")
     assert recognised_by(path) == ["inspect_ai"]
     rows = read("inspect_ai", path)
-    assert refusals(rows) == [(2, "not a JSON object"), (3, "holds no messages")]
+    assert refusals(rows) == [(2, "not a JSON object"), (3, "no messages")]
     (row,) = (row for row in rows if hasattr(row, "messages"))
     assert str(row.location).endswith("log.eval:1#samples/a_epoch_1.json")
     assert row.metadata["task"] == "t"
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    assert refusals(read("inspect_ai", path)) == [(1, "not a whole zip file")]
+    assert refusals(read("inspect_ai", path)) == [(1, "not a complete zip file")]
 
 
 def test_a_log_packed_with_zstandard_needs_an_extra(monkeypatch):

@@ -71,7 +71,7 @@ def test_a_trace_without_generations_is_a_call_if_it_holds_messages(tmp_path):
     assert (call.id, call.feedback_ids, call.metadata["tags"]) == ("t1", (), ["a"])
     assert call.started_at == "2026-03-01T10:00:00.500000Z"
     assert [row.value for row in rows if isinstance(row, Feedback)] == [1.0, 0.0]
-    assert refusals(rows) == [(2, "holds no messages")]
+    assert refusals(rows) == [(2, "no messages")]
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_failed_runs_keep_the_error_and_runs_without_messages_are_refused(tmp_pa
     assert (call.error, shown(call.messages)) == ("RateLimitError('429')", ["user Hi?"])
     assert refusals(rows) == [
         (2, "no reply"),
-        (3, "holds no messages"),
+        (3, "no messages"),
         (4, "no reply"),
         (5, "neither a run nor feedback"),
         (6, "not a JSON object"),

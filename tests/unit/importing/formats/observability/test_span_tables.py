@@ -51,7 +51,7 @@ def test_rows_of_a_csv_file_and_failures_are_read(tmp_path):
 def test_rows_without_a_span_are_refused(tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", {"rows": [{"a": 1}]}, {"trace_id": "t"}, b"[")
     assert refusals(read("span_table", path)) == [
-        (1, "no span"),
-        (2, "no span"),
+        (1, "not a span"),
+        (2, "not a span"),
         (3, "not a JSON object"),
     ]

@@ -303,7 +303,7 @@ def test_hostile_spans_are_refused_or_survive(tmp_path):
         (2, "no model call"),
         (3, "neither spans nor log records"),
         (4, "not a JSON object"),
-        (5, "contents were cut off"),
+        (5, "contents were truncated"),
         (6, "a message has no role"),
     ]
 
