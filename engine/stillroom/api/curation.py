@@ -18,8 +18,8 @@ from stillroom.curate.review import ReviewSample, SampleForReview
 from stillroom.curate.sources import (
     RowInputs,
     files_to_import_for_validation,
-    folder_notes,
     open_rows,
+    unread_file_notes,
 )
 from stillroom.data import inspect as inspection
 from stillroom.data import validate as validation
@@ -162,7 +162,7 @@ def _validate(
     checked = validation.validate_dataset(workspace, request, imported=imported)
     report, counts = checked.report, None
     if imported is None:
-        notes = [*folder_notes(workspace, request.path), *report.notes]
+        notes = [*unread_file_notes(workspace, request.path), *report.notes]
         report = msgspec.structs.replace(report, notes=notes)
     if request.model is not None and report.good:
         places = tuple(msgspec.structs.astuple(place) for place in checked.statistics.places)
@@ -222,7 +222,7 @@ def _inspect(workspace: Workspace, request: InspectExamples, rows: RowInputs) ->
     places = [
         f"{Path(file).name}:{line}"
         for file, line in (
-            rows.place(imported.path, number + 1)
+            rows.original_location(imported.path, number + 1)
             for number in range(request.start, request.start + len(inspected.rows))
         )
     ]

@@ -23,7 +23,7 @@ from stillroom.api.placement import (
 )
 from stillroom.api.prompts_folder import complete_evaluation, complete_rollouts
 from stillroom.api.runs import RunReport, continuing_runs, report_run
-from stillroom.curate.sources import folder_notes, refuse_foreign
+from stillroom.curate.sources import check_needs_no_import, unread_file_notes
 from stillroom.errors import RunError
 from stillroom.evaluate.request import EvaluateModel, plan_evaluation
 from stillroom.export.request import ExportModel, plan_export
@@ -77,7 +77,7 @@ def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunRep
     completed = complete_rollouts(workspace, request)
     request = completed.request
     if request.refine is not None:
-        refuse_foreign(workspace, request.refine)
+        check_needs_no_import(workspace, request.refine)
     plan = plan_generation(workspace, request)
     check_free(plan.output)
     check_not_written_elsewhere(workspace, plan.output)
@@ -99,13 +99,13 @@ def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunRep
 def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
     """Starts a scoring run. Raises EngineError for an invalid request, before spending anything."""
     request, machine = resolve_machine(workspace, request)
-    refuse_foreign(workspace, request.input)
+    check_needs_no_import(workspace, request.input)
     plan = plan_scoring(workspace, request)
     check_free(plan.output)
     check_not_written_elsewhere(workspace, plan.output)
     keys = workspace.read_keys([plan.judge.endpoint.api_key_env if plan.judge else None])
     spec = pack_job(workspace, machine, functools.partial(needs_of_scoring, request, plan))
-    new = NewRun(inputs=plan.inputs, notes=folder_notes(workspace, request.input))
+    new = NewRun(inputs=plan.inputs, notes=unread_file_notes(workspace, request.input))
     return _start(workspace, RunKind.SCORE, request, keys=keys, new=new, spec=spec)
 
 

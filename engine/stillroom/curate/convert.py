@@ -11,7 +11,13 @@ import msgspec
 from pydantic import Field, model_validator
 
 from stillroom.curate.facts import NO_TOOLS, NULL, RolloutParts, RowFacts
-from stillroom.curate.rewriting import AnswerRewriter, SkippedRewrite, open_rewriter
+from stillroom.curate.rewriting import (
+    REWRITE_ERRORS,
+    REWRITE_FIX,
+    AnswerRewriter,
+    SkippedRewrite,
+    open_rewriter,
+)
 from stillroom.curate.rows import ACCEPTED_ROWS, CuratedRow, model_records, read_curated_rows
 from stillroom.curate.sources import RowInputs, open_inputs
 from stillroom.data.instruction import UNINSTRUCTED, Instruction, removed_system
@@ -46,11 +52,11 @@ class ConvertRollouts(ReplacingRequest):
     ]
     output: Annotated[str, Field(description="Supervised rows (.jsonl)")]
     include_failed: Annotated[bool, Field(description="Also convert unsuccessful ones")] = False
-    own: Annotated[str | None, Field(description="Student's right rollouts to mix in")] = None
-    own_share: Annotated[float, Field(gt=0, lt=1, description="Most of all rows")] = 0.5
+    own: Annotated[str | None, Field(description="Student's successes to mix in")] = None
+    own_share: Annotated[float, Field(gt=0, lt=1, description="Max share of rows")] = 0.5
     own_per_prompt: Annotated[int, Field(ge=1)] = 1
     system: Annotated[
-        str | None, Field(description='System message instead of that read; "": none')
+        str | None, Field(description='Replaces the rows\' system messages; "" removes them')
     ] = None
     rewrite: Annotated[
         str | None,
@@ -91,7 +97,7 @@ class ConvertResult(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[OthersText]
     """The first lines (at most 5) that are not rollouts, each with its `file:line`."""
     notes: list[OwnText] = []
-    """Notes on converted rows that teach something else than they seem to."""
+    """Notes on the rows: tool calls without schemas, system messages after the first message."""
 
 
 def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
@@ -186,7 +192,7 @@ class Conversion:
         self.tally = ConversionTally()
 
     def add_own(self, sources: Sequence[SourceFile], request: ConvertRollouts) -> None:
-        """Adds the student's own right rollouts, up to their share of all rows."""
+        """Adds the student's own successful rollouts, up to their share of all rows."""
         if not sources or not self._rows.num_rows:
             return
         max_rows = int(self._rows.num_rows * request.own_share / (1 - request.own_share) + 1e-9)
@@ -206,8 +212,8 @@ class Conversion:
         problems += source.problems[: MAX_EXAMPLES - len(problems)]
         before = self._rows.num_rows
         for rollout in read_curated_rows(source.path, with_parts=True):
-            place = (rollout.path, rollout.line.offset)
-            reason = (surplus or {}).get(place) or self._write(rollout)
+            key = (rollout.path, rollout.line.offset)
+            reason = (surplus or {}).get(key) or self._write(rollout)
             if reason is not None:
                 left_out[reason] += 1
         converted = self._rows.num_rows - before
@@ -237,12 +243,12 @@ class Conversion:
                     self._add_problem(rollout, rewritten.error)
                 return rewritten.reason
             parts, original = rewritten.parts, rewritten.original_sha256
-        row = supervised_row(facts, parts, self._instruction, original_answer=original)
+        row = supervised_row(facts, parts, self._instruction, original_sha256=original)
         self._rows.write_raw(*row, source=rollout.line.source)
         self.tally.success_derived += facts.is_success_derived and facts.is_success
         self.tally.without_tools += parts.tools in NO_TOOLS and bool(facts.tools_used)
         if self._instruction.system is None:  # else all system messages were replaced
-            self.tally.later_system += has_later_system(one.role for one in facts.messages)
+            self.tally.later_system += has_later_system(message.role for message in facts.messages)
         if rollout.translated is not None and (teacher := rollout.recorded_model):
             self.tally.teachers[teacher] += 1
         return None
@@ -256,9 +262,9 @@ class Conversion:
         workspace: Workspace,
         request: ConvertRollouts,
         opened: OpenedConversion,
-        read: Sequence[FileRecord],
+        input_records: Sequence[FileRecord],
     ) -> ConvertResult:
-        """Writes the manifest and returns the result; `read` has the records of the input files.
+        """Writes the manifest, which names the input files, and returns the result.
 
         Raises DataError if no row could be converted.
         """
@@ -266,7 +272,7 @@ class Conversion:
         if output.rows.num_rows == 0:
             raise _nothing_converted_error(opened.sources, total, self.tally.problems)
         counts = {"read": total.read, "converted": total.converted}
-        inputs = [*opened.inputs.records(read), *model_records(self.tally.teachers)]
+        inputs = [*opened.inputs.records(input_records), *model_records(self.tally.teachers)]
         output.record(inputs=inputs, request=request, counts=counts)
         shown, rest = self.tally.sources[:_MAX_SOURCES], self.tally.sources[_MAX_SOURCES:]
         return ConvertResult(
@@ -288,12 +294,18 @@ class Conversion:
 def _nothing_converted_error(
     sources: Sequence[SourceFile], total: SourceCount, problems: Sequence[str]
 ) -> DataError:
-    reasons = ", ".join(f"{count} {reason}" for reason, count in total.left_out.items())
-    example = f"; the first: {problems[0]}" if problems else ""
+    reasons = ", ".join(f"{reason}: {count}" for reason, count in total.left_out.items())
+    example = f"; the first problem: {problems[0]}" if problems else ""
     files = ", ".join(s.name for s in sources[:3]) + (", …" if len(sources) > 3 else "")
     return DataError(
-        f"none of the {total.read} rows in {files} can be converted ({reasons}){example}",
-        ACCEPTED_ROWS if set(total.left_out) <= {_NOT_A_ROLLOUT} else _MORE_ROLLOUTS_FIX,
+        f"none of the {total.read} rows in {files} can be converted"
+        + (f" ({reasons})" if reasons else "")
+        + example,
+        ACCEPTED_ROWS
+        if set(total.left_out) <= {_NOT_A_ROLLOUT}
+        else REWRITE_FIX
+        if total.left_out.keys() & REWRITE_ERRORS
+        else _MORE_ROLLOUTS_FIX,
     )
 
 
@@ -302,13 +314,13 @@ def supervised_row(
     parts: RolloutParts,
     instruction: Instruction = UNINSTRUCTED,
     *,
-    original_answer: str | None = None,
+    original_sha256: str | None = None,
 ) -> tuple[Buffer, ...]:
     """Returns the supervised row of a rollout as parts of a JSON text, which the caller joins.
 
     The long parts are copied as bytes from the rollout's line. Only a new system message requires
-    the messages to be decoded; the row then records the one that was removed. `original_answer` is
-    the hash of the original answer of a rewritten row.
+    the messages to be decoded; the row then records the one that was removed. `original_sha256` is
+    the hash of a rewritten row's original answer.
     """
     messages, removed = parts.messages, b""
     if not instruction.is_empty:
@@ -332,7 +344,7 @@ def supervised_row(
         b',"rollout_id":',
         msgspec.json.encode(facts.id or None),
         removed,
-        b',"rewritten_from":"%s"' % original_answer.encode() if original_answer else b"",
+        b',"rewritten_from":"%s"' % original_sha256.encode() if original_sha256 else b"",
         b"}",
     )
 

@@ -16,7 +16,7 @@ NULL = msgspec.Raw(b"null")
 NO_TOOLS = (NULL, msgspec.Raw(b"[]"))
 SUPERVISED = "supervised row"
 """The `stop_reason` in the facts of a supervised row."""
-# JSON that sorts before this byte is a string: no other value begins with a lower byte.
+# JSON that sorts before this byte is a string: no other JSON value begins with a lower byte.
 _BYTE_AFTER_QUOTE = bytearray(b"#")
 # A tuple, because the expression `str | None` would build a new union for each row.
 _TEXT_OR_NONE = (str, type(None))
@@ -104,7 +104,7 @@ class RolloutParts(msgspec.Struct, frozen=True, gc=False):
 
 
 class RowFacts(msgspec.Struct, frozen=True, gc=False):
-    """The facts by which curation judges a rollout in any layout, or a supervised row."""
+    """The fields by which curation judges a rollout in any layout, or a supervised row."""
 
     messages: list[MessageFacts]
     num_turns: int
@@ -190,8 +190,9 @@ class RowFacts(msgspec.Struct, frozen=True, gc=False):
 def count_turns(messages: list[MessageFacts]) -> int | None:
     """Returns the number of assistant messages; None if a message is invalid.
 
-    Every message must have a known role and content, and every tool reply the id of an earlier
-    call. Together, these checks and the types of the structs cover `message_problems`.
+    Every role must be known, every message except the assistant's must have content, and a tool
+    reply's id, if any, must belong to an earlier call. With the types of the structs, this rejects
+    the same messages as `message_problems`.
     Raises msgspec.ValidationError if the content of a message has a wrong type.
     """
     num_turns = 0
@@ -219,10 +220,10 @@ def count_turns(messages: list[MessageFacts]) -> int | None:
 def is_plain_rollout(row: RowFields) -> bool:
     """Returns whether a row is a rollout in Stillroom's layout whose fields have the right types.
 
-    Any other row may be a rollout in another layout, which takes all of its fields to find out.
+    Any other row may be a rollout in another layout; only all of its fields can tell.
     """
-    has_count = row.tool_errors is None or type(row.tool_errors) is int
-    return isinstance(row.stop_reason, str) and row.has_text_ids and has_count
+    has_valid_count = row.tool_errors is None or type(row.tool_errors) is int
+    return isinstance(row.stop_reason, str) and row.has_text_ids and has_valid_count
 
 
 def rollout_facts(row: RowFields, num_turns: int) -> RowFacts:
@@ -245,7 +246,7 @@ def rollout_facts(row: RowFields, num_turns: int) -> RowFacts:
 def is_plain_supervised(row: RowFields) -> bool:
     """Returns whether a row can only be a supervised row.
 
-    Any other row may be one too, which takes all of its fields to find out.
+    Any other row may be one too; only all of its fields can tell.
     """
     return (
         row.stop_reason is msgspec.UNSET

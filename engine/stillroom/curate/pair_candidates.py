@@ -1,6 +1,6 @@
 """Finds candidates for preference pairs: which rollouts of a task to pair, and where they differ.
 
-For each rollout, only its reward and its place in the file are held in memory.
+For each rollout, only its reward and its location in the file are held in memory.
 """
 
 import heapq
@@ -24,7 +24,7 @@ _MAX_CACHE_BYTES = 16 << 20
 
 
 class IndexedRollout(msgspec.Struct, frozen=True, gc=False):
-    """The place of a rollout in its file, its reward, and how to read its messages."""
+    """The location of a rollout in its file, its reward, and how to read its messages."""
 
     path: Path
     offset: int
@@ -82,10 +82,10 @@ def ranked_pairs(
             neighbours = list(itertools.pairwise(best_first))
             pairs = iter(sorted(neighbours, key=_difference, reverse=True))
         case "all":
-            rows = [
+            pairs_by_chosen = [
                 zip(itertools.repeat(chosen), worst_first, strict=False) for chosen in best_first
             ]
-            pairs = heapq.merge(*rows, key=_difference, reverse=True)
+            pairs = heapq.merge(*pairs_by_chosen, key=_difference, reverse=True)
     return itertools.takewhile(lambda pair: _difference(pair) >= min_difference, pairs)
 
 
@@ -93,7 +93,7 @@ def _difference(pair: tuple[IndexedRollout, IndexedRollout]) -> float:
     return pair[0].reward - pair[1].reward
 
 
-class PairSide(msgspec.Struct, frozen=True):
+class PairedRollout(msgspec.Struct, frozen=True):
     """The fields of a rollout that go into a pair, as undecoded bytes of its line."""
 
     messages: list[msgspec.Raw]
@@ -123,36 +123,36 @@ _FIELDS = msgspec.json.Decoder(_Fields)
 
 
 class PairReader:
-    """Reads and names a task's indexed rollouts, and caches up to 16 MiB of them."""
+    """Reads the indexed rollouts of a task, with their names, and caches up to 16 MiB of them."""
 
     def __init__(self) -> None:
         self._rows = RowReader()
         self._same_size: dict[tuple[Path, int], list[IndexedRollout]] = {}
-        self._cache: dict[IndexedRollout, PairSide] = {}
+        self._cache: dict[IndexedRollout, PairedRollout] = {}
         self._cached_bytes = 0
 
     def begin_task(self, rollouts: Iterable[IndexedRollout]) -> None:
-        """Empties the cache; `rollouts` are all rollouts of the next task, from both sides."""
+        """Empties the cache. `rollouts` are all of the next task's rollouts, better and worse."""
         self._cache.clear()
         self._cached_bytes = 0
         self._same_size.clear()
         for entry in rollouts:
             self._same_size.setdefault((entry.path, entry.num_bytes), []).append(entry)
 
-    def read(self, entry: IndexedRollout) -> PairSide:
+    def read(self, entry: IndexedRollout) -> PairedRollout:
         """Returns the fields of a rollout that a pair needs.
 
         Raises DataError if the line cannot be decoded, because the file has changed.
         """
-        side = self._cache.get(entry)
-        if side is None:
-            side = self._read(entry)
+        rollout = self._cache.get(entry)
+        if rollout is None:
+            rollout = self._read(entry)
             if self._cached_bytes + entry.num_bytes <= _MAX_CACHE_BYTES:
-                self._cache[entry] = side
+                self._cache[entry] = rollout
                 self._cached_bytes += entry.num_bytes
-        return side
+        return rollout
 
-    def _read(self, entry: IndexedRollout) -> PairSide:
+    def _read(self, entry: IndexedRollout) -> PairedRollout:
         data = self._rows.read(entry.path, entry.offset, entry.num_bytes)
         try:
             row = (
@@ -162,10 +162,10 @@ class PairReader:
             )
         except msgspec.DecodeError as error:
             raise DataError(
-                f"{entry.path} has changed while it was read",
-                "wait until nothing writes to it any more, then pair again",
+                f"{entry.path} changed while it was read",
+                "wait until nothing writes to it any more, then make the pairs again",
             ) from error
-        return PairSide(
+        return PairedRollout(
             messages=row.messages,
             tools=b"[]" if row.tools == NULL else row.tools,
             metadata=b"{}" if row.metadata == NULL else row.metadata,

@@ -15,8 +15,8 @@ from pydantic import Field, model_validator
 from stillroom.curate.facts import NO_TOOLS
 from stillroom.curate.pair_candidates import (
     IndexedRollout,
+    PairedRollout,
     PairReader,
-    PairSide,
     Strategy,
     TaskIndex,
     both_answer,
@@ -57,7 +57,7 @@ class MakeDpoPairs(ReplacingRequest):
         Field(description="first_turn: only the first turn that differs; none: also all after it"),
     ] = "first_turn"
     system: Annotated[
-        str | None, Field(description='System message instead of that read; "": none')
+        str | None, Field(description='Replaces the rows\' system messages; "" removes them')
     ] = None
     ray_address: str | None = None
 
@@ -68,7 +68,7 @@ class MakeDpoPairs(ReplacingRequest):
         if not ((self.input is not None and neither) or (self.input is None and both)):
             raise ValueError("give either input, or chosen_from and rejected_from")
         if both and self.strategy == "adjacent":
-            raise ValueError("strategy adjacent needs input: it ranks the rollouts of one file")
+            raise ValueError("strategy adjacent needs input, not chosen_from and rejected_from")
         return self
 
 
@@ -86,7 +86,7 @@ class PairsResult(msgspec.Struct, frozen=True, kw_only=True):
     """The number of rollouts, tasks and pairs that were left out, by reason."""
     mean_difference: float
     notes: list[OwnText] = []
-    """Notes on pairs that teach something else than they seem to."""
+    """Notes on the pairs, such as tool calls without schemas."""
 
 
 _ROUNDING = 1e-9
@@ -96,7 +96,7 @@ def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
     """Writes the pairs and returns the counts. Raises DataError if there are no pairs."""
     with open_pairing(workspace, request) as pairing, Recording(pairing.files) as recording:
         skipped = pairing.tally.skipped
-        pairing.set_indexes([index_rollouts(side, skipped) for side in pairing.sides])
+        pairing.set_indexes([index_rollouts(files, skipped) for files in pairing.file_groups])
         with PairReader() as reader:
             writer = PairWriter(request, pairing.tally, reader, pairing.output.rows)
             for task_id, better in pairing.better.items():
@@ -116,8 +116,8 @@ def open_pairing(workspace: Workspace, request: MakeDpoPairs) -> Generator["Pair
         open_inputs(workspace, names, outputs=[path]) as inputs,
         new_output(path, operation="make_dpo_pairs", overwrite=request.overwrite) as output,
     ):
-        sides = [[file.path for file in inputs.by_name[name]] for name in names]
-        yield Pairing(workspace, request, inputs, sides, output)
+        file_groups = [[file.path for file in inputs.by_name[name]] for name in names]
+        yield Pairing(workspace, request, inputs, file_groups, output)
 
 
 @dataclass(slots=True)
@@ -151,20 +151,20 @@ class Pairing:
         workspace: Workspace,
         request: MakeDpoPairs,
         inputs: RowInputs,
-        sides: list[list[Path]],
+        file_groups: list[list[Path]],
         output: NewOutput,
     ) -> None:
-        """`sides` is one list of files to pair among themselves, or the chosen and the rejected."""
+        """`file_groups` has the files of `input`, or those of `chosen_from` and `rejected_from`."""
         self._workspace, self._request, self._inputs = workspace, request, inputs
-        self.sides, self.output = sides, output
-        self.files = list(dict.fromkeys(file for side in sides for file in side))
+        self.file_groups, self.output = file_groups, output
+        self.files = list(dict.fromkeys(file for files in file_groups for file in files))
         self.tally = PairTally()
         self.better: TaskIndex = {}
         self.worse: TaskIndex = {}
         self._num_read = 0
 
     def set_indexes(self, indexes: Sequence[TaskIndex]) -> None:
-        """Sets the index of each side; call it once, before the first pair is written."""
+        """Sets the index of each file group; call it once, before the first pair is written."""
         skipped = self.tally.skipped
         for file in self._inputs.files:
             skipped.update(file.refused)
@@ -173,10 +173,10 @@ class Pairing:
         self._num_read = num_indexed + skipped.total()
         self.better, self.worse = indexes[0], indexes[-1]
         if num_unpaired := len(self.worse.keys() - self.better.keys()):
-            skipped["task on the rejected side only"] = num_unpaired
+            skipped["task only in rejected_from"] = num_unpaired
 
-    def finish(self, read: Sequence[FileRecord]) -> PairsResult:
-        """Writes the manifest and returns the result; `read` are the files read.
+    def finish(self, input_records: Sequence[FileRecord]) -> PairsResult:
+        """Writes the manifest, which names the input files, and returns the result.
 
         Raises DataError if there are no pairs.
         """
@@ -197,7 +197,7 @@ class Pairing:
             ],
         )
         counts = {"read": result.read, "pairs": result.pairs}
-        inputs = [*self._inputs.records(read), *model_records(self.tally.teachers)]
+        inputs = [*self._inputs.records(input_records), *model_records(self.tally.teachers)]
         self.output.record(inputs=inputs, request=self._request, counts=counts)
         return result
 
@@ -218,7 +218,7 @@ class PairWriter:
         Pass the same list as `better` and `worse` to pair the rollouts with each other.
         """
         if not worse:
-            self._tally.skipped["task on the chosen side only"] += 1
+            self._tally.skipped["task only in chosen_from"] += 1
             return
         if better is worse and len(better) == 1:
             self._tally.skipped["task with a single rollout"] += 1
@@ -251,8 +251,8 @@ class PairWriter:
             self._tally.skipped["pair that first differs in a tool's reply"] += 1
             return False
         end = start + 1 if self._request.cut == "first_turn" else None
-        if not all(has_trained_turn(side.messages[start:end]) for side in (better, worse)):
-            self._tally.skipped["pair with a side whose turns all have weight 0"] += 1
+        if not all(has_trained_turn(rollout.messages[start:end]) for rollout in (better, worse)):
+            self._tally.skipped["pair in which an answer has only turns of weight 0"] += 1
             return False
         difference = chosen.reward - rejected.reward
         self._rows.write_raw(*_pair_row(better, worse, start, end, difference, task_id))
@@ -261,16 +261,16 @@ class PairWriter:
         self._tally.teachers.update(filter(None, {better.recorded_model, worse.recorded_model}))
         return True
 
-    def _with_system(self, side: PairSide) -> PairSide:
-        """Returns the side with the system message of the request, if the request has one."""
+    def _with_system(self, rollout: PairedRollout) -> PairedRollout:
+        """Returns the rollout with the system message of the request, if the request has one."""
         if (system := self._request.system) is None:
-            return side
-        rest = [raw for raw in side.messages if msgspec.json.decode(raw)["role"] != "system"]
+            return rollout
+        rest = [raw for raw in rollout.messages if msgspec.json.decode(raw)["role"] != "system"]
         first = [msgspec.json.encode({"role": "system", "content": system})] if system else []
-        return msgspec.structs.replace(side, messages=[*map(msgspec.Raw, first), *rest])
+        return msgspec.structs.replace(rollout, messages=[*map(msgspec.Raw, first), *rest])
 
 
-def _lacks_tools(chosen: PairSide, rejected: PairSide, end: int | None) -> bool:
+def _lacks_tools(chosen: PairedRollout, rejected: PairedRollout, end: int | None) -> bool:
     """Returns whether a pair calls tools but has no schemas."""
     if chosen.tools not in NO_TOOLS:
         return False
@@ -279,8 +279,8 @@ def _lacks_tools(chosen: PairSide, rejected: PairSide, end: int | None) -> bool:
 
 
 def _pair_row(
-    chosen: PairSide,
-    rejected: PairSide,
+    chosen: PairedRollout,
+    rejected: PairedRollout,
     start: int,
     end: int | None,
     difference: float,
@@ -288,8 +288,8 @@ def _pair_row(
 ) -> tuple[bytes, ...]:
     """Returns the row of a pair as parts of a JSON text, which the caller joins.
 
-    The two sides differ from message `start` on, and are cut before message `end`; None keeps all
-    messages. The long fields are copied as bytes from the rollouts' lines.
+    The two rollouts differ from message `start` on, and are cut before message `end`; None keeps
+    all messages. The long fields are copied as bytes from the rollouts' lines.
     """
     rest = {
         "quality_difference": difference,
@@ -315,14 +315,17 @@ def _pair_row(
 
 def _no_pairs_error(better: TaskIndex, worse: TaskIndex, skipped: Counter[str]) -> DataError:
     """Returns the error for rollouts from which no pair can be made."""
-    shared = len(better.keys() & worse.keys())
-    reasons = ", ".join(f"{count} × {reason}" for reason, count in skipped.items())
+    tasks = f"{len(better)} tasks"
+    if better is not worse:
+        shared = len(better.keys() & worse.keys())
+        tasks += f" of chosen_from, {shared} of them also in rejected_from"
+    reasons = ", ".join(f"{reason}: {count}" for reason, count in skipped.items())
     return DataError(
-        f"no pairs: {len(better)} tasks, {shared} of them on both sides"
-        + (f" ({reasons})" if reasons else ""),
+        f"no pairs from {tasks}" + (f" ({reasons})" if reasons else ""),
         ACCEPTED_ROWS
         if set(skipped) == {"not a rollout row"}
-        else "pairs need rollouts of the same tasks with different rewards: raise "
-        "samples_per_prompt, or give a teacher's rollouts as chosen_from and a student's as "
+        else "pairs need rollouts of the same task with different rewards: score those without a "
+        "reward (score_rollouts), generate more of each prompt (samples_per_prompt), lower "
+        "min_difference, or give a teacher's rollouts as chosen_from and a student's as "
         "rejected_from",
     )

@@ -43,7 +43,7 @@ class SampleForReview(ReplacingRequest):
 
     input: Annotated[str, Field(description="Rollouts, SFT or DPO rows")]
     output: Annotated[str, Field(description="JSONL to fill in; a page next to it")]
-    bands: Annotated[tuple[float, ...], Field(description="Rewards between bands")] = (
+    bands: Annotated[tuple[float, ...], Field(description="Band edges")] = (
         0.5,
         0.8,
     )
@@ -124,22 +124,22 @@ def sample_for_review(workspace: Workspace, request: SampleForReview) -> SampleW
     """
     output = workspace.output_file(request.output, label="output")
     page = workspace.output_file(output.with_suffix(".html"), label="output")
-    pool = _Pool(request)
+    pool = _CandidatePool(request)
     with open_inputs(workspace, [request.input], outputs=[output], with_supervised=True) as inputs:
         _check_no_verdicts(output)
         check_page(page, overwrite=request.overwrite)
         writing = new_output(output, operation="sample_for_review", overwrite=request.overwrite)
         with writing as new, Recording([source.path for source in inputs.files]) as recording:
-            rows = pool.fill(inputs, workspace)
+            rows = pool.sample_inputs(inputs, workspace)
             for row in rows:
                 new.rows.write(row)
-            counts = {"read": pool.read, "sampled": len(rows)}
+            counts = {"read": pool.num_read, "sampled": len(rows)}
             records = inputs.records(recording.records())
             new.record(inputs=records, request=request, counts=counts)
     result = ReviewSample(
         output=workspace.shown(output),
         page=workspace.shown(page),
-        read=pool.read,
+        read=pool.num_read,
         sampled=len(rows),
         bands=pool.band_counts(rows),
         categories=dict(Counter(row.category for row in rows).most_common(50)),
@@ -148,7 +148,7 @@ def sample_for_review(workspace: Workspace, request: SampleForReview) -> SampleW
     return SampleWithPage(result, rows, page)
 
 
-class _Pool:
+class _CandidatePool:
     """Keeps the candidates for the sample in each band and category, chosen by their hash."""
 
     def __init__(self, request: SampleForReview) -> None:
@@ -160,34 +160,34 @@ class _Pool:
         self._sizes: Counter[str] = Counter()
         self._categories: set[str] = set()
         self.left_out: Counter[str] = Counter()
-        self.read = 0
+        self.num_read = 0
 
-    def fill(self, inputs: RowInputs, workspace: Workspace) -> list[ReviewRow]:
-        """Adds all rows of the inputs and returns the sample.
+    def sample_inputs(self, inputs: RowInputs, workspace: Workspace) -> list[ReviewRow]:
+        """Reads all rows of the inputs and returns the sample.
 
         Raises DataError if no row can be reviewed.
         """
         for source in inputs.files:
             self.left_out.update(source.refused)
-            self.read += sum(source.refused.values())
+            self.num_read += sum(source.refused.values())
             names = RowNames()
             for line in read_row_lines(source.path):
-                file, number = inputs.place(source.path, line.number)
+                file, number = inputs.original_location(source.path, line.number)
                 where = f"{workspace.shown(Path(file))}:{number}"
                 self.add(decode_line(line), names.name(source.path, line.view), where)
         rows = self.sample()
         if not rows:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in self.left_out.items())
+            reasons = ", ".join(f"{reason}: {count}" for reason, count in self.left_out.items())
             raise DataError(
-                f"none of the {self.read} rows of {self._request.input!r} can be reviewed "
-                f"({reasons})",
-                "validate_dataset lists what is wrong with them",
+                f"none of the {self.num_read} rows of {self._request.input!r} can be reviewed"
+                + (f" ({reasons})" if reasons else ""),
+                "give rollouts, SFT or DPO rows; validate_dataset lists the problems of each row",
             )
         return rows
 
     def add(self, value: dict[str, Any] | Problem, name: str, where: str) -> None:
         """Counts one row of a file, and makes it a candidate if it can be reviewed."""
-        self.read += 1
+        self.num_read += 1
         row = self._review_row(value, name, where)
         if isinstance(row, str):
             self.left_out[row] += 1
@@ -195,7 +195,7 @@ class _Pool:
         self._sizes[row.band] += 1
         heap = self._candidates.setdefault(row.band, {}).setdefault(row.category, [])
         # The rows with the lowest ranks stay, so the sample does not depend on the rows' order.
-        entry = (-_random_rank(self._request.seed, row), self.read, row)
+        entry = (-_random_rank(self._request.seed, row), self.num_read, row)
         if len(heap) < self._limits[row.band]:
             heapq.heappush(heap, entry)
         elif heap:

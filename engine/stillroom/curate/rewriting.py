@@ -17,7 +17,11 @@ _FUNCTION = "rewrite"
 _NO_ANSWER = "no answer to rewrite"
 _FAILED = "rewrite failed"
 _NO_REWRITE = "rewrite returned nothing"
+REWRITE_ERRORS = {_FAILED, _NO_REWRITE}
+"""The reasons to leave out a row that the user's function is responsible for."""
+REWRITE_FIX = "correct the function rewrite, which must return the new answer as a string"
 _Call = Callable[[str, dict[str, Any]], tuple[str, bool]]
+"""Calls the function with an answer and metadata; returns a text and whether it is an error."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ _FIELDS = msgspec.json.Decoder(RowFields)
 _PARTS = msgspec.json.Decoder(RolloutParts)
 _CONTENTS = msgspec.json.Decoder(_Contents)
 _WHOLE: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
-# More than in decode_row, so that decode_row can decode any row that curation writes.
+# Stack frames kept free: more than in decode_row, so that it can decode any row written here.
 _SPARE_FRAMES = 16
 _NULL = b"null"
 _MAX_TEACHERS = 20
@@ -82,7 +82,7 @@ class CuratedRow(msgspec.Struct, dict=True):
 
     @property
     def where(self) -> str:
-        """The place of the row as `file:line`."""
+        """The location of the row as `file:line`."""
         return f"{self.path}:{self.line.number}"
 
     @property

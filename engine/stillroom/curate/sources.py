@@ -113,7 +113,7 @@ class RowInputs:
             for record in (temporary[file.path].records if file.path in temporary else [file])
         ]
 
-    def place(self, path: Path, line: int) -> tuple[str, int]:
+    def original_location(self, path: Path, line: int) -> tuple[str, int]:
         """Returns the file and the line of a row; for an imported row, those of the original."""
         imported = self.imported.get(path)
         place = None if imported is None else imported.places[line - 1]
@@ -148,7 +148,7 @@ def open_inputs(
         for name in names:
             if (files := to_import[name]) is None:
                 opened.by_name[name] = in_place[name]
-                opened.notes.extend(folder_notes(workspace, name))
+                opened.notes.extend(unread_file_notes(workspace, name))
                 continue
             try:
                 imported = stack.enter_context(imported_file(workspace, [name], files, outputs[0]))
@@ -165,8 +165,8 @@ def open_inputs(
         yield opened
 
 
-def folder_notes(workspace: Workspace, name: str) -> list[str]:
-    """Returns a note if a folder that is read where it is has files that only an import reads."""
+def unread_file_notes(workspace: Workspace, name: str) -> list[str]:
+    """Returns a note about a folder's files that only import_rollouts reads, if others are read."""
     path = workspace.path(name)
     try:
         sources = _sources_of(workspace, name) if path.is_dir() else None
@@ -179,9 +179,9 @@ def folder_notes(workspace: Workspace, name: str) -> list[str]:
     if not read or not left:
         return []
     note = (
-        f"{len(left)} files in {fences.name(name)} were not read, as its other files need no "
-        f"import: {fences.name(left[0].name)}{', …' if len(left) > 1 else ''}; name them as the "
-        "input, or import them with import_rollouts"
+        f"{len(left)} files in {fences.name(name)} need an import and were not read: "
+        f"{fences.name(left[0].name)}{', …' if len(left) > 1 else ''}; a folder is imported only "
+        "if all of its files need that, so give these as the input, or call import_rollouts on them"
     )
     return [note]
 
@@ -249,12 +249,13 @@ def files_to_import(
     return None if sources is None else sources.files
 
 
-def refuse_foreign(workspace: Workspace, name: str) -> None:
+def check_needs_no_import(workspace: Workspace, name: str) -> None:
     """Raises InputError for a file or folder that must be imported before it can be used."""
     if workspace.path(name).exists() and files_to_import(workspace, name) is not None:
         raise InputError(
             f"{name} holds rows of another system, which must be imported first",
-            f"import_rollouts(input={name}, output=rollouts/imported.jsonl), then give that file",
+            f"call import_rollouts(input={name}, output=rollouts/imported.jsonl), then give "
+            "rollouts/imported.jsonl instead",
         )
 
 

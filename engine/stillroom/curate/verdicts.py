@@ -13,7 +13,7 @@ from stillroom.data.row_names import MAX_CANDIDATES, RowNames, ambiguous_id_erro
 from stillroom.errors import DataError
 
 ReviewVerdict = Literal["keep", "drop"]
-Place = tuple[Path, int]
+RowLocation = tuple[Path, int]
 """The file of a row, and the number of its line."""
 
 
@@ -72,7 +72,9 @@ def read_verdicts(path: Path) -> list[VerdictLine]:
 class RowVerdicts:
     """The verdicts of a review, by the row of the input that each of them is about."""
 
-    by_place: Mapping[Place, ReviewVerdict] = field(default_factory=dict[Place, ReviewVerdict])
+    by_location: Mapping[RowLocation, ReviewVerdict] = field(
+        default_factory=dict[RowLocation, ReviewVerdict]
+    )
     by_conversation: Mapping[bytes, ReviewVerdict] = field(
         default_factory=dict[bytes, ReviewVerdict]
     )
@@ -83,7 +85,7 @@ class RowVerdicts:
 
     def verdict_on(self, row: CuratedRow) -> ReviewVerdict | None:
         """Returns the verdict on a row, or else the one on a row with the same conversation."""
-        verdict = self.by_place.get((row.path, row.line.number))
+        verdict = self.by_location.get((row.path, row.line.number))
         if verdict is None and self.by_conversation:
             return self.by_conversation.get(conversation_digest(row))
         return verdict
@@ -124,7 +126,7 @@ def find_reviewed_rows(
         ids = {name, name.partition("#")[0], row.review_id} if has_old_ids else {name}
         for row_id in ids & candidates_by_id.keys():
             candidates_by_id[row_id].add(row, name)
-    by_place: dict[Place, ReviewVerdict] = {}
+    by_location: dict[RowLocation, ReviewVerdict] = {}
     by_conversation: dict[bytes, ReviewVerdict] = {}
     num_unmatched = 0
     for verdict in verdicts:
@@ -132,12 +134,12 @@ def find_reviewed_rows(
         if row is None:
             num_unmatched += 1
             continue
-        by_place[row.path, row.line.number] = verdict.verdict
+        by_location[row.path, row.line.number] = verdict.verdict
         if with_copies and row.facts is not None:
             digest = conversation_digest(row)
             if by_conversation.get(digest) != "drop":
                 by_conversation[digest] = verdict.verdict
-    return RowVerdicts(by_place, by_conversation, len(verdicts), num_unmatched)
+    return RowVerdicts(by_location, by_conversation, len(verdicts), num_unmatched)
 
 
 def _matching_row(

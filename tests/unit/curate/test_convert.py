@@ -149,7 +149,7 @@ def test_nothing_to_convert_is_an_error_that_says_why_and_keeps_the_old_rows(
     with pytest.raises(DataError) as caught:
         convert(tmp_path, overwrite=True)
     assert "none of the 2 rows" in caught.value.problem
-    assert "1 no success, 1 not a rollout row" in caught.value.problem
+    assert "(no success: 1, not a rollout row: 1)" in caught.value.problem
     assert f"{tmp_path}/rollouts.jsonl:2" in caught.value.problem
     assert (tmp_path / "train.jsonl").read_bytes() == b"old\n"
 
@@ -262,7 +262,7 @@ def test_a_rollout_of_rnow_that_did_not_complete_is_converted_with_the_failed_on
 ) -> None:
     row = {key: value for key, value in RNOW_ROW.items() if key != "success"}
     write_rnow(tmp_path / "rollouts", {**row, "completed": False})
-    with pytest.raises(DataError, match="1 no success"):
+    with pytest.raises(DataError, match="no success: 1"):
         convert(tmp_path, "rollouts")
     assert convert(tmp_path, "rollouts", include_failed=True).converted == 1
 
@@ -478,6 +478,18 @@ def test_answers_are_rewritten_by_a_function_of_the_users_and_lead_back_to_their
     assert names == ["rollouts.jsonl", "rewrite.py"]
     lineage = show_lineage(Workspace(tmp_path), ShowLineage(path="train.jsonl", row=1))
     assert lineage.row[1].at == "rollouts.jsonl:1"
+
+
+def test_the_fix_names_the_function_if_it_fails_for_every_row(tmp_path: Path) -> None:
+    (tmp_path / "rewrite.py").write_text(REWRITE, encoding="utf-8")
+    write_lines(
+        tmp_path / "rollouts.jsonl",
+        [encoded(rollout_row(messages=[user("x"), assistant("no JSON")]))],
+    )
+
+    with pytest.raises(DataError, match="rewrite failed: 1") as caught:
+        convert(tmp_path, rewrite="rewrite.py")
+    assert "correct the function rewrite" in caught.value.fix
 
 
 def test_a_file_without_the_function_is_refused(tmp_path: Path) -> None:

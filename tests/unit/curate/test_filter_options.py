@@ -287,7 +287,7 @@ def test_the_verdicts_of_a_review_are_followed(tmp_path: Path) -> None:
         "dropped in review": 1,
         "not reviewed": 2,
     }
-    assert result.problems == ["1 of 4 verdicts name no row of the input"]
+    assert result.problems == ["1 of 4 verdicts match no row of the input"]
 
 
 def test_distributions_before_and_after_say_of_how_many_rows_they_are(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from stillroom.curate.filter.request import DroppedRow, FilterDataset
 from stillroom.curate.filter.run import filter_dataset
 from stillroom.curate.pairs import MakeDpoPairs, make_dpo_pairs
 from stillroom.curate.review import SampleForReview
-from stillroom.curate.sources import refuse_foreign
+from stillroom.curate.sources import check_needs_no_import
 from stillroom.data.formats import load_sft_rows, load_tasks
 from stillroom.data.inspect import InspectExamples
 from stillroom.data.validate import ValidateDataset
@@ -262,7 +262,7 @@ def test_a_file_of_a_folder_that_only_an_import_reads_is_named(tmp_path: Path) -
     kept = filter_dataset(workspace, FilterDataset(input="rollouts", output="kept.jsonl"))
     report = validate_dataset(workspace, ValidateDataset(path="rollouts", report="none"))
 
-    note = "1 files in rollouts were not read, as its other files need no import: r1.txt; "
+    note = "1 files in rollouts need an import and were not read: r1.txt; "
     assert result.converted == kept.kept == report.good == 1
     for notes in (result.notes[0], kept.problems[0], report.notes[0]):
         assert notes.startswith(note)
@@ -282,7 +282,7 @@ def test_what_must_be_imported_is_refused_for_scores_with_the_command_that_impor
             score_rollouts(workspace, request)
         assert f"import_rollouts(input={name}" in refused.value.fix
         with pytest.raises(InputError, match=r"must be imported first"):
-            refuse_foreign(workspace, name)
-    refuse_foreign(workspace, "own.jsonl")
+            check_needs_no_import(workspace, name)
+    check_needs_no_import(workspace, "own.jsonl")
     with pytest.raises(DataError, match="rnow stored"):
         load_tasks(tmp_path / "r1.txt")

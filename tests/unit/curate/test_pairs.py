@@ -180,7 +180,7 @@ def test_weights_are_kept_and_are_no_difference_between_conversations(tmp_path: 
     [pair] = read_rows(tmp_path / "pairs.jsonl")
     assert pair["prompt"] == good[:-1]
     assert (pair["chosen"], pair["rejected"]) == (good[-1:], bad[-1:])
-    assert result.skipped == {"pair with a side whose turns all have weight 0": 1}
+    assert result.skipped == {"pair in which an answer has only turns of weight 0": 1}
 
 
 @pytest.mark.parametrize(
@@ -221,8 +221,8 @@ def test_the_chosen_and_the_rejected_may_come_from_different_files(tmp_path: Pat
     ]
     assert (result.read, result.tasks, result.tasks_with_pairs, result.pairs) == (6, 2, 1, 3)
     assert result.skipped == {
-        "task on the chosen side only": 1,
-        "task on the rejected side only": 1,
+        "task only in chosen_from": 1,
+        "task only in rejected_from": 1,
     }
     manifest = json.loads((tmp_path / "pairs.jsonl.manifest.json").read_bytes())
     assert [Path(f["path"]).name for f in manifest["inputs"]] == ["teacher.jsonl", "student.jsonl"]
@@ -289,8 +289,8 @@ def test_without_a_pair_the_old_file_stays_and_the_error_says_why(tmp_path: Path
 
     with pytest.raises(DataError) as caught:
         pairs_of(tmp_path, overwrite=True)
-    assert "1 × rollout without a reward" in caught.value.problem
-    assert "1 × task whose rewards differ too little" in caught.value.problem
+    assert "rollout without a reward: 1" in caught.value.problem
+    assert "task whose rewards differ too little: 1" in caught.value.problem
     assert "samples_per_prompt" in caught.value.fix
     assert (tmp_path / "pairs.jsonl").read_bytes() == b"old\n"
     assert names_in(tmp_path) == ["pairs.jsonl", "rollouts.jsonl"]

@@ -31,8 +31,8 @@ _WHOLE: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, An
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """The place of a row in its file, from which it can be read again."""
+class _RowLocation:
+    """Where a row is in its file, so that it can be read again."""
 
     path: Path
     number: int
@@ -46,14 +46,13 @@ class _Place:
 class Traits:
     """The traits of a row by which it is compared with other rows."""
 
-    place: _Place
+    location: _RowLocation
     category: str | None
     signature: Signature | None
     conversation: bytes | None
     """A digest of the conversation, for exact duplicates; None unless they are dropped."""
     quality: float
-    """The best of duplicates is kept by this: the reward, or else the success as 0 or 1, or else
-    -inf."""
+    """The reward, or else the success as 0 or 1, or else -inf; the best of duplicates is kept."""
     tie_breaker: bytes
     """A digest of the line, which decides between rows of equal quality."""
 
@@ -74,7 +73,7 @@ class TraitReader:
         if self._hasher is not None:
             signature = self._hasher.signature(user_and_assistant_text(row.messages))
         return Traits(
-            _Place(row.path, line.number, line.offset, line.num_bytes, is_stillroom),
+            _RowLocation(row.path, line.number, line.offset, line.num_bytes, is_stillroom),
             None if self._field is None else row.category(self._field),
             signature,
             conversation_digest(row) if self._is_exact else None,
@@ -89,26 +88,27 @@ def _quality(facts: RowFacts | None) -> float:
     return float(bool(facts.success)) if facts.reward is None else facts.reward
 
 
-class _Places:
-    """The places of many rows, in arrays of 29 bytes per row."""
+class _RowLocations:
+    """The locations of many rows, in parallel arrays that take 29 bytes per row."""
 
     def __init__(self) -> None:
         self._paths: list[Path] = []
+        # For each row: its file's index in `_paths`, its line number, offset and number of bytes.
         self._files = array("i")
         self._numbers, self._offsets, self._sizes = array("q"), array("q"), array("q")
         self._is_stillroom = array("b")
 
-    def add(self, place: _Place) -> None:
-        if not self._paths or self._paths[-1] != place.path:
-            self._paths.append(place.path)
+    def add(self, location: _RowLocation) -> None:
+        if not self._paths or self._paths[-1] != location.path:
+            self._paths.append(location.path)
         self._files.append(len(self._paths) - 1)
-        self._numbers.append(place.number)
-        self._offsets.append(place.offset)
-        self._sizes.append(place.num_bytes)
-        self._is_stillroom.append(place.is_stillroom)
+        self._numbers.append(location.number)
+        self._offsets.append(location.offset)
+        self._sizes.append(location.num_bytes)
+        self._is_stillroom.append(location.is_stillroom)
 
     def where(self, index: int) -> str:
-        """Returns the place of a row as `file:line`."""
+        """Returns the location of a row as `file:line`."""
         return f"{self._paths[self._files[index]]}:{self._numbers[index]}"
 
     def shingles(self, index: int, reader: RowReader) -> frozenset[str]:
@@ -120,9 +120,9 @@ class _Places:
 
 
 class PassedRows:
-    """Compares the rows that have passed the filters of single rows.
+    """Compares the rows that have passed the filters that judge single rows.
 
-    A row is identified by its position in the input, from 0.
+    A row's position counts all rows of the input from 0; its index counts only the rows added here.
     """
 
     def __init__(self, request: FilterDataset) -> None:
@@ -131,9 +131,9 @@ class PassedRows:
         self._best: dict[bytes, tuple[int, float]] = {}
         """The index and quality of the best row so far, by the digest of the conversation."""
         self._repeated_conversations: dict[int, bytes] = {}
-        """The conversations of rows that repeat a better row, by the index of the row."""
+        """The conversation digest of each row that repeats a better one, by the row's index."""
         self._positions = array("q")
-        self._places = _Places()
+        self._locations = _RowLocations()
         self._categories: list[str] = []
 
     def add(self, position: int, traits: Traits) -> None:
@@ -142,14 +142,14 @@ class PassedRows:
         if traits.category is not None:
             self._categories.append(traits.category)
         if traits.conversation is not None:
-            self._places.add(traits.place)
+            self._locations.add(traits.location)
             self._compare(len(self._positions) - 1, traits.conversation, traits.quality)
         if self._near is not None and traits.signature is not None:
-            self._places.add(traits.place)
+            self._locations.add(traits.location)
             self._near.add(traits.signature, quality=traits.quality, tie_breaker=traits.tie_breaker)
 
     def _compare(self, index: int, conversation: bytes, quality: float) -> None:
-        """Records either a row or the best earlier one with its conversation as repeated."""
+        """Keeps the better of a row and the best earlier one with its conversation as the best."""
         best, best_quality = self._best.get(conversation, (index, quality))
         if quality > best_quality:
             self._repeated_conversations[best] = conversation
@@ -162,13 +162,13 @@ class PassedRows:
         """Returns the reason to drop each row that these filters drop, by position."""
         dropped: dict[int, Reason] = {}
         for index, conversation in self._repeated_conversations.items():
-            kept = self._places.where(self._best[conversation][0])
+            kept = self._locations.where(self._best[conversation][0])
             dropped[self._positions[index]] = Reason(_DUPLICATE, kept)
         if self._near is not None:
             with RowReader() as reader:
-                repeats = self._near.repeats(lambda index: self._places.shingles(index, reader))
+                repeats = self._near.repeats(lambda index: self._locations.shingles(index, reader))
             for index, kept in repeats.items():
-                reason = Reason(_NEAR_DUPLICATE, self._places.where(kept))
+                reason = Reason(_NEAR_DUPLICATE, self._locations.where(kept))
                 dropped[self._positions[index]] = reason
         if (limit := self._request.max_per_category) is not None:
             remaining = [(p, c) for p, c in zip(self._positions, self._categories, strict=True)
@@ -205,6 +205,7 @@ class JudgedRows:
     """The reasons to drop each row of an input, for the second reading of the rows."""
 
     def __init__(self) -> None:
+        # One entry per row: its reasons, number of bytes, and number of tokens (-1: not counted).
         self.reasons: list[Reasons] = []
         self._sizes, self._tokens = array("q"), array("q")
 
@@ -229,7 +230,8 @@ class JudgedRows:
                 return
         raise DataError(
             f"the input {path or ''} changed while it was read",
-            "wait until nothing writes to it any more (get_run), then filter again",
+            "wait until nothing writes to it any more (get_run says whether a run has ended), then "
+            "filter again",
         )
 
 
@@ -247,7 +249,7 @@ def judge_row(
 
 
 def judge_rows(
-    read: Callable[[], Iterator[CuratedRow]], request: FilterDataset, context: FilterContext
+    read_rows: Callable[[], Iterator[CuratedRow]], request: FilterDataset, context: FilterContext
 ) -> Iterator[tuple[CuratedRow, Reasons]]:
     """Yields every row with the reasons to drop it; a row without reasons is kept.
 
@@ -256,15 +258,15 @@ def judge_rows(
     """
     judge = RowJudge(request, context)
     if not request.compares_rows:
-        for row in read():
+        for row in read_rows():
             yield row, judge.reasons(row)
         return
     judged, passed, reader = JudgedRows(), PassedRows(request), TraitReader(request)
-    for position, row in enumerate(read()):
+    for position, row in enumerate(read_rows()):
         reasons, traits = judge_row(row, judge, reader)
         judged.add(row, reasons)
         if traits is not None:
             passed.add(position, traits)
     for position, reason in passed.dropped().items():
         judged.reasons[position] = (reason,)
-    yield from judged.read_again(read())
+    yield from judged.read_again(read_rows())

@@ -72,7 +72,7 @@ LEVELS: tuple[ContaminationLevel, ...] = get_args(ContaminationLevel)
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPrompt:
-    """A prompt that must not be trained on: its place as `file:line`, and its words."""
+    """A prompt that must not be trained on: its location as `file:line`, and its words."""
 
     where: str
     words: tuple[str, ...]
@@ -81,23 +81,26 @@ class EvaluationPrompt:
 
 
 def evaluation_prompts(
-    files: Iterable[Path], place: Callable[[Path, int], tuple[str, int]], name: str
+    files: Iterable[Path], original_location: Callable[[Path, int], tuple[str, int]], name: str
 ) -> list[EvaluationPrompt]:
     """Returns the prompts in files of any format: the user's messages of each row.
 
-    `place` returns the file and line of a row to show in results; `name` names the files in errors.
-    Raises DataError if there are no prompts, and for an invalid row: skipping it could let its
-    prompt be trained on.
+    `original_location` returns the file and line of a row as results show them, and `name` is what
+    errors call the files. Raises DataError if there are no prompts, and for an invalid row:
+    skipping it could let its prompt be trained on.
     """
     prompts: list[EvaluationPrompt] = []
     for file in files:
         decode = decode_text_line if file.suffix == ".txt" else decode_line
         for line in read_row_lines(file):
-            where = "{}:{}".format(*place(file, line.number))
+            where = "{}:{}".format(*original_location(file, line.number))
             text = "\n".join(user_texts(_prompt_messages(decode(line), where)))
             prompts.append(EvaluationPrompt(where, tuple(words_of(text))))
     if not prompts:
-        raise DataError(f"the evaluation file {name} has no prompts", "give another one")
+        raise DataError(
+            f"the evaluation file {name} has no prompts",
+            "name a file with prompts in decontaminate, or leave this one out",
+        )
     return _with_cores(prompts)
 
 
@@ -151,7 +154,7 @@ def _prompt_messages(row: dict[str, Any] | Problem, where: str) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Contamination:
-    """The place of the evaluation prompt that a row contains, and how closely they match."""
+    """The location of the evaluation prompt that a row contains, and how closely they match."""
 
     where: str
     level: ContaminationLevel
@@ -182,9 +185,10 @@ class _Distinctive:
 
 @dataclass(frozen=True, slots=True)
 class CountedPrompt:
-    """The prompt of a training row, reduced to what counts for finding boilerplate."""
+    """The n-grams of a training row's prompt, which are counted to find boilerplate."""
 
     identity: bytes
+    """A hash of the prompt's words."""
     ngrams: set[Ngram]
     """The words and n-grams that the row's prompt shares with evaluation prompts."""
 
@@ -392,6 +396,7 @@ class ContaminationIndex:
         return next(near, None)
 
     def _is_near(self, number: int, words: list[str], matching_ngrams: set[Ngram]) -> bool:
+        """Returns whether a text contains most of the distinctive words of a prompt."""
         prompt, distinctive = self._prompts[number].words, self._distinctive[number]
         length = round(len(prompt) * _WINDOW_FACTOR) + _NGRAM_SIZE
         window = _densest_window(words, distinctive.ngrams & matching_ngrams, length)

@@ -62,7 +62,7 @@ class FilterDataset(ReplacingRequest):
 
     @field_validator("contains", "not_contains")
     @classmethod
-    def _is_regex(cls, pattern: str | None) -> str | None:
+    def _check_regex(cls, pattern: str | None) -> str | None:
         try:
             re.compile(pattern or "")
         except re.error as error:
@@ -147,21 +147,21 @@ class FilterResult(msgspec.Struct, frozen=True, kw_only=True):
     a complete answer.
     """
     sources: dict[str, SourceFilterCount] = {}
-    """The counts by file, and of imported rows by the file of their log, if there are several.
+    """The counts by file, or for imported rows by their original file; empty for a single file.
 
-    Those after the 20 largest are summed up.
+    The files after the 20 largest are summed in one entry.
     """
     problems: list[OthersText]
     """The first lines (at most 5) that are not rows, as `file:line`, and other findings."""
     contamination: dict[OwnText, int] = {}
-    """The number of rows dropped for an evaluation prompt: exact, contained and near ones."""
+    """The number of rows that contain an evaluation prompt, by level: exact, contained or near."""
     warnings: list[OwnText] = []
     """Filters that dropped over a fifth of all rows or over half of a category, kept email
     addresses in reserved domains, and counts that other systems define differently."""
 
 
 class DroppedRow(msgspec.Struct, frozen=True, gc=False):
-    """A line of the side file `OUTPUT.dropped`: the place of a dropped row, and the reasons."""
+    """A line of the side file `OUTPUT.dropped`: the location of a dropped row, and the reasons."""
 
     file: str
     line: int

@@ -114,8 +114,8 @@ class RowWriter:
         like = next((reason.like for reason in reasons if reason.like), None)
         if like is not None and self._inputs.imported:
             path, _, line = like.rpartition(":")
-            like = "{}:{}".format(*self._inputs.place(Path(path), int(line)))
-        file, number = self._inputs.place(row.path, row.line.number)
+            like = "{}:{}".format(*self._inputs.original_location(Path(path), int(line)))
+        file, number = self._inputs.original_location(row.path, row.line.number)
         return DroppedRow(file, number, row.id, texts, like, name)
 
 
@@ -176,10 +176,10 @@ class Filtering:
             problem = f"{refused.source}: {refused.reason} {refused.detail}"
             tally.add_refused(refused.reason, problem, source=file)
 
-    def record(self, tally: "FilterTally", read: Sequence[FileRecord]) -> None:
-        """Writes the manifest of the outputs; `read` has the records of the input files."""
-        counts = {"read": tally.read, "kept": tally.kept}
-        inputs = self.inputs.records(read)
+    def record(self, tally: "FilterTally", input_records: Sequence[FileRecord]) -> None:
+        """Writes the manifest of the outputs, which names the input files."""
+        counts = {"read": tally.num_read, "kept": tally.num_kept}
+        inputs = self.inputs.records(input_records)
         self.output.record(inputs=inputs, request=self._request, counts=counts)
 
     def result(self, tally: "FilterTally", context: FilterContext) -> FilterResult:
@@ -239,12 +239,14 @@ def evaluation_index(workspace: Workspace, request: FilterDataset) -> Contaminat
     output = workspace.output_file(request.output, label="output")
     for name in request.decontaminate:
         with open_rows(workspace, name, output=output) as rows:
-            prompts += evaluation_prompts([file.path for file in rows.files], rows.place, name)
+            prompts += evaluation_prompts(
+                [file.path for file in rows.files], rows.original_location, name
+            )
     return ContaminationIndex(prompts) if prompts else None
 
 
 def review_verdicts(
-    workspace: Workspace, request: FilterDataset, read: Callable[[], Iterator[CuratedRow]]
+    workspace: Workspace, request: FilterDataset, read_rows: Callable[[], Iterator[CuratedRow]]
 ) -> RowVerdicts:
     """Returns the request's verdicts, matched to the rows of the input.
 
@@ -254,22 +256,22 @@ def review_verdicts(
         return RowVerdicts()
     verdicts = read_verdicts(workspace.existing(request.verdicts, label="verdicts"))
     return find_reviewed_rows(
-        verdicts, read(), workspace.shown, with_copies=request.verdicts_for_copies
+        verdicts, read_rows(), workspace.shown, with_copies=request.verdicts_for_copies
     )
 
 
 def _filter_context(
     workspace: Workspace,
     request: FilterDataset,
-    read: Callable[[], Iterator[CuratedRow]],
+    read_rows: Callable[[], Iterator[CuratedRow]],
     renderer: ChatRenderer | None,
 ) -> FilterContext:
     """Returns the context of the filters; for some filters this reads all rows once."""
-    verdicts = review_verdicts(workspace, request, read)
+    verdicts = review_verdicts(workspace, request, read_rows)
     index = evaluation_index(workspace, request)
     survey = TaskSurvey(request, index)
     if survey.is_needed:
-        for row in read():
+        for row in read_rows():
             survey.add(row)
     if index is not None:
         index.close()
@@ -356,12 +358,12 @@ class FilterTally:
         self._sources, self._fields = SourceCounts(), set[str]()
 
     @property
-    def read(self) -> int:
+    def num_read(self) -> int:
         """The number of rows that were read."""
         return self._kept_rows.num_rows + self._dropped_rows.num_rows
 
     @property
-    def kept(self) -> int:
+    def num_kept(self) -> int:
         """The number of rows that are kept."""
         return self._kept_rows.num_rows
 
@@ -412,7 +414,7 @@ class FilterTally:
         self._dropped.update(other._dropped)
         self._dropped_by_category.update(other._dropped_by_category)
         self._all_reasons.update(other._all_reasons)
-        self._sources.take(other._sources)
+        self._sources.merge(other._sources)
         self._fields |= other._fields
         self._problems += other._problems[: MAX_EXAMPLES - len(self._problems)]
 
@@ -425,15 +427,15 @@ class FilterTally:
         """
         if verdicts.num_unmatched:
             unmatched = f"{verdicts.num_unmatched} of {verdicts.num_verdicts} verdicts"
-            self._problems.append(f"{unmatched} name no row of the input")
+            self._problems.append(f"{unmatched} match no row of the input")
         before, after = self._kept_rows.merged(self._dropped_rows), self._kept_rows
         is_default = self._category_field == FilterDataset.model_fields["category_field"].default
         if not is_default and before.categories().keys() <= {NO_CATEGORY, UNREADABLE}:
             self._problems.append(missing_field_note(self._category_field, self._fields))
         return FilterResult(
             output=workspace.shown(output),
-            read=self.read,
-            kept=self.kept,
+            read=self.num_read,
+            kept=self.num_kept,
             dropped=dict(self._dropped),
             failed_filters=dict(self._all_reasons),
             dropped_file=workspace.shown(dropped_file),
@@ -459,22 +461,23 @@ class FilterTally:
         if self._num_reserved_addresses:
             warnings.append(
                 f"{self._num_reserved_addresses} kept rows have email addresses in domains "
-                "reserved for examples (.example, .test, .local and similar): drop_pii keeps them "
-                "because they reach nobody; to drop them, use not_contains with match=conversation"
+                "reserved for examples (.example, .test, .local and similar): drop_pii keeps these "
+                "rows because no mail reaches such addresses; to drop the rows, use not_contains "
+                "with match=conversation"
             )
         if self._counts_turns and self._num_gym_rows:
             warnings.append(
-                f"turns are assistant messages; in the {self._num_gym_rows} rows from NeMo Gym, "
-                "its tutorial counts the output items instead, including calls and their replies"
+                "turns are assistant messages; for rows from NeMo Gym, of which there are "
+                f"{self._num_gym_rows}, its tutorial counts output items, also calls and replies"
             )
         warnings += [
-            f"{text!r} dropped {count} of {self.read} rows"
+            f"{text!r} dropped {count} of {self.num_read} rows"
             for text, count in self._dropped.most_common()
-            if count > _LARGE_SHARE * self.read
+            if count > _LARGE_SHARE * self.num_read
         ]
         for (text, category), count in self._dropped_by_category.most_common():
             size = before.size_of(category)
-            if _MIN_CATEGORY_SIZE <= size < self.read and count > size / 2:
+            if _MIN_CATEGORY_SIZE <= size < self.num_read and count > size / 2:
                 warnings.append(
                     f"{text!r} dropped {count} of the {size} rows of category {category[:60]!r}"
                 )

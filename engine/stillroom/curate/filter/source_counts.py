@@ -22,15 +22,16 @@ class SourceCounts:
         """Counts one row."""
         (self.kept if is_kept else self.dropped)[source] += 1
 
-    def take(self, other: "SourceCounts") -> None:
-        """Adds the counts of other rows to these."""
+    def merge(self, other: "SourceCounts") -> None:
+        """Adds the counts of other rows."""
         self.kept.update(other.kept)
         self.dropped.update(other.dropped)
 
     def by_name(self, shown: Callable[[Path], str]) -> dict[str, SourceFilterCount]:
         """Returns the counts of the 20 largest sources and of all others; {} for a single source.
 
-        `shown` returns an absolute path as users see it; the others are of logs, and already so.
+        `shown` returns an absolute path as users see it. Imported rows have the relative path of
+        their original file, which is used as it is.
         """
         total = self.kept + self.dropped
         if len(total) < 2:

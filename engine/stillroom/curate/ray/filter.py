@@ -117,7 +117,7 @@ def _survey_file(file: Path, request: FilterDataset, shared_index: Any) -> TaskS
 def _write_jobs(
     parts: RayParts, files: list[Path], task_input: _TaskInput
 ) -> Iterator[tuple[Any, ...]]:
-    """Judges all rows if the filters compare them, and yields the arguments of `_write_rows`."""
+    """Yields the arguments of `_write_rows`; first judges all rows if the filters compare them."""
     request = task_input.request
     # An object in the store is sent to each worker once, instead of with each task.
     shared = parts.ray.put(task_input)
@@ -175,8 +175,8 @@ def _write_rows(
         ):
             writer.write(row, reasons)
     return (
-        WrittenPart(kept_path, tally.kept, tally),
-        WrittenPart(dropped_path, tally.read - tally.kept, None),
+        WrittenPart(kept_path, tally.num_kept, tally),
+        WrittenPart(dropped_path, tally.num_read - tally.num_kept, None),
         record_file(file),
     )
 

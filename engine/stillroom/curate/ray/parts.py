@@ -78,12 +78,13 @@ class RayParts:
                 raise error.cause from error
             raise RunError(
                 f"a Ray task failed: {str(error.cause)[:500]}",
-                "read the traceback in the worker's log (`ray list tasks`)",
+                "read the traceback in the worker's log (`ray list tasks` names the worker)",
             ) from error
         except self.ray.exceptions.RayError as error:
             raise RunError(
                 f"Ray lost a task: {type(error).__name__}: {str(error)[:500]}",
-                "give workers more memory, or split the largest file",
+                "read the worker's log (`ray list tasks` names the worker); if the worker ran out "
+                "of memory, give workers more, or split the largest input file",
             ) from error
 
 
@@ -103,10 +104,10 @@ def ray_parts(address: str | None, output: Path) -> Generator[RayParts]:
 
 
 def _run_checked(work: Callable[..., Any], job: tuple[Any, ...], version: str) -> Any:
-    """Calls `work` in a Ray worker, after checking that it has the driver's version."""
+    """Calls `work` in a Ray worker. Raises RunError if the worker has not the driver's version."""
     if version != __version__:
         raise RunError(
             f"a Ray worker has stillroom {__version__}, the driver {version}",
-            "install the same version everywhere",
+            "install the same version on all nodes of the cluster",
         )
     return work(*job)

@@ -67,20 +67,22 @@ def pair_on_ray(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
     ):
         records: dict[Path, FileRecord] = {}
         skipped = pairing.tally.skipped
-        pairing.set_indexes([_index_side(parts, side, skipped, records) for side in pairing.sides])
+        pairing.set_indexes(
+            [_index_files(parts, files, skipped, records) for files in pairing.file_groups]
+        )
         for part in parts.map(_pair_tasks, _pair_jobs(parts, request, pairing)):
             part.append_to(pairing.output.rows)
             pairing.tally.merge(part.tally)
         return pairing.finish([records[file] for file in pairing.files])
 
 
-def _index_side(
-    parts: RayParts, side: list[Path], skipped: Counter[str], records: dict[Path, FileRecord]
+def _index_files(
+    parts: RayParts, files: list[Path], skipped: Counter[str], records: dict[Path, FileRecord]
 ) -> TaskIndex:
-    """Returns the index of all files of a side; adds to `skipped` and `records`."""
+    """Returns one index of all files; adds to `skipped` and `records`."""
     index: TaskIndex = {}
-    indexes = parts.map(_index_file, ((path,) for path in side))
-    for path, (rollouts, left_out, record) in zip(side, indexes, strict=True):
+    indexes = parts.map(_index_file, ((path,) for path in files))
+    for path, (rollouts, left_out, record) in zip(files, indexes, strict=True):
         for task_id, entries in rollouts.items():
             index.setdefault(task_id, []).extend(entries)
         skipped.update(left_out)
