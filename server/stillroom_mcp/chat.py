@@ -84,17 +84,17 @@ async def _chat(
         if request.data is not None:
             for message in conversation.messages:
                 show(message)
-            is_complete = _print_problem(await conversation.say(None))
+            is_complete = _print_problem(await conversation.send(None))
         if texts:
             for text in texts:
-                is_complete = _print_problem(await conversation.say(text)) and is_complete
+                is_complete = _print_problem(await conversation.send(text)) and is_complete
             return 0 if is_complete else 1
         sys.stderr.write(_HELP)
         while (text := await anyio.to_thread.run_sync(_read, abandon_on_cancel=True)) is not None:
             if text == "/new":
                 conversation.start_over()
             elif text:
-                _print_problem(await conversation.say(text))
+                _print_problem(await conversation.send(text))
     return 0
 
 

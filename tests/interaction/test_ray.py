@@ -160,7 +160,7 @@ def test_a_killed_worker_is_resumed_by_another(cluster, workspace: Workspace) ->
     assert len(again) <= 2
     assert set(again.values()) <= {2}
     assert 24 <= result.calls <= endpoint.served.total()
-    assert any("died and another one continues" in note for note in reporter.notes)
+    assert any("another worker continues the shard" in note for note in reporter.notes)
 
 
 def test_a_shard_whose_worker_dies_twice_has_failed(cluster, workspace: Workspace) -> None:

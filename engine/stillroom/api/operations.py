@@ -101,7 +101,7 @@ OPERATIONS = (
             kinds=(RunKind.ROLLOUTS,),
             function="stillroom.rollout.run:generate_rollouts",
             on_ray="stillroom.rollout.ray.run:generate_on_ray",
-            failure="stillroom.rollout.results:nothing_succeeded",
+            failure="stillroom.rollout.results:no_success_error",
         ),
     ),
     Operation(

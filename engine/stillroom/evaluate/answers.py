@@ -107,7 +107,7 @@ def judged_specs(
 
     Raises InputError if none of them has a reward function, judge or expected answer.
     """
-    unjudged = {spec.task.task_id for spec in specs if not rewarder.can_judge(spec.task)}
+    unjudged = {spec.task.task_id for spec in specs if not rewarder.has_reward(spec.task)}
     judged = [spec for spec in specs if spec.task.task_id not in unjudged]
     if specs and not judged:
         raise InputError(

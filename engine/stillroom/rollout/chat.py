@@ -19,11 +19,11 @@ from stillroom.settings import Workspace
 from stillroom.tools.source import ToolResult
 from stillroom.types import Message, SampledTurn, StopReason
 
-_ENDS = {
+_CUT_SHORT = {
     StopReason.MAX_TURNS: "reached max_turns while still calling tools",
     StopReason.MAX_TOKENS: "cut at max_tokens",
-    StopReason.CONTEXT_WINDOW: "the conversation fills its context: start a new one",
-    StopReason.CONTENT_FILTER: "the endpoint withheld the rest",
+    StopReason.CONTEXT_WINDOW: "the conversation fills the model's context: start a new one",
+    StopReason.CONTENT_FILTER: "the endpoint's content filter withheld the rest",
 }
 
 
@@ -65,14 +65,14 @@ class Conversation:
         """Resets the conversation to the messages that it began with."""
         self.messages = list(self._task.messages)
 
-    async def say(self, text: str | None) -> str | None:
+    async def send(self, text: str | None) -> str | None:
         """Sends a user's message and plays the model's answer; None continues the messages so far.
 
         Shows each turn and tool reply as it arrives. Returns why the answer was cut short or
         failed; None if it is complete. A failure leaves the conversation unchanged.
         """
-        said: list[Message] = [] if text is None else [{"role": "user", "content": text}]
-        episode = Episode(messages=[*self.messages, *said])
+        new_messages: list[Message] = [] if text is None else [{"role": "user", "content": text}]
+        episode = Episode(messages=[*self.messages, *new_messages])
         task = msgspec.structs.replace(self._task, messages=episode.messages)
         self._num_answers += 1
         try:
@@ -86,12 +86,12 @@ class Conversation:
                     episode, conversation, _TurnPrinter(self._show), tools, self._context.rules
                 )
         except CallFailedError as error:
-            return f"the call failed, your message was not kept: {error.message}"
+            return f"the call failed, and the conversation is unchanged: {error.message}"
         if episode.messages[-1].get("tool_calls"):
-            # No template takes a call without its reply.
+            # Chat templates require a reply to each tool call.
             del episode.messages[-1]
         self.messages = episode.messages
-        return _ENDS.get(episode.stop_reason)
+        return _CUT_SHORT.get(episode.stop_reason)
 
 
 @asynccontextmanager
@@ -111,6 +111,7 @@ async def open_chat(
 
 
 def _task(workspace: Workspace, request: ChatWithModel) -> Task:
+    """Returns the task of the request's row, or an empty task if the request names no file."""
     if request.data is None:
         return Task(
             task_id="0" * 16,

@@ -136,9 +136,9 @@ async def open_rollout_context(
             fitted = await fit_max_tokens(plan.policy, options.model, sampling, tools, key=key)
             sampling, notes = fitted.sampling, [*notes, *fitted.notes]
         models = _Models(stack, plan, spending, notes)
-        policy = await models.policy(sampling)
-        width, figures = _limits_of(policy)
-        refiner = await models.refiner(policy, failed)
+        policy = await models.open_policy(sampling)
+        concurrency_limit, metrics = _limit_and_metrics(policy)
+        refiner = await models.open_refiner(policy, failed)
         max_characters = options.max_tool_response
         yield RolloutContext(
             refiner or policy,
@@ -149,8 +149,8 @@ async def open_rollout_context(
             cut_reply=cut_at_characters(max_characters) if max_characters is not None else None,
             timeout_s=options.rollout_timeout,
             notes=notes,
-            width=width,
-            figures=figures,
+            concurrency_limit=concurrency_limit,
+            metrics=metrics,
             refiner=refiner,
         )
 
@@ -189,16 +189,16 @@ def _check_tools(tasks: Sequence[Task], tools: ToolSource | None) -> None:
             )
 
 
-def _limits_of(policy: Policy) -> tuple[Callable[[], int], Callable[[], dict[str, float]]]:
-    """Returns two functions: one for the policy's concurrency limit, one for its metrics.
+def _limit_and_metrics(policy: Policy) -> tuple[Callable[[], int], Callable[[], dict[str, float]]]:
+    """Returns a function for the policy's current concurrency limit, and one for its metrics.
 
-    Both change as the run adapts to an endpoint's rate limits; a model in this process has none.
+    Both change as the run adapts to an endpoint's rate limits; a model in this process has neither.
     """
     if not isinstance(policy, OpenAITeacher):
         return lambda: 0, dict[str, float]
     limiter = policy.limiter
 
-    def figures() -> dict[str, float]:
+    def metrics() -> dict[str, float]:
         pace = {}
         if limiter.pace is not None:
             unit = "calls" if limiter.unit is LimitUnit.REQUESTS else "tokens"
@@ -206,7 +206,7 @@ def _limits_of(policy: Policy) -> tuple[Callable[[], int], Callable[[], dict[str
         return {"at_once_allowed": float(limiter.window), **pace}
 
     # A quarter more than the allowed calls, since some conversations are waiting for their tools.
-    return lambda: limiter.window + limiter.window // 4, figures
+    return lambda: limiter.window + limiter.window // 4, metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,19 +220,19 @@ class _Models:
     notes: list[str]
     """Notes for the user, e.g. that a model can only be sampled in a slower way."""
 
-    async def policy(self, sampling: SamplingSettings) -> Policy:
+    async def open_policy(self, sampling: SamplingSettings) -> Policy:
         """Opens the model that answers."""
         options, location = self.plan.options, self.plan.policy
         if isinstance(location, ModelLocation):
-            return await self._local(location, sampling)
+            return await self._load_local(location, sampling)
         calls = CallSettings(
             timeout_s=options.request_timeout,
             limits=LimitSettings(start=options.concurrency, most=options.most_at_once),
             returns_thinking=options.include_thinking,
         )
-        return await self._remote(location, options.model, sampling, calls, self.spending)
+        return await self._open_endpoint(location, options.model, sampling, calls, self.spending)
 
-    async def refiner(
+    async def open_refiner(
         self, teacher: Policy, failed: FailedRollouts | None
     ) -> RefiningPolicy | None:
         """Opens the student and the critic of a refinement, whose calls count against the budget.
@@ -244,21 +244,23 @@ class _Models:
             return None
         student = critic = None
         if refine.student is not None and refine.record is not None:
-            student = await self._local(refine.student, refine.record.settings)
+            student = await self._load_local(refine.student, refine.record.settings)
         if refine.options.takeover == "critic":
-            critic = Critic(await self._critic(refine.critic) if refine.critic else teacher)
+            critic = Critic(await self._open_critic(refine.critic) if refine.critic else teacher)
         return RefiningPolicy(teacher, failed, refine.options, student=student, critic=critic)
 
-    async def _critic(self, critic: CriticPlan) -> Policy:
+    async def _open_critic(self, critic: CriticPlan) -> Policy:
         sampling = SamplingSettings(temperature=0.0, max_tokens=critic.file.max_tokens)
         if isinstance(critic.policy, ModelLocation):
-            return await self._local(critic.policy, sampling)
+            return await self._load_local(critic.policy, sampling)
         calls = CallSettings(timeout_s=self.plan.options.request_timeout)
         budget = self.spending.budget if self.spending else Budget()
         spending = Spending(critic.price, budget)
-        return await self._remote(critic.policy, critic.file.model, sampling, calls, spending)
+        return await self._open_endpoint(
+            critic.policy, critic.file.model, sampling, calls, spending
+        )
 
-    async def _remote(
+    async def _open_endpoint(
         self,
         endpoint: Endpoint,
         model: str,
@@ -270,7 +272,7 @@ class _Models:
         teacher = OpenAITeacher(endpoint, model, sampling, key=key, calls=calls, spending=spending)
         return await self.stack.enter_async_context(teacher)
 
-    async def _local(self, location: ModelLocation, sampling: SamplingSettings) -> Policy:
+    async def _load_local(self, location: ModelLocation, sampling: SamplingSettings) -> Policy:
         """Loads a model into this process."""
         options = self.plan.options
         # Imported here because the server process checks requests with this package, without torch.
@@ -336,7 +338,7 @@ class MeteredConversation:
             budget.give_back(worst)
             raise
         budget.settle(worst, Cost.of(turn.usage, turn.cost_usd), was_sent=False)
-        self._follow(turn)
+        self._set_max_prompt_tokens(turn)
         return turn
 
     def reply(self, call: Message, replies: Sequence[Message]) -> None:
@@ -347,13 +349,14 @@ class MeteredConversation:
     def restore(self, turn: SampledTurn) -> None:
         """Appends a turn that was sampled earlier."""
         self._conversation.restore(turn)
-        self._follow(turn)
+        self._set_max_prompt_tokens(turn)
 
     def trace(self) -> TokenTrace | None:
         """Returns the exact tokens of the conversation, if the policy knows them."""
         return self._conversation.trace()
 
-    def _follow(self, turn: SampledTurn) -> None:
+    def _set_max_prompt_tokens(self, turn: SampledTurn) -> None:
+        """Sets the most tokens that the next prompt can have, from the usage of the last turn."""
         usage = turn.usage
         self._max_prompt_tokens = usage.prompt_tokens + usage.completion_tokens + FRAME_TOKENS
 
@@ -414,15 +417,16 @@ class _ToolSources:
         tools.
         """
         servers = self._plan.mcp_servers
-        inside = {one for one in servers if self._tasks and is_local_port(one, MCP_PORT)}
+        inside = {server for server in servers if self._tasks and is_local_port(server, MCP_PORT)}
         self.notes += [
-            f"mcp_url {one} is treated as the server in the rows' containers; for a server on this "
-            f"machine write http://{one}/mcp"
-            for one in sorted(inside)
+            f"mcp_url {server} is treated as the server in the rows' containers; for a server on "
+            f"this machine write http://{server}/mcp"
+            for server in sorted(inside)
         ]
-        return [one for one in servers if one not in inside]
+        return [server for server in servers if server not in inside]
 
     async def _open_browser(self, stack: AsyncExitStack) -> BrowseTools | None:
+        """Opens the browser if the options ask for it or a task needs it; else returns None."""
         is_fallback = any(task.docker == PLAYWRIGHT for task in self._tasks)
         if not (self._options.browse or is_fallback):
             return None

@@ -41,8 +41,8 @@ _NONCE = "0" * 16
 _MAX_LOGGED_ROWS = 2000
 _LOGGED_ROW = msgspec.json.Decoder(FinishedRow)
 _SHORTEST_ANSWER = "-"
-"""The answer that the low bound assumes. For an empty answer a judge would get "(no answer)", which
-is longer."""
+"""The answer that the low bound assumes. It is not empty, because a judge is shown an empty answer
+as "(no answer)", which is longer."""
 
 
 async def dry_run(
@@ -60,23 +60,25 @@ async def dry_run(
     check_settings(output, settings)
     finished = finished_rows(output)
     known = read_journal(journal_path(output), finished).known
-    rows, steps = unmerged_steps(output, finished)
-    for row in rows.values():
+    unmerged, steps = unmerged_steps(output, finished)
+    for row in unmerged.values():
         finished.add(row)
     todo, known = specs.where(lambda key: key not in finished), known | steps
-    refined = failed if failed is not None and request.begins_inside else None
+    to_refine = failed if failed is not None and request.begins_inside else None
 
     def load(spec: RolloutSpec, plain: RolloutLoad) -> RolloutLoad:
         return (
-            plain if refined is None else _refining(plain, spec, request, refined[spec.key], known)
+            plain
+            if to_refine is None
+            else _refining_load(plain, spec, request, to_refine[spec.key], known)
         )
 
-    seen, seen_in = list(finished.rows()), request.output
-    if not seen:
-        seen, seen_in = _logged_rows(plan.rollouts)
-    counts = RequestedRollouts(len(specs), seen_in)
-    done = _Done(known, seen)
-    return await _forecast(plan.rollouts, plan.price, tasks, todo, counts, done, load)
+    rows, rows_file = list(finished.rows()), request.output
+    if not rows:
+        rows, rows_file = _logged_rows(plan.rollouts)
+    counts = RequestedRollouts(len(specs), rows_file)
+    recorded = _RecordedWork(known, rows)
+    return await _forecast(plan.rollouts, plan.price, tasks, todo, counts, recorded, load)
 
 
 async def forecast_rollouts(
@@ -84,9 +86,9 @@ async def forecast_rollouts(
 ) -> Forecast:
     """Returns a forecast of rollouts that have not started; calls no model and writes no file."""
     tasks = [spec.task for spec in specs]
-    seen, seen_in = _logged_rows(plan)
-    counts = RequestedRollouts(len(specs), seen_in or output)
-    return await _forecast(plan, price, tasks, specs, counts, _Done(rows=seen))
+    rows, rows_file = _logged_rows(plan)
+    counts = RequestedRollouts(len(specs), rows_file or output)
+    return await _forecast(plan, price, tasks, specs, counts, _RecordedWork(rows=rows))
 
 
 def _logged_rows(plan: RolloutPlan) -> tuple[list[FinishedRow], str]:
@@ -110,14 +112,14 @@ def _logged_rows(plan: RolloutPlan) -> tuple[list[FinishedRow], str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
-    """The turns that an output already has, and the rows that the expected numbers are based on."""
+class _RecordedWork:
+    """The recorded steps of an output, and the rows that the expected numbers are based on."""
 
     known: Mapping[RolloutKey, KnownSteps] = field(default_factory=dict[RolloutKey, KnownSteps])
     rows: Sequence[FinishedRow] = ()
 
 
-_NOTHING_DONE = _Done()
+_NOTHING_RECORDED = _RecordedWork()
 
 
 async def _forecast(
@@ -126,22 +128,24 @@ async def _forecast(
     tasks: Sequence[Task],
     todo: Iterable[RolloutSpec],
     counts: RequestedRollouts,
-    done: _Done = _NOTHING_DONE,
-    refined: Callable[[RolloutSpec, RolloutLoad], RolloutLoad] = lambda _spec, load: load,
+    recorded: _RecordedWork = _NOTHING_RECORDED,
+    adjusted: Callable[[RolloutSpec, RolloutLoad], RolloutLoad] = lambda _spec, load: load,
 ) -> Forecast:
+    """Returns the forecast of the rollouts `todo`; `adjusted` changes the load of a rollout."""
     options = rollouts.options
     async with AsyncExitStack() as stack:
         opened = await stack.enter_async_context(open_tools_and_rewards(rollouts, tasks))
         rewarder = await open_rewarder(stack, rollouts, tasks, opened.pool)
-        judge_load = _judge_loads(rollouts.judge, rewarder)
+        judge_load = _judge_load_function(rollouts.judge, rewarder)
         loads = [
-            refined(spec, _load(spec, options, opened, done.known, judge_load)) for spec in todo
+            adjusted(spec, _load(spec, options, opened, recorded.known, judge_load))
+            for spec in todo
         ]
     judge = rollouts.judge
     critic = rollouts.refine.critic if rollouts.refine is not None else None
     result = forecast(
         loads,
-        done.rows,
+        recorded.rows,
         CallRules(
             max_turns=options.max_turns,
             max_tokens=options.max_tokens,
@@ -166,6 +170,7 @@ def _load(
     known: Mapping[RolloutKey, KnownSteps],
     judge_load: Callable[[Task, bool], JudgeLoad | None],
 ) -> RolloutLoad:
+    """Returns the size of one rollout that is still to run."""
     task = spec.task
     schemas = offered_tools(task, opened.tools)
     may_continue = bool(schemas) or options.nudge_to_send is not None
@@ -181,7 +186,7 @@ def _load(
     )
 
 
-def _refining(
+def _refining_load(
     load: RolloutLoad,
     spec: RolloutSpec,
     request: GenerateRollouts,
@@ -204,18 +209,18 @@ def _refining(
             request_bytes=len(msgspec.json.encode(messages)),
             is_certain=not steps.critic,
         )
-    made = sum(CallTotals.of(turn).calls for turn in steps.turns.values())
+    num_calls = sum(CallTotals.of(turn).calls for turn in steps.turns.values())
     return replace(
         load,
         request_bytes=load.request_bytes + sent,
         max_turns=1 if has_critic and request.turns == "one" else load.max_turns,
-        num_known=made if load.num_known else 0,
+        num_known=num_calls if load.num_known else 0,
         is_certain=not has_critic,
         critic=critic,
     )
 
 
-def _judge_loads(
+def _judge_load_function(
     plan: JudgePlan | None, rewarder: Rewarder
 ) -> Callable[[Task, bool], JudgeLoad | None]:
     """Returns a function that returns the judge's load for a task; None without a judge call.

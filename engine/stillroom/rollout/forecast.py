@@ -41,13 +41,13 @@ class ForecastRange(msgspec.Struct, frozen=True):
 
 
 class JudgeForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """The forecast of the judge's calls, tokens and cost."""
+    """The forecast of a judge's or critic's calls, tokens and cost."""
 
     calls: ForecastRange
     prompt_tokens: ForecastRange
     completion_tokens: ForecastRange
     cost_usd: ForecastRange | None
-    """The cost of the judge in USD; None if its price is unknown."""
+    """The cost in USD; None if the price of the model is unknown."""
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,14 +80,14 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class JudgeLoad:
-    """The size of a judge's prompt about one rollout, as far as known in advance."""
+    """The size of a judge's or critic's prompt about one rollout, as far as known in advance."""
 
     text_bytes: int
     """The bytes of the prompt's text alone, without the answer and the conversation."""
     request_bytes: int
     """The bytes of the prompt as sent, in JSON."""
     is_certain: bool
-    """Whether the judge is certain to be called."""
+    """Whether the judge or critic is certain to be called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class RequestedRollouts:
     """The number of requested rollouts, and the file of the rows that the forecast is based on."""
 
     requested: int
-    output: str
+    rows_file: str
 
 
 def forecast(
@@ -212,7 +212,7 @@ def forecast(
         critic=critic,
         cost_usd=cost,
         based_on=(
-            f"{len(finished)} rows of {counts.output}"
+            f"{len(finished)} rows of {counts.rows_file}"
             if finished
             else "the lengths of the prompts, and half of max_tokens for each call"
         ),
@@ -239,17 +239,18 @@ def _assumptions(rules: CallRules) -> list[str]:
     return assumptions
 
 
-def _expected_turns(seen: Sequence[FinishedRow], rules: CallRules) -> float:
+def _expected_turns(finished: Sequence[FinishedRow], rules: CallRules) -> float:
+    """Returns the expected number of turns per rollout."""
     max_turns = float(rules.max_turns)
-    if seen:
-        return min(max_turns, fmean(row.turns for row in seen))
+    if finished:
+        return min(max_turns, fmean(row.turns for row in finished))
     return max_turns if rules.nudge is not None else min(max_turns, _EXPECTED_TURNS_WITH_TOOLS)
 
 
-def _expected_completion(seen: Sequence[FinishedRow], max_tokens: int, turns: float) -> float:
+def _expected_completion(finished: Sequence[FinishedRow], max_tokens: int, turns: float) -> float:
     """Returns the expected completion tokens per call."""
-    if seen:
-        per_call = sum(row.usage.completion_tokens for row in seen) / len(seen) / turns
+    if finished:
+        per_call = sum(row.usage.completion_tokens for row in finished) / len(finished) / turns
         # The limit is needed because some endpoints write more than max_tokens.
         return min(float(max_tokens), per_call)
     return max_tokens / 2
@@ -257,14 +258,15 @@ def _expected_completion(seen: Sequence[FinishedRow], max_tokens: int, turns: fl
 
 def _expected_prompt(
     loads: Sequence[RolloutLoad],
-    seen: Sequence[FinishedRow],
+    finished: Sequence[FinishedRow],
     rules: CallRules,
     turns: float,
     completion: float,
 ) -> float:
-    num_seen_tokens = sum(row.usage.prompt_tokens for row in seen)
-    if num_seen_tokens:
-        return len(loads) * num_seen_tokens / len(seen)
+    """Returns the expected prompt tokens of all rollouts, summed over their calls."""
+    num_recorded_tokens = sum(row.usage.prompt_tokens for row in finished)
+    if num_recorded_tokens:
+        return len(loads) * num_recorded_tokens / len(finished)
     growth = completion + rules.expected_reply_tokens
     return sum(
         _summed_prompts(load.request_bytes / _BYTES_PER_TOKEN, growth, min(turns, load.max_calls))
@@ -273,6 +275,7 @@ def _expected_prompt(
 
 
 def _max_prompt(load: RolloutLoad, rules: CallRules) -> float:
+    """Returns the most prompt tokens that a rollout can take, summed over its calls."""
     if not load.max_calls:
         return 0.0
     growth = rules.max_tokens + rules.max_reply_tokens + FRAME_TOKENS
@@ -288,16 +291,18 @@ def _summed_prompts(prompt: float, growth: float, turns: float) -> float:
 
 
 def _judge_forecast(
-    loads: Sequence[RolloutLoad], rules: CallRules, price: Price | None, answer: float
+    loads: Sequence[RolloutLoad], rules: CallRules, price: Price | None, answer_tokens: float
 ) -> JudgeForecast | None:
     if not rules.judge_max_tokens:
         return None
     judged = [load.judge for load in loads if load.judge is not None]
     max_tokens = rules.judge_max_tokens
-    shown = rules.max_tokens + FRAME_TOKENS
+    shown_tokens = rules.max_tokens + FRAME_TOKENS
     if rules.judge_sees_conversation:
-        shown += rules.max_turns * (rules.max_tokens + rules.max_reply_tokens + FRAME_TOKENS)
-    return _question_forecast(judged, _Question(max_tokens, MAX_TRIES, shown, answer), price)
+        shown_tokens += rules.max_turns * (rules.max_tokens + rules.max_reply_tokens + FRAME_TOKENS)
+    return _grader_forecast(
+        judged, _GraderLimits(max_tokens, MAX_TRIES, shown_tokens, answer_tokens), price
+    )
 
 
 def _critic_forecast(
@@ -306,40 +311,43 @@ def _critic_forecast(
     criticised = [load.critic for load in loads if load.critic is not None]
     if not criticised:
         return None
-    question = _Question(rules.critic_max_tokens, rules.critic_tries, 0, 0)
-    return _question_forecast(criticised, question, price)
+    limits = _GraderLimits(rules.critic_max_tokens, rules.critic_tries, 0, 0)
+    return _grader_forecast(criticised, limits, price)
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
+class _GraderLimits:
     """The limits of a judge's or critic's calls."""
 
     max_tokens: int
     tries: int
-    shown: int
+    max_rollout_tokens: int
     """The most tokens of the rollout that the prompt adds to those known in advance."""
-    answer: float
-    """The expected number of these tokens."""
+    expected_rollout_tokens: float
 
 
-def _question_forecast(
-    loads: Sequence[JudgeLoad], question: _Question, price: Price | None
+def _grader_forecast(
+    loads: Sequence[JudgeLoad], limits: _GraderLimits, price: Price | None
 ) -> JudgeForecast:
     certain = [load for load in loads if load.is_certain]
-    retry = question.max_tokens + _CORRECTION_BYTES + FRAME_TOKENS
+    retry = limits.max_tokens + _CORRECTION_BYTES + FRAME_TOKENS
     prompts = _range(
         sum(load.text_bytes for load in certain) / _MAX_BYTES_PER_TOKEN,
-        sum(load.request_bytes / _BYTES_PER_TOKEN + question.answer for load in loads),
+        sum(
+            load.request_bytes / _BYTES_PER_TOKEN + limits.expected_rollout_tokens for load in loads
+        ),
         sum(
             _summed_prompts(
-                load.request_bytes + question.shown + TEMPLATE_TOKENS, retry, question.tries
+                load.request_bytes + limits.max_rollout_tokens + TEMPLATE_TOKENS,
+                retry,
+                limits.tries,
             )
             for load in loads
         ),
     )
-    calls = _range(len(certain), len(loads), question.tries * len(loads))
+    calls = _range(len(certain), len(loads), limits.tries * len(loads))
     # A judgement is short, so a quarter of the token limit is expected.
-    completions = _range(0, len(loads) * question.max_tokens / 4, calls.high * question.max_tokens)
+    completions = _range(0, len(loads) * limits.max_tokens / 4, calls.high * limits.max_tokens)
     return JudgeForecast(
         calls=calls,
         prompt_tokens=prompts,
@@ -358,18 +366,20 @@ def _cost(
     if price is None:
         return None
 
-    def of(prompt: float, completion: float, to_int: Callable[[float], int]) -> float:
+    def usd(prompt: float, completion: float, to_int: Callable[[float], int]) -> float:
         usage = Usage(prompt_tokens=to_int(prompt), completion_tokens=to_int(completion))
         return price.of(usage)
 
     return ForecastRange(
-        of(prompts.low, completions.low, math.floor),
-        of(prompts.expected, completions.expected, round),
-        of(prompts.high, completions.high, math.ceil),
+        usd(prompts.low, completions.low, math.floor),
+        usd(prompts.expected, completions.expected, round),
+        usd(prompts.high, completions.high, math.ceil),
     )
 
 
-def _total_cost(one: ForecastRange | None, other: ForecastRange | None) -> ForecastRange | None:
-    if one is None or other is None:
+def _total_cost(first: ForecastRange | None, second: ForecastRange | None) -> ForecastRange | None:
+    if first is None or second is None:
         return None
-    return ForecastRange(one.low + other.low, one.expected + other.expected, one.high + other.high)
+    return ForecastRange(
+        first.low + second.low, first.expected + second.expected, first.high + second.high
+    )

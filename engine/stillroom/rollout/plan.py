@@ -88,7 +88,7 @@ class RolloutPlan(ToolsPlan):
         """The environment variables with the API keys of the rollouts' endpoints."""
         critic = self.refine.critic.policy if self.refine and self.refine.critic else None
         endpoints = [self.policy, self.judge.endpoint if self.judge else None, critic]
-        return [one.api_key_env for one in endpoints if isinstance(one, Endpoint)]
+        return [each.api_key_env for each in endpoints if isinstance(each, Endpoint)]
 
     @property
     def files(self) -> list[Path]:
@@ -102,8 +102,8 @@ class RolloutPlan(ToolsPlan):
     def inputs(self) -> list[Path]:
         """`files`, and the folders of the models in this process."""
         models = [self.policy, self.refine.student if self.refine else None]
-        locations = [one for one in models if isinstance(one, ModelLocation)]
-        return [*self.files, *(path for one in locations for path in one.inputs)]
+        locations = [model for model in models if isinstance(model, ModelLocation)]
+        return [*self.files, *(path for location in locations for path in location.inputs)]
 
     def load_tasks(self) -> list[Task]:
         """Returns the tasks of the prompts file that the options `n` and `entries` choose.
@@ -132,9 +132,9 @@ class GenerationPlan:
     def open_tasks(self, failed: FailedRollouts | None = None) -> TaskFile:
         """Opens the run's tasks, with the request's instruction.
 
-        A system message changes their ids; a context does not. If a student's rollouts are refined,
-        these are the tasks that it failed, with the ids in its rollouts: it may have had that
-        system message in its prompt, or the rows' own. Raises InputError if it failed none of them.
+        A system message changes the tasks' ids; a context does not. A refinement gets the tasks
+        that the student failed, with the ids in its rollouts, which may have been generated with
+        the request's system message or with the rows' own. Raises InputError if it failed none.
         """
         request = self.request
         if failed is None:
@@ -154,9 +154,9 @@ class GenerationPlan:
         chosen = chosen_indices(len(tasks), n=None, entries=request.entries)
         numbers = [number for number in chosen if tasks.task_id(number) in wanted][: request.n]
         if not numbers:
-            fix = "give the prompts and the system message that its rollouts were generated with"
+            fix = "give the prompts and the system message that these rollouts were generated with"
             if request.begins_inside and request.system is not None:
-                fix += "; only takeover start allows a different one for the teacher"
+                fix += "; only takeover start allows a different system message for the teacher"
             raise InputError(
                 f"no prompt of {request.input} has a failed rollout in {request.refine}",
                 fix,
@@ -327,7 +327,7 @@ def _indices(entries: str, length: int) -> list[int]:
         if not 0 <= start <= end < length:
             raise InputError(
                 f"entries {entries!r}: {part.strip()!r} is out of range: the file has "
-                f"0-{length - 1}",
+                f"prompts 0-{length - 1}",
                 f"choose among 0-{length - 1}",
             )
         indices += range(start, end + 1)

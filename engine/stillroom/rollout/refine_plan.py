@@ -53,7 +53,7 @@ class RefinePlan:
     student: ModelLocation | None
     """The student, if it continues after the teacher's turn."""
     record: TeacherRecord | None
-    """The student's record in its rollouts, with its sampling settings; None if `student` is
+    """The student's model and sampling settings as its rollouts record them; None if `student` is
     None."""
     critic: CriticPlan | None
 
@@ -94,8 +94,8 @@ def plan_refinement(
     record = None if first is None else _StudentRow.read(files[0], first.number, first.data).teacher
     if record is None or record.provider not in IN_PROCESS:
         raise InputError(
-            f"turns one: the student of {options.refine} cannot continue, since it was not "
-            "sampled in-process",
+            f"turns one: the student of {options.refine} cannot continue its rollouts, since it "
+            "was not sampled in-process",
             "generate the student's rollouts with provider hf, or use turns rest",
         )
     student = ModelChoice.model_validate({"model": record.model, "provider": record.provider})
@@ -169,9 +169,11 @@ class FailedRollouts:
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._reader = RowReader()
-        self._places: dict[RolloutKey, int] = {}
+        # The index of each failed rollout in three arrays: its offset, its number of bytes, and the
+        # index of its file.
+        self._indices: dict[RolloutKey, int] = {}
         self._files, self._offsets, self._sizes = list(files), array("Q"), array("I")
-        self._of_file = array("I")
+        self._file_indices = array("I")
         rewarded, failed = Counter[str](), Counter[str]()
         for number, file in enumerate(files):
             for line in read_row_lines(file):
@@ -182,14 +184,15 @@ class FailedRollouts:
                 if row.success:
                     continue
                 failed[row.task_id] += 1
-                self._places[RolloutKey(row.task_id, row.sample)] = len(self._offsets)
-                self._of_file.append(number)
+                self._indices[RolloutKey(row.task_id, row.sample)] = len(self._offsets)
+                self._file_indices.append(number)
                 self._offsets.append(line.offset)
                 self._sizes.append(line.num_bytes)
         if not rewarded:
             raise DataError(
                 f"no rollout in {files[0]} has a reward, so none counts as failed",
-                "generate the student's rollouts with rewards, or give the prompts expected_answer",
+                "generate the student's rollouts with rewards, or from prompts with an "
+                "expected_answer",
             )
         self.hard_tasks = {
             task for task, num in failed.items() if num >= _FAILED_SHARE * rewarded[task]
@@ -199,25 +202,26 @@ class FailedRollouts:
     @property
     def tasks(self) -> set[str]:
         """The ids of the prompts with a failed rollout."""
-        return {key.task_id for key in self._places}
+        return {key.task_id for key in self._indices}
 
     @property
     def num_samples(self) -> int:
         """One more than the largest sample number of a failed rollout."""
-        return 1 + max((key.sample for key in self._places), default=0)
+        return 1 + max((key.sample for key in self._indices), default=0)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._indices)
 
     def __contains__(self, key: RolloutKey) -> bool:
-        return key in self._places
+        return key in self._indices
 
     def __getitem__(self, key: RolloutKey) -> RecordedRollout:
         """Returns a failed rollout. Raises DataError if its file has changed since."""
-        place = self._places[key]
-        path = self._files[self._of_file[place]]
-        data = self._reader.read(path, self._offsets[place], self._sizes[place])
+        number = self._indices[key]
+        path = self._files[self._file_indices[number]]
+        data = self._reader.read(path, self._offsets[number], self._sizes[number])
         row = _StudentRow.read(path, 0, data)
+        # The prompt may hold assistant messages too: the rollout's turns are the last ones.
         begin = len(row.messages)
         seen = 0
         for index in range(len(row.messages) - 1, -1, -1):

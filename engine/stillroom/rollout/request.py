@@ -33,7 +33,7 @@ class EpisodeOptions(StrictModel):
     max_turns: Annotated[int, Field(ge=1, le=1000)] = 10
     browse: Annotated[bool, Field(description="More tools: a web browser")] = False
     browse_allow: Annotated[
-        tuple[str, ...], Field(description="Private hosts (host:port, CIDR) it may open")
+        tuple[str, ...], Field(description="Private hosts it may open (host:port, CIDR)")
     ] = ()
     termination_policy: Annotated[
         TerminationPolicy, Field(description="max_turns: continues without tool calls")
@@ -50,14 +50,14 @@ class EpisodeOptions(StrictModel):
     """The time limit of a rollout and its rewards, in seconds; None: no limit."""
 
     @model_validator(mode="after")
-    def _nudge_is_sent(self) -> Self:
+    def _check_nudge(self) -> Self:
         if self.nudge != DEFAULT_NUDGE and self.nudge_to_send is None:
             raise ValueError("nudge requires termination_policy: max_turns")
         return self
 
     @property
     def nudge_to_send(self) -> str | None:
-        """The user message after a turn without a tool call; None if such a turn ends it."""
+        """The user message after a turn without a tool call; None if this turn ends the rollout."""
         return self.nudge if self.termination_policy == "max_turns" else None
 
 
@@ -94,16 +94,14 @@ class RolloutOptions(JudgeOptions, EpisodeOptions, ModelChoice):
         Field(description="MCP servers: command lines or URLs"),
     ] = ()
     system: Annotated[
-        str | None, Field(description='System message in place of the rows\' own; "": none')
+        str | None, Field(description='Replaces the rows\' system messages; "" removes them')
     ] = None
     context_file: Annotated[
         str | None, Field(description="Text after the system message, e.g. a SKILL.md")
     ] = None
     rewards: Annotated[
         str,
-        Field(
-            description="File with @reward functions (evaluations find it); else expected_answer"
-        ),
+        Field(description="@reward functions (.py; evaluations find it), else expected_answer"),
     ] = NO_FILE
     n: Annotated[int | None, Field(ge=1, description="Only the first n")] = None
     entries: Annotated[str | None, Field(description="Only these, e.g. 0,2,5-9 (0-based)")] = None
@@ -138,15 +136,15 @@ class RefineOptions(StrictModel):
     ] = None
     takeover: Annotated[
         Takeover,
-        Field(description="Where: first differing action, or a critic's choice"),
+        Field(description="Where: start, first differing action or critic's choice"),
     ] = "first_difference"
     turns: Annotated[
-        Literal["rest", "one"], Field(description="one: then the student continues")
+        Literal["rest", "one"], Field(description="one: the student continues after it")
     ] = "rest"
     critic: Annotated[str, Field(description="critic.yml: another model; none: the teacher")] = (
         "none"
     )
-    train_turns: Annotated[TrainedTurns, Field(description="Turns of weight 1")] = "all"
+    train_turns: Annotated[TrainedTurns, Field(description="Turns to train on")] = "all"
 
     @model_validator(mode="before")
     @classmethod
@@ -161,7 +159,7 @@ class RefineOptions(StrictModel):
         return fields
 
     @model_validator(mode="after")
-    def _refine_options_fit(self) -> Self:
+    def _check_refine_options(self) -> Self:
         # By value: a run's recorded request names every option; `start` was once the default.
         fields = type(self).model_fields
         names = ("turns", "critic", "train_turns")
@@ -218,6 +216,6 @@ class GenerateRollouts(PlacedRequest, RefineOptions, RolloutOptions):
         bool, Field(description="Only forecast calls, tokens and cost; calls nothing")
     ] = False
     ray_address: Annotated[
-        str | None, Field(description="Splits it over Ray: auto, local, an address")
+        str | None, Field(description="Ray cluster: auto, local or an address")
     ] = None
     ray_workers: Annotated[int, Field(ge=1, le=999)] = 2

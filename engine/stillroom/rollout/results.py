@@ -99,13 +99,14 @@ def answering_models(rows_of: Mapping[Answerers, int]) -> list[AnsweringModel]:
 class AnswererWatch:
     """Notices when a model other than the requested one answers, once for each such model.
 
-    An endpoint may serve an alias, or change the model behind a name during a run.
+    An endpoint may serve an alias, or change the model behind a name during a run. `before` are the
+    models that answered earlier, and `recorded_in` tells users where to find `answered_by`.
     """
 
     def __init__(
-        self, requested: str, before: Iterable[Answerers] = (), *, whose: str = "each row"
+        self, requested: str, before: Iterable[Answerers] = (), *, recorded_in: str = "each row"
     ) -> None:
-        self._requested, self._whose = requested, whose
+        self._requested, self._recorded_in = requested, recorded_in
         self._seen = {answerer.model for answerers in before for answerer in answerers}
 
     def new_model_notes(self, answerers: Sequence[Answerer]) -> Iterator[str]:
@@ -116,8 +117,8 @@ class AnswererWatch:
             if self._seen:
                 before = ", ".join(sorted(self._seen)[:_MAX_SHOWN])
                 yield (
-                    f"the endpoint now answers {self._requested!r} with {model!r}, before: "
-                    f"{before}; {self._whose} names its model in answered_by"
+                    f"the endpoint now answers requests for {self._requested!r} with {model!r} "
+                    f"(before: {before}); see answered_by in {self._recorded_in}"
                 )
             elif model != self._requested:
                 yield f"the endpoint reports {model!r} for the requested model {self._requested!r}"
@@ -212,7 +213,7 @@ class RolloutTally:
 
 
 class ProgressReport:
-    """Reports a run's progress, and at most once a second its figures."""
+    """Reports a run's progress, and at most once a second its metrics."""
 
     def __init__(
         self, reporter: Reporter, tally: RolloutTally, *, already_done: int, total: int
@@ -228,9 +229,9 @@ class ProgressReport:
         return self._already_done + self._tally.rows
 
     def report(self, live: Mapping[str, float]) -> None:
-        """Reports the current progress and, if they are due, the figures.
+        """Reports the current progress and, if they are due, the metrics.
 
-        `live` are figures that are not in the tally: how fast calls may be sent, and the counts of
+        `live` are metrics that are not in the tally: how fast calls may be sent, and the counts of
         workers that have not ended yet, which are added to the tally's.
         """
         failed = self._tally.failed.total() + int(live.get("failed", 0))
@@ -238,15 +239,15 @@ class ProgressReport:
         clock = time.monotonic()
         if done == self._total or clock - self._measured_at >= _MEASURE_EVERY_S:
             self._measured_at = clock
-            shown = {name: value for name, value in live.items() if name != "cost_usd"}
-            self._reporter.metrics(done, {**shown, **self._figures(live, failed, clock)})
+            live_metrics = {name: value for name, value in live.items() if name != "cost_usd"}
+            self._reporter.metrics(done, {**live_metrics, **self._metrics(live, failed, clock)})
         self._reporter.progress(done, self._total, unit="rollouts", phase=_PHASE)
 
-    def _figures(self, live: Mapping[str, float], failed: int, clock: float) -> dict[str, float]:
+    def _metrics(self, live: Mapping[str, float], failed: int, clock: float) -> dict[str, float]:
         tally = self._tally
         calls = tally.calls + live.get("calls", 0)
         num_tokens = tally.usage.prompt_tokens + tally.usage.completion_tokens
-        figures: dict[str, float] = {
+        metrics: dict[str, float] = {
             "succeeded": self.num_succeeded,
             "failed": failed,
             "calls": calls,
@@ -255,8 +256,8 @@ class ProgressReport:
         }
         # Before the first call it would be a 0 that stays where the price is not known.
         if tally.cost_usd is not None and calls:
-            figures["cost_usd"] = round(tally.cost_usd + live.get("cost_usd", 0.0), 6)
-        return figures
+            metrics["cost_usd"] = round(tally.cost_usd + live.get("cost_usd", 0.0), 6)
+        return metrics
 
 
 class FailureRow(msgspec.Struct, frozen=True):
@@ -325,7 +326,7 @@ def rollouts_result(
     )
 
 
-def nothing_succeeded(result: RolloutsResult | Forecast) -> RunError | None:
+def no_success_error(result: RolloutsResult | Forecast) -> RunError | None:
     """Returns the error of a run without a single success, or None if it had one."""
     if isinstance(result, Forecast) or result.succeeded or not result.requested:
         return None

@@ -70,7 +70,7 @@ async def generate_rollouts(
     been recorded by then.
     """
     started = time.monotonic()
-    # Planned before any file is opened, since the request may be refused.
+    # Planned before any file is opened, since the request may be invalid.
     plan = plan_generation(workspace, request)
     failed = plan.open_failed()
     with nullcontext() if failed is None else failed, plan.open_tasks(failed) as tasks:
@@ -122,7 +122,7 @@ async def generate_rollouts(
 
 
 class _Run:
-    """The stage of a rollout run between opening the files and closing them."""
+    """Runs the rollouts of a run, and writes, counts and reports each outcome."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class _Run:
         self._judge_watch = AnswererWatch(
             judge.file.model if judge else "",
             (row.judged_by for row in finished.rows()),
-            whose="a row's judge",
+            recorded_in="the judge field of each row",
         )
         self._store, self._tally, self._reporter = store, tally, reporter
         self._has_calls_in_text = False
@@ -158,9 +158,9 @@ class _Run:
                     failures.append(failure_row(outcome))
                 self._tally.add(outcome)
                 self._stop_if_none_succeeds(outcome)
-                self._progress.report(context.figures())
+                self._progress.report(context.metrics())
 
-            self._progress.report(context.figures())
+            self._progress.report(context.metrics())
             async with anyio.create_task_group() as group:
                 group.start_soon(cancel_when_asked, self._reporter, group.cancel_scope)
                 self._tally.stopped_by = await collect_rollouts(
@@ -186,8 +186,8 @@ class _Run:
         if not self._has_calls_in_text and any(map(is_from_text, calls)):
             self._has_calls_in_text = True
             self._reporter.note(
-                f"the server of {rollout.teacher.model!r} left tool calls in the text, which were "
-                "parsed as calls; start it with a tool-call parser (vLLM: "
+                f"the server of {rollout.teacher.model!r} left tool calls in the text; they were "
+                "parsed from it, but start the server with a tool-call parser (vLLM: "
                 "--enable-auto-tool-choice --tool-call-parser NAME; SGLang: --tool-call-parser "
                 "NAME; llama.cpp: --jinja)"
             )
@@ -245,5 +245,5 @@ def _killed_notes(orphaned: Outstanding) -> Iterator[str]:
         usd = f" and ${worst.usd:.4g}" if worst.usd else ""
         yield (
             f"the previous run was killed with at most {calls} calls in flight, which may be paid "
-            f"for twice: up to {worst.tokens} tokens{usd} count as spent for them"
+            f"for twice: the budget counts up to {worst.tokens} tokens{usd} for these calls"
         )

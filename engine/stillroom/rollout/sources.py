@@ -21,7 +21,7 @@ class SourceFile:
     refused: Mapping[str, int] = field(default_factory=dict[str, int])
     """The number of further rows that cannot be read as rollouts, by reason."""
     problems: Sequence[str] = ()
-    """The first of these rows, each with its place and what is wrong with it."""
+    """The first of these rows, each with its location and its problem."""
 
 
 def source_files(workspace: Workspace, inputs: str | Sequence[str]) -> list[SourceFile]:
@@ -33,7 +33,9 @@ def source_files(workspace: Workspace, inputs: str | Sequence[str]) -> list[Sour
     sources: dict[Path, SourceFile] = {}
     for name in [inputs] if isinstance(inputs, str) else inputs:
         run = run_with_id(workspace, name)
-        path = workspace.existing(name, label="input") if run is None else _output(workspace, run)
+        path = (
+            workspace.existing(name, label="input") if run is None else _rollouts_of(workspace, run)
+        )
         for file in rollout_files(path):
             shown = workspace.shown(file)
             source = SourceFile(file, shown if run is None else f"{run.run_id}: {shown}")
@@ -64,7 +66,7 @@ def run_with_id(workspace: Workspace, name: str) -> RunFolder | None:
     return run if run.is_run and run.request_file.is_file() else None
 
 
-def _output(workspace: Workspace, run: RunFolder) -> Path:
+def _rollouts_of(workspace: Workspace, run: RunFolder) -> Path:
     """Returns the file or folder of rollouts that a run wrote.
 
     Raises InputError if the run wrote none, or its files are damaged.
@@ -72,14 +74,16 @@ def _output(workspace: Workspace, run: RunFolder) -> Path:
     try:
         request, result = run.read_request().request, run.read().result
     except DataError as error:
-        raise InputError(f"the files of run {run.run_id!r} are damaged: {error}", _GIVE) from error
+        raise InputError(
+            f"the files of run {run.run_id!r} are damaged: {error}", _RUN_FIX
+        ) from error
     # An evaluation names its rollouts in its result; a rollout run writes them to the output of
     # its request.
     output = (result or {}).get("rollouts") or request.get("output")
     path = workspace.path(output) if isinstance(output, str) else None
     if path is None or not path.exists():
-        raise InputError(f"run {run.run_id!r} has written no rollouts", _GIVE)
+        raise InputError(f"run {run.run_id!r} has written no rollouts", _RUN_FIX)
     return path
 
 
-_GIVE = "give a run of generate_rollouts (`stillroom list-runs`), or the file it wrote"
+_RUN_FIX = "give a run of generate_rollouts (`stillroom list-runs`), or the file it wrote"

@@ -30,7 +30,7 @@ from stillroom.evaluate.run import evaluate_model
 from stillroom.importing.run import import_rollouts
 from stillroom.lineage import now
 from stillroom.rollout.rescore.score import score_rollouts
-from stillroom.rollout.results import nothing_succeeded
+from stillroom.rollout.results import no_success_error
 from stillroom.run_folder import RunFolder, RunState
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
@@ -73,7 +73,7 @@ def answering(answer: str | httpx.Response) -> ScriptedTeacher:
 
 def generated(workspace: Workspace, teacher: ScriptedTeacher, **options: Any) -> str:
     result = run_rollouts(workspace, teacher.handle, **options)
-    if (failure := nothing_succeeded(result)) is not None:
+    if (failure := no_success_error(result)) is not None:
         raise failure
     request = api.GenerateRollouts(**{**GIVEN, **options})
     return told("generate_rollouts", request, run_report(RunKind.ROLLOUTS, result))

@@ -49,7 +49,7 @@ def test_each_row_says_who_answered_it_and_a_change_is_told(workspace: Workspace
     assert [row["answered_by"] for row in others] == [[new], [new]]
     assert result.answered_by == {"m-2026-05-01": 1, "m-2026-09-01": 3}
     assert notes[0] == "the endpoint reports 'm-2026-05-01' for the requested model 'm'"
-    assert "'m-2026-09-01', before: m-2026-05-01" in notes[1]
+    assert "'m-2026-09-01' (before: m-2026-05-01)" in notes[1]
     assert len(notes) == 2
     [model] = json.loads((workspace.root / "out.jsonl.manifest.json").read_bytes())["models"]
     assert sorted(model["answered_by"], key=lambda one: one["rows"]) == [
@@ -67,7 +67,7 @@ def test_a_change_between_two_runs_is_told_and_all_rows_are_in_the_manifest(
 
     assert result.answered_by == {"m-2026-05-01": 2, "m-2026-09-01": 1}
     assert len(notes) == 1
-    assert "the endpoint now answers 'm' with" in notes[0]
+    assert "the endpoint now answers requests for 'm' with" in notes[0]
     [model] = json.loads((workspace.root / "out.jsonl.manifest.json").read_bytes())["models"]
     assert [one["rows"] for one in model["answered_by"]] == [2, 1]
 

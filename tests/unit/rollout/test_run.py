@@ -420,7 +420,7 @@ def test_rollouts_that_were_begun_with_other_rewards_go_on_and_are_then_judged_b
     with pytest.raises(InputError, match="rewards_modules was") as caught:
         run_of(workspace, ScriptedTeacher(), rewards="rewards.py")
     said = re.fullmatch(
-        r"resume it with (rewards=(\S+)), then score all its rows .* "
+        r"resume \S+ with (rewards=(\S+)), then score its rows .* "
         r"score_rollouts\(input=(\S+), output=<another file>\); or choose another output",
         caught.value.fix,
     )
@@ -447,10 +447,10 @@ def test_rewards_that_came_later_and_another_judge_are_told_apart_in_what_to_do(
 
     with pytest.raises(InputError) as caught:
         run_of(workspace, ScriptedTeacher(), rewards="rewards.py")
-    assert "resume it with rewards=none, then score" in caught.value.fix
+    assert "out.jsonl with rewards=none, then score" in caught.value.fix
     with pytest.raises(InputError) as caught:
         run_of(workspace, ScriptedTeacher(), answer_match="exact")
-    assert "resume it with the original judge and rewards, then score" in caught.value.fix
+    assert "out.jsonl with the original judge and rewards, then score" in caught.value.fix
     with pytest.raises(InputError) as caught:
         run_of(workspace, ScriptedTeacher(), answer_match="exact", seed=1)
     assert "score_rollouts" not in caught.value.fix
@@ -630,7 +630,7 @@ def test_a_truncated_answer_and_a_missing_reward_are_counted(workspace: Workspac
         ({"output": "folder"}, "folder"),
         ({"input": "folder"}, "folder"),
         ({"input": "none.jsonl"}, "does not exist"),
-        ({"entries": "3"}, "out of range: the file has 0-2"),
+        ({"entries": "3"}, "out of range: the file has prompts 0-2"),
     ],
 )
 def test_a_run_that_cannot_be_done_is_refused_and_leaves_the_files_alone(

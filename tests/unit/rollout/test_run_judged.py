@@ -145,7 +145,7 @@ def test_rows_and_manifest_say_which_model_judged_and_a_change_is_told(
     ]
     first, second = reporter.notes
     assert first == "the endpoint reports 'j-2026-05' for the requested model 'j'"
-    assert "'j-2026-09', before: j-2026-05; a row's judge names" in second
+    assert "'j-2026-09' (before: j-2026-05); see answered_by in the judge field" in second
 
 
 @pytest.mark.parametrize("cut_at", [0, 1, 2, 3, 4, 4 * NUM_PROMPTS - 1])

@@ -114,11 +114,11 @@ class RolloutContext:
     """The function that shortens tool replies; None if the model reads them in full."""
     timeout_s: float | None = None
     """The most seconds for a rollout with its rewards, once its tools are open; None: no limit."""
-    figures: Callable[[], dict[str, float]] = dict[str, float]
+    metrics: Callable[[], dict[str, float]] = dict[str, float]
     """A function that returns the policy's current metrics, e.g. the allowed calls per second."""
     notes: Sequence[str] = ()
     """Notes on the tools for the user, e.g. that container images must be pulled."""
-    width: Callable[[], int] = lambda: 0
+    concurrency_limit: Callable[[], int] = lambda: 0
     """A function that returns the policy's current concurrency limit. A limit above `concurrency`
     replaces it."""
     refiner: Refiner | None = None
@@ -135,7 +135,8 @@ def key_of(outcome: Outcome) -> RolloutKey:
     return RolloutKey(outcome.task_id, outcome.sample)
 
 
-_WIDEN_EVERY_S = 0.05
+_CHECK_LIMIT_EVERY_S = 0.05
+"""Seconds between checks whether more rollouts may run at once."""
 _ALLOCATIONS_BETWEEN_COLLECTIONS = 50_000
 _CUT_OFF = (StopReason.MAX_TOKENS, StopReason.CONTEXT_WINDOW, StopReason.CONTENT_FILTER)
 
@@ -158,6 +159,7 @@ class RolloutSpecs:
 
     def __init__(self, tasks: TaskFile, samples_per_task: int) -> None:
         self._tasks, self._samples = tasks, samples_per_task
+        # The number of the first sample of each task in the file.
         self._begins = array("I")
         seen, repeats = HashSet(), Counter[str]()
         for number in range(len(tasks)):
@@ -166,6 +168,7 @@ class RolloutSpecs:
             if not seen.add(int(task_id, 16)):
                 repeats[task_id] += 1
             self._begins.append(samples_per_task * repeats.get(task_id, 0))
+        # A rollout's number is samples_per_task times the index of its task, plus its sample.
         self._numbers: Sequence[int] = range(len(tasks) * samples_per_task)
 
     def where(self, is_wanted: Callable[[RolloutKey], bool]) -> "RolloutSpecs":
@@ -203,7 +206,8 @@ async def collect_rollouts(
 ) -> str | None:
     """Runs the rollouts and calls `on_outcome` with each outcome.
 
-    At first `concurrency` rollouts run at once, and more when `context.width()` allows more.
+    At first `concurrency` rollouts run at once, and more when `context.concurrency_limit()` is
+    higher.
     Returns the name of the budget limit that stopped the run early, or None.
     """
     workers = _Workers(iter(specs), context, on_outcome, recorder_for)
@@ -211,12 +215,12 @@ async def collect_rollouts(
         async with anyio.create_task_group() as group:
             num_started = 0
             while not workers.is_done:
-                wanted = max(concurrency, context.width())
-                # Workers are only ever added: if the policy takes fewer, the others wait for it.
+                wanted = max(concurrency, context.concurrency_limit())
+                # Workers are only ever added; those beyond the policy's limit wait for it.
                 for _ in range(wanted - num_started):
                     group.start_soon(workers.work)
                 num_started = max(num_started, wanted)
-                with anyio.move_on_after(_WIDEN_EVERY_S):
+                with anyio.move_on_after(_CHECK_LIMIT_EVERY_S):
                     await workers.done.wait()
     return workers.stopped_by
 
@@ -264,7 +268,7 @@ class _Workers:
         for spec in self._waiting:
             recorder = self._recorder_for(spec.key) if self._recorder_for else EpisodeRecorder()
             try:
-                outcome = await _one_rollout(spec, self._context, recorder)
+                outcome = await _run_rollout(spec, self._context, recorder)
             except BudgetSpentError as spent:
                 # The rollout's finished turns are recorded: a run with a larger budget resumes it.
                 self.stopped_by = spent.limit
@@ -273,9 +277,13 @@ class _Workers:
         self.done.set()
 
 
-async def _one_rollout(
+async def _run_rollout(
     spec: RolloutSpec, context: RolloutContext, recorder: EpisodeRecorder
 ) -> Outcome:
+    """Runs a rollout and computes its rewards.
+
+    Returns a FailedRollout for an error that concerns this rollout alone, and raises any other.
+    """
     task = spec.task
     keeps_state = context.tools is not None and context.tools.keeps_state
     if keeps_state and needs_lost_state(recorder, context.rules):
@@ -309,7 +317,7 @@ async def _one_rollout(
     # Caught before OSError, their base class: these two concern one tool, not e.g. a full disk.
     except (TimeoutError, ConnectionError) as error:
         failure = _internal_failure(error)
-    # A refused key, a full disk or a spent budget ends every rollout, so it ends the run.
+    # A rejected API key, a full disk or a spent budget ends every rollout, so it ends the run.
     except (EngineError, BudgetSpentError, OSError, MemoryError):
         raise
     # Any other error concerns this rollout alone and must not end the others.

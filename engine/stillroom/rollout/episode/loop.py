@@ -48,11 +48,11 @@ def cut_at_tokens(tokenizer: Any, max_tokens: int) -> CutText:
 
     def cut(text: str) -> str:
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        ends: list[tuple[int, int]] = encoded["offset_mapping"]
-        if len(ends) <= max_tokens:
+        offsets: list[tuple[int, int]] = encoded["offset_mapping"]
+        if len(offsets) <= max_tokens:
             return text
-        kept = text[: ends[max_tokens - 1][1]]
-        return f"{kept}\n[cut: {max_tokens} of {len(ends)} tokens are shown]"
+        kept = text[: offsets[max_tokens - 1][1]]
+        return f"{kept}\n[cut: {max_tokens} of {len(offsets)} tokens are shown]"
 
     return cut
 
@@ -106,7 +106,7 @@ class Episode:
     authors: list[Author] = field(default_factory=list[Author])
     """Who wrote each turn, if the rollout refines a student's; else empty."""
     unused: CallTotals = field(default_factory=CallTotals)
-    """The totals of the teacher's calls whose turns were not taken."""
+    """The totals of the teacher's calls whose turns were discarded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ async def play_episode(
     """
     while True:
         index = episode.turns
-        turn = await _turn(conversation, recorder, index)
+        turn = await _next_turn(conversation, recorder, index)
         episode.turns += 1
         episode.usage += turn.usage
         episode.cost_usd = total_usd((episode.cost_usd, turn.cost_usd))
@@ -180,18 +180,21 @@ async def play_episode(
             episode.stop_reason = stop
             return
         if calls := turn.message.get("tool_calls"):
-            results = await _results(calls, recorder, index, tools)
+            results = await _tool_results(calls, recorder, index, tools)
             episode.tool_errors += sum(result.is_error for result in results)
-            replies = [_reply(call, result) for call, result in zip(calls, results, strict=True)]
+            replies = [
+                _tool_message(call, result) for call, result in zip(calls, results, strict=True)
+            ]
         else:
             replies = [rules.nudge_message()]
         episode.messages += replies
         conversation.reply(turn.message, replies)
 
 
-async def _turn(
+async def _next_turn(
     conversation: PolicyConversation, recorder: EpisodeRecorder, index: int
 ) -> SampledTurn:
+    """Returns the turn on record, or else samples a new one and records it."""
     known = recorder.known_turn(index)
     if known is not None:
         conversation.restore(known)
@@ -201,9 +204,10 @@ async def _turn(
     return turn
 
 
-async def _results(
+async def _tool_results(
     calls: Sequence[ToolCall], recorder: EpisodeRecorder, index: int, tools: OfferedTools
 ) -> list[ToolResult]:
+    """Returns the replies on record, or else calls the tools and records their replies."""
     known = recorder.known_replies(index)
     if known is not None:
         return known
@@ -228,7 +232,7 @@ def _cut(result: ToolResult, cut: CutText | None) -> ToolResult:
     return ToolResult(content=cut(result.content), is_error=result.is_error)
 
 
-def _reply(call: ToolCall, result: ToolResult) -> Message:
+def _tool_message(call: ToolCall, result: ToolResult) -> Message:
     return {
         "role": "tool",
         "tool_call_id": call["id"],
@@ -288,9 +292,9 @@ def offered_tools(task: Task, tools: ToolSource | None) -> list[ToolSchema]:
     """
     if tools is None:
         return []
-    shown = {s["function"]["name"]: s for s in task.tool_schemas or ()}
+    row_schemas = {s["function"]["name"]: s for s in task.tool_schemas or ()}
     return [
-        shown.get(schema["function"]["name"], schema)
+        row_schemas.get(schema["function"]["name"], schema)
         for schema in tools.schemas_for(tool_task(task))
         if task.tool_names is None or schema["function"]["name"] in task.tool_names
     ]

@@ -35,26 +35,29 @@ class FinishedRows(Mapping[RolloutKey, FinishedRow]):
     """The finished rows of an output by rollout key, at about 200 bytes each."""
 
     def __init__(self) -> None:
+        # The packed rows one after another, and the offset at which each row ends, after a 0.
         self._data = bytearray()
         self._ends = array("Q", [0])
-        # By the hash of a key, which takes less than the key; its row has the key itself.
+        # The number of each row by the hash of its key, which is smaller than the key in the row.
         self._numbers: dict[int, int] = {}
         self._answerers: dict[Answerers, int] = {}
-        """The groups of models that answered; most rows share one group."""
+        """The index in `_groups` of each group of answering models; most rows share one group."""
+        # For each row: the index in `_groups` of the models that answered, and that judged.
         self._answered_by, self._judged_by = array("I"), array("I")
         self._groups: list[Answerers] = []
 
     def add(self, row: FinishedRow) -> None:
         """Adds a row, which replaces an earlier one of the same rollout."""
         self._numbers[hash(RolloutKey(row.task_id, row.sample))] = len(self._answered_by)
-        self._answered_by.append(self._group(row.answered_by))
-        self._judged_by.append(self._group(row.judged_by))
+        self._answered_by.append(self._group_index(row.answered_by))
+        self._judged_by.append(self._group_index(row.judged_by))
         judge = row.judge and msgspec.structs.replace(row.judge, answered_by=())
         fields = msgspec.structs.astuple(msgspec.structs.replace(row, judge=judge))
         self._data += msgspec.msgpack.encode(_Packed(*fields[: len(_Packed.__struct_fields__)]))
         self._ends.append(len(self._data))
 
-    def _group(self, answerers: Answerers) -> int:
+    def _group_index(self, answerers: Answerers) -> int:
+        """Returns the index of a group of models in `_groups`, after adding it if it is new."""
         number = self._answerers.setdefault(answerers, len(self._groups))
         if number == len(self._groups):
             self._groups.append(answerers)

@@ -43,9 +43,9 @@ _SYNC_EVERY_S = 1.0
 can lose the records since the last sync."""
 _SETTINGS = "settings.json"
 _GIVEN_REWARDS = "given_rewards.py"
-_JUDGING = {"rewards_sha256", "rewards_modules", "judge", "answer_match"}
+_JUDGING_SETTINGS = {"rewards_sha256", "rewards_modules", "judge", "answer_match"}
 """Settings that change how a rollout is judged, but not the rollout."""
-_LATE = ("weights", "tools_modules", "rewards_modules")
+_MAYBE_UNKNOWN = ("weights", "tools_modules", "rewards_modules")
 """Settings that may be unknown: the commit of a hub model before its download, and the modules of
 tools.py and rewards.py in outputs of older versions."""
 
@@ -88,21 +88,21 @@ def check_settings(output: Path, settings: Mapping[str, Any]) -> None:
     if before.get("mcp_servers"):
         before["mcp_servers"] = [without_secrets(server) for server in before["mcp_servers"]]
     names = [*now, *(before.keys() - now.keys())]
-    unknown = {name for name in _LATE if before.get(name) is None or now.get(name) is None}
+    unknown = {name for name in _MAYBE_UNKNOWN if before.get(name) is None or now.get(name) is None}
     names = [name for name in names if name not in unknown]
     changed = [name for name in names if before.get(name) != now.get(name)]
     if changed:
         shown = "; ".join(f"{n} was {before.get(n)!r}, now {now.get(n)!r}" for n in changed)
         raise InputError(
             f"{output} was started with different settings: {shown}",
-            _how_to_judge_again(output, before, changed)
-            if _JUDGING.issuperset(changed)
-            else "use the original settings to resume it, or choose another output",
+            _rejudging_fix(output, before, changed)
+            if _JUDGING_SETTINGS.issuperset(changed)
+            else f"resume {output} with the original settings, or choose another output",
         )
 
 
-def _how_to_judge_again(output: Path, before: Mapping[str, Any], changed: Sequence[str]) -> str:
-    """Returns how to resume a run if the judge or the rewards have changed."""
+def _rejudging_fix(output: Path, before: Mapping[str, Any], changed: Sequence[str]) -> str:
+    """Returns the fix for a changed judge or changed rewards."""
     kept, old = journal_folder(output) / _GIVEN_REWARDS, "the original judge and rewards"
     if all(name.startswith("rewards") for name in changed):
         if before.get("rewards_sha256") is None:
@@ -110,8 +110,9 @@ def _how_to_judge_again(output: Path, before: Mapping[str, Any], changed: Sequen
         elif kept.exists():
             old = f"rewards={kept}"
     return (
-        f"resume it with {old}, then score all its rows with the new rewards, without calling the "
-        f"teacher: score_rollouts(input={output}, output=<another file>); or choose another output"
+        f"resume {output} with {old}, then score its rows with the new judge and rewards, without "
+        f"calling the teacher: score_rollouts(input={output}, output=<another file>); or choose "
+        "another output"
     )
 
 
@@ -119,8 +120,8 @@ def keep_rewards(output: Path, file: UserFile | None) -> None:
     """Copies rewards.py and its modules next to the journal, so that later edits do not matter."""
     kept = journal_folder(output) / _GIVEN_REWARDS
     if file is not None and not kept.exists():
-        for place, code in file.modules.items():
-            write_atomic(kept.parent / place, code)
+        for relative_path, code in file.modules.items():
+            write_atomic(kept.parent / relative_path, code)
         write_atomic(kept, file.code)
 
 
@@ -157,27 +158,27 @@ class RolloutStore:
             cut_torn_line(output)
             cut_torn_line(journal)
             self.finished = finished_rows(output)
-            self._before = read_journal(journal, self.finished)
-            self.known = self._before.known
-            self._unconfirmed = self._before.unconfirmed + self.lost.worst
+            self._earlier = read_journal(journal, self.finished)
+            self.known = self._earlier.known
+            self._unconfirmed = self._earlier.unconfirmed + self.lost.worst
             self._rows, self._journal = AppendLog(output), AppendLog(journal)
         except BaseException:
             self._lock.release()
             raise
         self._synced_at = time.monotonic()
-        self._has_sent = False
+        self._has_recorded_calls = False
         self.num_restarted = 0
         """The number of rollouts that were restarted because their tools keep state."""
 
     @property
     def orphaned(self) -> Outstanding:
         """Upper bound on the calls in flight when the last run was killed; none if it was not."""
-        return self._before.outstanding
+        return self._earlier.outstanding
 
     @property
     def lost(self) -> Outstanding:
         """Upper bound on the calls in flight when any run was killed, the last run included."""
-        return self._before.lost + self._before.outstanding
+        return self._earlier.lost + self._earlier.outstanding
 
     def recorder(self, key: RolloutKey) -> EpisodeRecorder:
         """Returns the recorder of one rollout, which also replays its recorded steps."""
@@ -206,8 +207,8 @@ class RolloutStore:
 
     def record_outstanding(self, outstanding: Outstanding) -> None:
         """Records an upper bound on what may be billed if this process is killed now."""
-        self._append_outstanding(outstanding, begins=not self._has_sent)
-        self._has_sent = True
+        self._append_outstanding(outstanding, begins=not self._has_recorded_calls)
+        self._has_recorded_calls = True
 
     def record_lost(self, lost: Outstanding) -> None:
         """Records the calls that other processes had in flight when they were killed."""
@@ -227,8 +228,8 @@ class RolloutStore:
         Where a row and the journal differ, the larger cost counts: rows of older versions may lack
         calls that are in the journal.
         """
-        by_step, on_finished = self._before.spent, self._before.spent_on_finished
-        spent = self._before.unconfirmed + self.lost.worst
+        by_step, on_finished = self._earlier.spent, self._earlier.spent_on_finished
+        spent = self._earlier.unconfirmed + self.lost.worst
         for row in self.finished.rows():
             key, in_row = RolloutKey(row.task_id, row.sample), row.spent
             in_journal = by_step.get(key) or on_finished.of(key)
@@ -239,7 +240,7 @@ class RolloutStore:
     def paid(self) -> CallTotals:
         """Returns the totals of all recorded calls, including those of unfinished rollouts."""
         paid = sum((row.paid for row in self.finished.rows()), start=CallTotals())
-        by_step = self._before.paid
+        by_step = self._earlier.paid
         unfinished = (totals for key, totals in by_step.items() if key not in self.finished)
         return sum(unfinished, start=paid)
 
@@ -252,7 +253,7 @@ class RolloutStore:
             closing.callback(self._lock.release)
             closing.callback(self._journal.close)
             self._rows.close()
-            if self._has_sent:
+            if self._has_recorded_calls:
                 # Shows the next process that no call was in flight when this one ended.
                 self.record_outstanding(Outstanding())
             if self._is_empty:

@@ -212,24 +212,24 @@ class PackedCosts:
     """Costs summed per rollout, at about 130 bytes for each rollout."""
 
     def __init__(self) -> None:
-        # Keyed by a 64-bit hash: a collision is unlikely among a million keys, and would only add
-        # two costs up.
-        self._places: dict[int, int] = {}
+        # The index of each rollout in the two arrays, by a 64-bit hash of its key: a collision is
+        # unlikely among a million keys, and would only add up the costs of two rollouts.
+        self._indices: dict[int, int] = {}
         self._tokens, self._usd = array("Q"), array("d")
 
     def add(self, key: RolloutKey, cost: Cost) -> None:
         """Adds a cost to a rollout's total."""
-        place = self._places.setdefault(hash(key), len(self._tokens))
-        if place == len(self._tokens):
+        index = self._indices.setdefault(hash(key), len(self._tokens))
+        if index == len(self._tokens):
             self._tokens.append(0)
             self._usd.append(0.0)
-        self._tokens[place] += cost.tokens
-        self._usd[place] += cost.usd
+        self._tokens[index] += cost.tokens
+        self._usd[index] += cost.usd
 
     def of(self, key: RolloutKey) -> Cost:
         """Returns the cost of a rollout; zero if none was added."""
-        place = self._places.get(hash(key))
-        return Cost() if place is None else Cost(self._tokens[place], self._usd[place])
+        index = self._indices.get(hash(key))
+        return Cost() if index is None else Cost(self._tokens[index], self._usd[index])
 
 
 @dataclass(slots=True)
@@ -302,8 +302,7 @@ def decoded_lines(path: Path, decoder: msgspec.json.Decoder[_T], kind: str) -> I
                 return
             raise DataError(
                 f"{path}:{line.number} is not {kind}: {error}",
-                "the file was edited: remove the line (its step is then repeated), or choose "
-                "another output",
+                "remove this line, whose step is then repeated, or choose another output",
             ) from error
 
 

@@ -57,7 +57,7 @@ class RemainingBudget:
     usd: float = math.inf
     tokens: float = math.inf
 
-    def less(self, spent: Iterable[Cost]) -> "RemainingBudget":
+    def minus(self, spent: Iterable[Cost]) -> "RemainingBudget":
         """Returns the budget that is left after these costs."""
         costs = list(spent)
         return RemainingBudget(
@@ -127,19 +127,21 @@ def split(
             Shard(
                 number,
                 dealt,
-                _portion(concurrency, number, count),
-                _portion(max_concurrency, number, count),
-                _slice(remaining, before, num_dealt, len(keys)),
+                _integer_share(concurrency, number, count),
+                _integer_share(max_concurrency, number, count),
+                _budget_share(remaining, before, num_dealt, len(keys)),
             )
         )
     return shards
 
 
-def _portion(whole: int, number: int, count: int) -> int:
+def _integer_share(whole: int, number: int, count: int) -> int:
+    """Returns the share of shard `number` in a whole number that `count` shards split."""
     return whole // count + (number < whole % count)
 
 
-def _slice(remaining: RemainingBudget, begin: int, end: int, total: int) -> RemainingBudget:
+def _budget_share(remaining: RemainingBudget, begin: int, end: int, total: int) -> RemainingBudget:
+    """Returns the budget for the rollouts from `begin` to `end`, of `total` rollouts."""
     tokens = remaining.tokens
     if tokens < math.inf:
         # Differences of running totals that are rounded down, so that the shares add up.
@@ -246,12 +248,12 @@ def merge_shards(
 def _merge(path: Path, settings: _Settings, into: RolloutStore) -> Outstanding:
     """Merges a shard's rows, and the records that were added to its journal.
 
-    Returns the most calls that killed workers had in flight.
+    Returns an upper bound on the calls that killed workers had in flight.
     """
     shard = _open_when_free(path, settings)
     try:
         for line in read_lines(path):
-            _finish(decode_trajectory(line.data), into)
+            _append_if_new(decode_trajectory(line.data), into)
         num_known = msgspec.json.decode(_seed_path(path).read_bytes(), type=int)
         for line in islice(read_lines(journal_path(path)), num_known, None):
             record = RECORD.decode(line.data)
@@ -266,8 +268,8 @@ def _merge(path: Path, settings: _Settings, into: RolloutStore) -> Outstanding:
         shard.close(is_complete=False)
 
 
-def _finish(trajectory: Trajectory, into: RolloutStore) -> bool:
-    """Appends a row unless the output already has its rollout; returns whether it was new."""
+def _append_if_new(trajectory: Trajectory, into: RolloutStore) -> bool:
+    """Appends a row unless the output already has this rollout; returns whether it was new."""
     is_new = RolloutKey(trajectory.task_id, trajectory.sample) not in into.finished
     if is_new:
         into.finish(trajectory)
@@ -322,11 +324,11 @@ class ShardTail:
         self._path, self._into = path, into
         self._offset = 0
 
-    def take(self) -> int:
+    def copy_new_rows(self) -> int:
         """Copies the rows that were added since the last call, and returns how many were new."""
         with self._path.open("rb") as stream:
             stream.seek(self._offset)
             whole, newline, _torn = stream.read().rpartition(b"\n")
         self._offset += len(whole) + len(newline)
         lines = whole.split(b"\n") if newline else []
-        return sum(_finish(decode_trajectory(line), self._into) for line in lines)
+        return sum(_append_if_new(decode_trajectory(line), self._into) for line in lines)

@@ -15,11 +15,14 @@ _OBJECT_STORE_BYTES = 100 << 20
 
 
 @contextmanager
-def ray_cluster(address: str | None, *, num_cpus: int | None = None) -> Generator[Any]:
+def ray_cluster(
+    address: str | None, *, num_cpus: int | None = None, key: str = "ray_address"
+) -> Generator[Any]:
     """Yields the module `ray`, connected to a cluster; an existing connection is reused and left
     open.
 
     `num_cpus` is for a cluster that is started on this machine (`local`); None takes all cores.
+    `key` names the option that sets the address, for errors.
     Raises MissingExtraError without Ray, and RunError if no cluster answers.
     """
     with _restore_sigterm_handler():
@@ -34,8 +37,8 @@ def ray_cluster(address: str | None, *, num_cpus: int | None = None) -> Generato
         except (OSError, RuntimeError, ValueError) as error:
             raise RunError(
                 f"no Ray cluster answers at {address!r}: {str(error)[:300]}",
-                "start one with `ray start --head`, or give ray_address local for one on this "
-                "machine",
+                f"start a cluster with `ray start --head`, or set {key} to local to start one on "
+                "this machine",
             ) from error
     try:
         yield ray

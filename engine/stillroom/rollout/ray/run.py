@@ -94,7 +94,7 @@ class _RayRun:
     async def run(self) -> FinishedRows:
         """Does the rollouts and returns all finished rows of the output."""
         state, keys = self._state, self._keys
-        finished = await self._merged()
+        finished = await self._merge_shards()
         keep_rewards(self._output, state.plan.rollouts.rewards_file)
         already_done = sum(key in finished for key in keys)
         progress = ProgressReport(
@@ -107,22 +107,22 @@ class _RayRun:
             todo = [key for key in keys if key not in finished and key not in state.failed]
             if not todo:
                 break
-            round_ = await self._one_round(todo, num_workers, progress)
-            finished = await self._merged()
+            round_ = await self._run_round(todo, num_workers, progress)
+            finished = await self._merge_shards()
             state.tally.stopped_by = min(round_.stopped_by, default=None)
             # Each shard leaves a bit of its share unused, so fewer shards use more of the budget.
-            is_dealt_again = bool(round_.stopped_by & _LIMITS_OF_SHARES)
-            num_workers = round_.num_shards // 2 if is_dealt_again else 0
+            is_split_again = bool(round_.stopped_by & _LIMITS_OF_SHARES)
+            num_workers = round_.num_shards // 2 if is_split_again else 0
         state.tally.rows = sum(key in finished for key in keys) - already_done
         state.tally.failed = Counter(state.failed.values())
         return finished
 
-    async def _merged(self) -> FinishedRows:
+    async def _merge_shards(self) -> FinishedRows:
         """Merges the shards into the output and returns all finished rows."""
         merge = functools.partial(merge_shards, requested=self._keys)
         return await anyio.to_thread.run_sync(merge, self._output, self._state.settings)
 
-    async def _one_round(
+    async def _run_round(
         self, todo: list[RolloutKey], num_workers: int, progress: ProgressReport
     ) -> Round:
         """Splits the rollouts into shards and waits until all shards have ended."""
@@ -158,7 +158,7 @@ class _RayRun:
                     "(`ray list actors`); the same command resumes from here",
                 )
             )
-        self._remaining = self._remaining.less(round_.spent)
+        self._remaining = self._remaining.minus(round_.spent)
         return round_
 
     def _note_missing_cpus(self, num_shards: int) -> None:
@@ -166,11 +166,11 @@ class _RayRun:
         if cpus < num_shards:
             self._state.note(
                 f"the Ray cluster has {cpus} CPUs for {num_shards} workers of one CPU each; "
-                "the others wait for a free CPU"
+                "the remaining workers wait for a free CPU"
             )
 
 
 def _remaining(request: GenerateRollouts, spent: Cost) -> RemainingBudget:
     """Returns the request's budget minus the output's recorded costs."""
     whole = RemainingBudget(request.budget_usd or math.inf, request.max_total_tokens or math.inf)
-    return whole.less([spent])
+    return whole.minus([spent])

@@ -68,7 +68,7 @@ class ShardJob:
 
 
 @dataclass(frozen=True, slots=True)
-class ShardEnd:
+class ShardOutcome:
     """The outcome of a worker's job: a result, or the error that stops the run."""
 
     result: RolloutsResult | None
@@ -79,9 +79,9 @@ class ShardEnd:
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgress:
-    """The latest figures of a worker, and its notes so far."""
+    """The latest metrics of a worker, and its notes so far."""
 
-    figures: Mapping[str, float]
+    metrics: Mapping[str, float]
     notes: tuple[str, ...]
 
 
@@ -91,7 +91,7 @@ class ShardWorker:
     def __init__(self) -> None:
         self._reporter = _LatestReports()
 
-    def run(self, job: ShardJob) -> ShardEnd:
+    def run(self, job: ShardJob) -> ShardOutcome:
         """Runs the shard and returns its outcome."""
         budget = Budget(usd=job.usd, tokens=job.tokens, minutes=job.minutes)
         try:
@@ -107,18 +107,18 @@ class ShardWorker:
         except RunCancelledError as cancelled:
             result = cancelled.result
         except EngineError as error:
-            return ShardEnd(None, budget.spent, error)
+            return ShardOutcome(None, budget.spent, error)
         except BaseExceptionGroup as group:
             # An error raised inside a task group arrives wrapped in exception groups.
             stopping = group.subgroup(EngineError)
             if stopping is None:
                 raise
-            return ShardEnd(None, budget.spent, _engine_error_in(stopping))
-        return ShardEnd(result, budget.spent)
+            return ShardOutcome(None, budget.spent, _engine_error_in(stopping))
+        return ShardOutcome(result, budget.spent)
 
     def progress(self) -> WorkerProgress:
-        """Returns the latest figures and all notes."""
-        return WorkerProgress(dict(self._reporter.figures), tuple(self._reporter.notes))
+        """Returns the latest metrics and all notes."""
+        return WorkerProgress(dict(self._reporter.latest_metrics), tuple(self._reporter.notes))
 
     def cancel(self) -> None:
         """Asks `run` to stop; it then records the calls in flight and returns."""
@@ -126,10 +126,10 @@ class ShardWorker:
 
 
 class _LatestReports:
-    """A reporter that keeps a run's figures and notes until the driver fetches them."""
+    """A reporter that keeps a run's metrics and notes until the driver fetches them."""
 
     def __init__(self) -> None:
-        self.figures: dict[str, float] = {}
+        self.latest_metrics: dict[str, float] = {}
         self.notes: list[str] = []
         self._is_stopped = False
 
@@ -138,7 +138,7 @@ class _LatestReports:
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Keeps the latest values."""
-        self.figures = dict(values)
+        self.latest_metrics = dict(values)
 
     def note(self, text: str) -> None:
         """Keeps a note."""
@@ -253,13 +253,14 @@ class ShardDriver:
         for attempt in range(_ATTEMPTS):
             if attempt:
                 state.note(
-                    f"the worker of shard {shard.number} died and another one continues: {death}"
+                    f"the worker of shard {shard.number} died, and another worker continues the "
+                    f"shard: {death}"
                 )
             death, spent = await self._attempt(shard, remaining, tail)
             self._round.spent.append(spent)
             if death is None or state.is_stopping():
                 break
-            remaining = remaining.less([spent])
+            remaining = remaining.minus([spent])
         if state.is_stopping():
             death = None
         self._round.num_lost += death is not None
@@ -273,9 +274,11 @@ class ShardDriver:
         path, settings = shard_output(self._output, shard.number), self._state.settings
         before = await anyio.to_thread.run_sync(recorded_costs, path, settings)
         worker = self._start_worker()
-        end, death = None, None
+        outcome, death = None, None
         try:
-            end = await self._wait_for_end(worker, self._job(shard, remaining), shard.number, tail)
+            outcome = await self._wait_for_outcome(
+                worker, self._job(shard, remaining), shard.number, tail
+            )
         except self._ray.exceptions.RayTaskError as error:
             self._state.stop(
                 RunError(
@@ -289,17 +292,17 @@ class ShardDriver:
             self._ray.kill(worker)
             self._round.progress.pop(shard.number, None)
         after = await anyio.to_thread.run_sync(recorded_costs, path, settings)
-        self._state.tally.rows += tail.take()
-        return death, self._count(end, after.since(before))
+        self._state.tally.rows += tail.copy_new_rows()
+        return death, self._count(outcome, after.since(before))
 
-    async def _wait_for_end(
+    async def _wait_for_outcome(
         self, worker: Any, job: ShardJob, number: int, tail: ShardTail
-    ) -> ShardEnd:
-        """Waits until a worker has done its shard, and reports its progress until then."""
+    ) -> ShardOutcome:
+        """Returns the outcome of a worker's shard, and reports the progress until it is there."""
         state, progress = self._state, self._round.progress
-        end, next_progress = worker.run.remote(job), worker.progress.remote()
+        outcome, next_progress = worker.run.remote(job), worker.progress.remote()
         stopped_at: float | None = None
-        while not self._is_ready(end):
+        while not self._is_ready(outcome):
             clock = time.monotonic()
             if state.is_stopping():
                 if stopped_at is None:
@@ -307,16 +310,16 @@ class ShardDriver:
                     stopped_at = clock
                 # A worker that never answered is still waiting for room in the cluster.
                 if number not in progress or clock - stopped_at > _STOP_WAIT_S:
-                    raise _WorkerLostError("it did not stop after cancellation")
+                    raise _WorkerLostError("the worker did not stop after cancellation")
             if self._is_ready(next_progress):
                 progress[number] = self._ray.get(next_progress)
                 next_progress = worker.progress.remote()
                 for text in progress[number].notes:
                     state.note(text)
-            state.tally.rows += tail.take()
+            state.tally.rows += tail.copy_new_rows()
             self._report()
             await anyio.sleep(_POLL_S)
-        return await anyio.to_thread.run_sync(self._ray.get, end)
+        return await anyio.to_thread.run_sync(self._ray.get, outcome)
 
     def _is_ready(self, reference: Any) -> bool:
         ready, _waiting = self._ray.wait([reference], timeout=0)
@@ -361,28 +364,30 @@ class ShardDriver:
             version=__version__,
         )
 
-    def _count(self, end: ShardEnd | None, since: RecordedCosts) -> Cost:
+    def _count(self, outcome: ShardOutcome | None, recorded: RecordedCosts) -> Cost:
         """Counts an attempt's calls as its worker reports them, or as recorded if the worker died.
 
         Returns the larger of the reported and the recorded cost.
         """
         state = self._state
-        calls, usage, cost_usd = since.calls, since.usage, since.cost_usd
+        calls, usage, cost_usd = recorded.calls, recorded.usage, recorded.cost_usd
         reported = Cost()
-        state.unconfirmed += since.lost
-        if end is not None:
-            reported = end.spent
-            if end.error is not None:
-                state.stop(end.error)
-        if end is not None and end.result is not None:
-            result = end.result
+        state.unconfirmed += recorded.lost
+        if outcome is not None:
+            reported = outcome.spent
+            if outcome.error is not None:
+                state.stop(outcome.error)
+        if outcome is not None and outcome.result is not None:
+            result = outcome.result
             calls, usage, cost_usd = result.calls, result.usage, result.cost_usd
             state.tally.restarted += result.restarted
             state.unconfirmed += Outstanding(worst=Cost(usd=result.unconfirmed_usd))
             if result.stopped_by is not None:
                 self._round.stopped_by.add(result.stopped_by)
         state.tally.add_calls(calls, usage, cost_usd)
-        return Cost(max(reported.tokens, since.spent.tokens), max(reported.usd, since.spent.usd))
+        return Cost(
+            max(reported.tokens, recorded.spent.tokens), max(reported.usd, recorded.spent.usd)
+        )
 
     def _count_failures(self, shard: Shard, death: str | None) -> None:
         """Counts and logs a shard's failed rollouts; after a `death` all unfinished ones failed."""
@@ -407,5 +412,5 @@ class ShardDriver:
         """Reports the run's progress, summed over the running workers and those that have ended."""
         live: Counter[str] = Counter()
         for progress in self._round.progress.values():
-            live.update(progress.figures)
+            live.update(progress.metrics)
         self._round.report.report({**live, "workers": len(self._round.progress)})

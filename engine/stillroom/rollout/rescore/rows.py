@@ -48,7 +48,7 @@ class JudgeableRow:
 
 @dataclass(frozen=True, slots=True)
 class InputRow:
-    """A line of the input: its rollout, and the reason why its reward is kept if not judged."""
+    """A line of the input: its rollout, and the reason to keep its reward if it is not judged."""
 
     where: str
     data: bytes
@@ -116,7 +116,7 @@ def has_same_reward(rollout: JudgeableRow, judgement: Judgement) -> bool:
 def with_rewards(row: InputRow, rollout: JudgeableRow, judgement: Judgement) -> bytes:
     """Returns the row's JSON with new rewards; every other value keeps its bytes.
 
-    A failure of its reward is removed once there is a new one.
+    If an earlier reward of the row failed, a new reward removes that error.
     """
     fields = _RAW_ROW.decode(row.data)
     changed = {
@@ -250,8 +250,8 @@ class ScoreJournal:
         if verdict is None:
             return None
         paid = CallTotals(calls=verdict.calls, answered_by=verdict.answered_by)
-        gates = verdict.preconditions
-        return Judgement(verdict.total, verdict.by_name, paid, preconditions=gates)
+        preconditions = verdict.preconditions
+        return Judgement(verdict.total, verdict.by_name, paid, preconditions=preconditions)
 
     def keep(self, row: str, judgement: Judgement) -> None:
         """Records a judgement if the judge was called for it."""

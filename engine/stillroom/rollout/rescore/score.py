@@ -50,10 +50,10 @@ async def score_rollouts(
 ) -> ScoreResult:
     """Writes the rows with new rewards and returns the counts; `folder` is the run's own folder.
 
-    The output is written whole or not at all. In a row only reward, rewards and success change, and
-    a failure of its reward goes.
-    Until it is complete the judge's verdicts are kept in a journal, so that the same command does
-    not pay for them again. Raises RunCancelledError between batches of rows if the run is
+    The output is written whole or not at all. Only a row's reward, rewards and success change, and
+    the error of an earlier reward is removed.
+    Until the output is complete, a journal keeps the judge's verdicts, so that the same command
+    does not pay for them again. Raises RunCancelledError between batches of rows if the run is
     cancelled, DataError if no row has a reward function, judge or expected answer, and RunError if
     no reward could be computed.
     """
@@ -70,12 +70,12 @@ async def score_rollouts(
         )
         recording = stack.enter_context(Recording([*rollout_files(source), *plan.inputs[1:]]))
         rewarder = await _open_rewarder(stack, workspace, request, plan, reporter)
-        total = _check_all(source, rewarder)
+        total = _check_rows(source, rewarder)
         run_folder = RunFolder(folder)
         run_folder.check_inputs()
         journal = output.with_name(f".{output.name}.scores")
         verdicts = stack.enter_context(
-            ScoreJournal(journal, _settings(request, judge, plan.rewards))
+            ScoreJournal(journal, _settings_hash(request, judge, plan.rewards))
         )
         log = stack.enter_context(AppendLog(folder / "judgements.jsonl"))
         run = _Run(rewarder, verdicts, log, reporter, total, judge.file.model if judge else "")
@@ -117,7 +117,7 @@ async def _open_rewarder(
 
 
 class _Run:
-    """The part of a scoring run between opening the files and closing them."""
+    """Judges the rows of a scoring run in batches, and counts and writes each row."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class _Run:
         self.tally = ScoreTally()
         self._rewarder, self._verdicts, self._log = rewarder, verdicts, log
         self._reporter, self._total = reporter, total
-        self._watch = AnswererWatch(judge_model, whose="the manifest")
+        self._watch = AnswererWatch(judge_model, recorded_in="the manifest")
 
     async def score(self, source: Path, rows: LineWriter, request: ScoreRollouts) -> None:
         """Writes every row of the source to the output, in the same order."""
@@ -186,7 +186,7 @@ class _Run:
             )
         except CallFailedError as error:
             return error
-        # An error that would meet every row (a refused key, a full disk) ends the run.
+        # An error that every row would have (a rejected API key, a full disk) ends the run.
         except (EngineError, OSError, MemoryError):
             raise
         # Any other error concerns this row alone and must not end the others.
@@ -201,7 +201,7 @@ class _Run:
         tally, rollout = self.tally, row.rollout
         tally.read += 1
         if rollout is None or judged is None:
-            return self._kept(row, row.reason)
+            return self._kept_line(row, row.reason)
         if (before := reward_of(rollout)) is not None:
             tally.before.append(before)
         if isinstance(judged, CallFailedError):
@@ -210,7 +210,7 @@ class _Run:
             self._log_judgement(row, {"class": judged.kind, "message": judged.message})
             return with_rewards(row, rollout, Judgement(None, {}))
         if judged.total is None:
-            return self._kept(row, RowReason.UNJUDGED)
+            return self._kept_line(row, RowReason.UNJUDGED)
         tally.after.append(judged.total)
         if judged.judge is not None:
             tally.judged_by[judged.judge.answered_by] += 1
@@ -220,11 +220,12 @@ class _Run:
         if judged.reasoning is not None:
             self._log_judgement(row, {"rewards": judged.by_name, "reasoning": judged.reasoning})
         if has_same_reward(rollout, judged):
-            return self._kept(row, RowReason.SAME_REWARD)
+            return self._kept_line(row, RowReason.SAME_REWARD)
         tally.changed += 1
         return with_rewards(row, rollout, judged)
 
-    def _kept(self, row: InputRow, reason: str) -> bytes:
+    def _kept_line(self, row: InputRow, reason: str) -> bytes:
+        """Counts a row that is kept, and returns its unchanged line."""
         self.tally.kept[reason] += 1
         if reason == RowReason.NOT_A_ROLLOUT:
             self.tally.add_problem(row, reason)
@@ -245,7 +246,7 @@ class _Run:
         self._reporter.progress(tally.read, self._total, unit="rollouts", phase=_PHASE)
 
 
-def _check_all(source: Path, rewarder: Rewarder) -> int:
+def _check_rows(source: Path, rewarder: Rewarder) -> int:
     """Checks all rows and returns how many there are.
 
     Raises DataError for an unusable expected answer, or if no row will get a reward.
@@ -256,7 +257,7 @@ def _check_all(source: Path, rewarder: Rewarder) -> int:
         if row.rollout is not None:
             num_rollouts += 1
             rewarder.check([row.rollout.task])
-            num_judged += rewarder.can_judge(row.rollout.task)
+            num_judged += rewarder.has_reward(row.rollout.task)
     if not num_rollouts:
         raise DataError(
             f"none of the {total} rows of {source} is a rollout that can be judged",
@@ -273,7 +274,9 @@ def _check_all(source: Path, rewarder: Rewarder) -> int:
     return total
 
 
-def _settings(request: ScoreRollouts, judge: JudgePlan | None, rewards: UserFile | None) -> str:
+def _settings_hash(
+    request: ScoreRollouts, judge: JudgePlan | None, rewards: UserFile | None
+) -> str:
     """Returns a hash of all settings that shape a judgement."""
     shaping = request.model_dump(
         mode="json",

@@ -61,6 +61,7 @@ _LETTER = re.compile(
 _ANOTHER = re.compile(
     r"[)\]*_`.,\s]{0,4}(?:and|or|AND|OR|/|&|,)\s{0,2}(?:[(\[][A-Za-z]|[A-Z])(?![A-Za-z])"
 )
+"""A second option after the first, as in "A or B"."""
 
 
 def without_thinking(text: str) -> str:
@@ -161,9 +162,10 @@ def _last_boxed(text: str) -> str | None:
 
 
 def final_answers(text: str) -> list[str]:
-    """Returns the parts of a text that may be its answer: the text, the marked part, its start.
+    """Returns the parts of a text that may be its answer.
 
-    The last of them is the first sentence of the marked part.
+    These are the whole text and, if part of it is marked as the answer, the marked part and its
+    first sentence.
     """
     marked = marked_answer(text)
     if marked is None:
@@ -216,6 +218,7 @@ def _as_quotient(match: re.Match[str]) -> str:
 
 
 def _number(match: re.Match[str]) -> Number | None:
+    """Returns the number of a `_NUMBER` match; None if it is too long or a division by zero."""
     above = _decimal(match["number"])
     below = _decimal(match["below"]) if match["below"] else Fraction(1)
     if above is None or not below:
@@ -251,7 +254,7 @@ def chosen_letter(text: str, choices: Mapping[str, str] | None) -> str | None:
         letter = _letter_at(region)
         if letter is not None and (choices is None or letter in choices):
             return letter
-        if choices is not None and (letter := _by_text(region, choices)) is not None:
+        if choices is not None and (letter := _letter_by_text(region, choices)) is not None:
             return letter
     return None
 
@@ -266,6 +269,7 @@ def _regions(text: str) -> list[str]:
 
 
 def _letter_at(region: str) -> str | None:
+    """Returns the letter with which a region begins; None if there is none, or a second one."""
     start = _LEAD_IN.match(region)
     match = _LETTER.match(region, start.end() if start else 0)
     if match is None or _ANOTHER.match(region, match.end("letter")):
@@ -273,13 +277,14 @@ def _letter_at(region: str) -> str | None:
     return match["letter"].upper()
 
 
-def _by_text(region: str, choices: Mapping[str, str]) -> str | None:
-    said = normalize(region)
-    same = [letter for letter, text in choices.items() if normalize(text) == said]
-    if same:
-        return same[0] if len(same) == 1 else None
+def _letter_by_text(region: str, choices: Mapping[str, str]) -> str | None:
+    """Returns the letter of the option whose text a region equals or contains; None if unclear."""
+    normalized = normalize(region)
+    equal = [letter for letter, text in choices.items() if normalize(text) == normalized]
+    if equal:
+        return equal[0] if len(equal) == 1 else None
     words = lowercased(region)
-    held = [one for one, text in choices.items() if contains_words(words, lowercased(text))]
+    held = [letter for letter, text in choices.items() if contains_words(words, lowercased(text))]
     # A text with "New York" also holds the option "York": the longest is meant if it holds all.
     longest = max(held, key=lambda letter: len(choices[letter]), default=None)
     if longest is None:

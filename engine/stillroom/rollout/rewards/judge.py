@@ -1,4 +1,4 @@
-"""A model as a judge: a rubric, the answer fenced as untrusted data, a score between 0 and 1."""
+"""A model as a judge: a rubric, the answer fenced as untrusted data, a score from 0 to 1."""
 
 import json
 import re
@@ -56,8 +56,8 @@ Reply with one JSON object and nothing else:
 The score is a number from 0 (fails the rubric) to 1 (meets it)."""
 
 
-class JudgeTeacher(Protocol):
-    """The part of a teacher that a judge needs."""
+class JudgeModel(Protocol):
+    """A model that `AnswerJudge` can ask."""
 
     async def complete(
         self,
@@ -67,7 +67,7 @@ class JudgeTeacher(Protocol):
         seed: int | None = None,
         response_format: dict[str, Any] | None = None,
     ) -> SampledTurn:
-        """Returns the teacher's reply.
+        """Returns the model's reply.
 
         Raises:
             CallFailedError: this call failed for good.
@@ -86,7 +86,7 @@ class Verdict:
 
 
 class AnswerJudge:
-    """Asks a teacher how well an answer meets a rubric.
+    """Asks the judge model how well an answer meets a rubric.
 
     `nonce` returns a new random word, which is part of the tags around text that others wrote: an
     answer cannot close its own tag, since it cannot know the word.
@@ -94,14 +94,14 @@ class AnswerJudge:
 
     def __init__(
         self,
-        teacher: JudgeTeacher,
+        model: JudgeModel,
         rubric: str,
         *,
         sees: JudgeSees = "answer",
         reply_format: ReplyFormat = "json_schema",
         nonce: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
-        self._teacher, self._rubric, self._sees = teacher, rubric, sees
+        self._model, self._rubric, self._sees = model, rubric, sees
         response_format = RESPONSE_FORMATS[reply_format]
         # An endpoint without structured output may refuse the field, so it is left out for "none".
         self._options: dict[str, Any] = (
@@ -136,7 +136,7 @@ class AnswerJudge:
             if is_known:
                 turn = known[paid.calls]
             else:
-                turn = await self._teacher.complete(list(messages), [], seed=seed, **self._options)
+                turn = await self._model.complete(list(messages), [], seed=seed, **self._options)
                 recorder.record_judge_turn(paid.calls, turn)
             paid += CallTotals.of(turn)
             reply = shown_text(turn.message)
@@ -177,7 +177,7 @@ def read_verdict(reply: str, *, is_cut: bool = False) -> Verdict | str:
     """Returns the verdict in a reply, or the problem with the reply.
 
     Thinking before the JSON object and text around it (a code fence, a sentence) are skipped. Two
-    JSON objects are refused: one of them may be quoted from the answer that is judged.
+    JSON objects are rejected: one of them may be quoted from the answer that is judged.
     """
     if reply.lstrip().startswith("<think>"):
         # The thinking ends at the first closing tag: a later one may be a quotation.

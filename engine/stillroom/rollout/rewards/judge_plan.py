@@ -38,7 +38,7 @@ class JudgeFile(ModelChoice):
 
     @field_validator("provider")
     @classmethod
-    def _is_an_endpoint(cls, provider: str) -> str:
+    def _check_endpoint(cls, provider: str) -> str:
         if provider in IN_PROCESS:
             raise ValueError(
                 "a judge must be an HTTP endpoint: serve the model with vllm, sglang or ollama"
@@ -97,7 +97,7 @@ async def open_judge(
     if plan is None:
         return None
     file, endpoint = plan.file, plan.endpoint
-    teacher = await stack.enter_async_context(
+    model = await stack.enter_async_context(
         OpenAITeacher(
             endpoint,
             file.model,
@@ -107,4 +107,4 @@ async def open_judge(
             spending=Spending(plan.price, budget or Budget()),
         )
     )
-    return AnswerJudge(teacher, file.rubric, sees=file.sees, reply_format=file.reply_format)
+    return AnswerJudge(model, file.rubric, sees=file.sees, reply_format=file.reply_format)

@@ -87,7 +87,10 @@ def answer_key(
         fields,
     )
     if key.match is AnswerMatch.NUMERIC:
-        for answer in (*key.accepted, *(one for part in (fields or {}).values() for one in part)):
+        for answer in (
+            *key.accepted,
+            *(answer for part in (fields or {}).values() for answer in part),
+        ):
             if number_in(answer) is None:
                 raise DataError(
                     f"expected_answer {answer[:60]!r} holds no number, but answer_match is numeric",
@@ -163,6 +166,7 @@ def _is_close(actual: Number, wanted: Number, tolerance: Tolerance) -> bool:
 
 
 def _is_near(value: Any, wanted: Number, tolerance: Tolerance) -> bool:
+    """Returns whether a value is within the tolerance of the wanted number."""
     difference = abs(value - wanted.value)
     relative = tolerance.relative
     if relative is None:
@@ -256,7 +260,7 @@ def _choices(value: Any) -> dict[str, str] | None:
         return None
     if isinstance(value, list):
         texts = cast("list[Any]", value)
-        # One text more than there are letters, so that the check below refuses a longer list.
+        # One text more than there are letters, so that the check below rejects a longer list.
         value = {chr(ord("A") + index): text for index, text in enumerate(texts[:27])}
     named = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     are_fine = all(len(k) == 1 and k.isalpha() and isinstance(v, str) for k, v in named.items())

@@ -36,8 +36,8 @@ class Judgement:
     def success(self) -> bool | None:
         """Whether the sum of the rewards reaches 0.5; None if there is no reward.
 
-        A precondition counts only if it is 0 or the only kind of reward: a wrong answer for which
-        it holds is no success.
+        A precondition of 0 rules out a success. Other preconditions are left out of the sum, unless
+        all rewards are preconditions: a wrong answer that meets them is no success.
         """
         if self.total is None:
             return None
@@ -63,7 +63,7 @@ class Rewarder:
         match: AnswerMatch = AnswerMatch.CONTAINED,
     ) -> None:
         self._pool, self._judge, self._match = pool, judge, match
-        self._descriptions = {r.name: r for r in pool.rewards} if pool else {}
+        self._user_rewards = {r.name: r for r in pool.rewards} if pool else {}
 
     def check(self, tasks: Sequence[Task], *, is_judge_optional: bool = False) -> None:
         """Raises DataError if a task names an unknown reward, or has an unusable expected answer.
@@ -71,7 +71,7 @@ class Rewarder:
         With `is_judge_optional`, tasks may name a judge that does not exist, and such a task
         may then get no reward.
         """
-        known = {*self._descriptions, _EXPECTED_ANSWER}
+        known = {*self._user_rewards, _EXPECTED_ANSWER}
         has_judge = self._judge is not None or JUDGE in known
         for task in tasks:
             wanted = set(task.reward_names or ())
@@ -81,16 +81,16 @@ class Rewarder:
                     "give judge=judge.yml, or remove the name from the row's 'rewards'",
                 )
             unknown = wanted - known - {JUDGE}
-            if unknown and self._descriptions:
+            if unknown and self._user_rewards:
                 raise DataError(
                     f"task {task.task_id} names the reward {min(unknown)!r}, which rewards.py"
-                    f" does not define (it defines: {', '.join(self._descriptions)})",
+                    f" does not define (it defines: {', '.join(self._user_rewards)})",
                     "add the function with @reward, or remove the name from the row's 'rewards'",
                 )
             if _EXPECTED_ANSWER in self._names(task):
                 self._answer_key(task)
 
-    def can_judge(self, task: Task) -> bool:
+    def has_reward(self, task: Task) -> bool:
         """Returns whether a task will get a reward."""
         return bool(self._names(task))
 
@@ -101,7 +101,7 @@ class Rewarder:
 
     def asks_judge(self, task: Task) -> bool:
         """Returns whether the judge is called for a task, unless a precondition decides first."""
-        is_named = JUDGE in self._names(task) and JUDGE not in self._descriptions
+        is_named = JUDGE in self._names(task) and JUDGE not in self._user_rewards
         return self._judge is not None and is_named
 
     def may_block(self, task: Task) -> bool:
@@ -125,7 +125,7 @@ class Rewarder:
         by_name: dict[str, float] = {}
         verdict: Verdict | None = None
         for name in self._names(task):
-            if self._pool is not None and name in self._descriptions:
+            if self._pool is not None and name in self._user_rewards:
                 by_name[name] = await self._pool.reward(
                     name, messages, metadata=task.metadata, variables=task.variables
                 )
@@ -139,16 +139,16 @@ class Rewarder:
         if not by_name:
             return Judgement(None, {})
         total = 0.0 if self._is_blocked(by_name) else sum(by_name.values())
-        gates = tuple(self._preconditions(by_name))
+        preconditions = tuple(self._preconditions(by_name))
         if verdict is None:
-            return Judgement(total, by_name, preconditions=gates)
-        return Judgement(total, by_name, verdict.paid, verdict.reasoning, gates)
+            return Judgement(total, by_name, preconditions=preconditions)
+        return Judgement(total, by_name, verdict.paid, verdict.reasoning, preconditions)
 
     def _is_blocked(self, by_name: Mapping[str, float]) -> bool:
         return any(by_name[name] == 0 for name in self._preconditions(by_name))
 
     def _preconditions(self, names: Iterable[str]) -> list[str]:
-        known = self._descriptions
+        known = self._user_rewards
         return [name for name in names if name in known and known[name].precondition]
 
     def _answer_key(self, task: Task) -> AnswerKey | None:
@@ -160,17 +160,17 @@ class Rewarder:
     def _names(self, task: Task) -> list[str]:
         """Returns the names of a task's rewards; the judge, which costs money, comes last."""
         wanted = task.reward_names
-        names = [n for n in self._descriptions if wanted is None or n in wanted]
-        stand_ins: list[str] = []
+        names = [n for n in self._user_rewards if wanted is None or n in wanted]
+        fallbacks: list[str] = []
         if task.metadata.get(_EXPECTED_ANSWER) is not None:
-            stand_ins.append(_EXPECTED_ANSWER)
+            fallbacks.append(_EXPECTED_ANSWER)
         if self._judge is not None:
-            stand_ins.append(JUDGE)
-        named = [n for n in stand_ins if n in (wanted or ()) and n not in names]
+            fallbacks.append(JUDGE)
+        named = [n for n in fallbacks if n in (wanted or ()) and n not in names]
         if names or named:
             return names + named
         # If there is no judge, a row that names it must not get a reward for matching words.
-        return [] if JUDGE in (wanted or ()) else stand_ins[-1:]
+        return [] if JUDGE in (wanted or ()) else fallbacks[-1:]
 
 
 def last_answer(messages: Sequence[Message]) -> str:
@@ -186,7 +186,7 @@ def last_answer(messages: Sequence[Message]) -> str:
 
 
 def _text_of(message: Message) -> str:
-    """Returns the text of a message, without its pictures and sounds."""
+    """Returns the text of a message, without its images and audio."""
     content = message.get("content")
     if content is None or isinstance(content, str):
         return content or ""

@@ -25,7 +25,7 @@ def run_on_ray(
 
     Raises RanksFailedError if a worker fails, RunError if no cluster responds.
     """
-    with ray_cluster(section.address, num_cpus=size) as ray:
+    with ray_cluster(section.address, num_cpus=size, key="launcher.address") as ray:
         train: Any = importlib.import_module("ray.train")
         torch_train: Any = importlib.import_module("ray.train.torch")
         resources: dict[str, float] = ray.cluster_resources()

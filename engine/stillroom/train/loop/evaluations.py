@@ -80,7 +80,7 @@ class TrainingEvaluations:
     async def _check_one(self, section: EvalSection) -> None:
         tasks = self.prompts[section.name]
         async with self._environment(tasks) as environment:
-            judged = [task for task in tasks if environment.rewarder.can_judge(task)]
+            judged = [task for task in tasks if environment.rewarder.has_reward(task)]
         if not judged:
             raise InputError(
                 f"no reward function, judge or expected answer for any of the {len(tasks)} prompts "

@@ -200,7 +200,7 @@ def test_more_conversations_are_begun_as_the_policy_can_take_more() -> None:
         return ToolResult(content="", is_error=False)
 
     tools = ScriptedTools(["price"], wait_for_four)
-    context = context_of(policy, tools=tools, width=lambda: next(widths, 4))
+    context = context_of(policy, tools=tools, concurrency_limit=lambda: next(widths, 4))
 
     outcomes = collected(TASKS, context, concurrency=1)
 
@@ -211,6 +211,8 @@ def test_more_conversations_are_begun_as_the_policy_can_take_more() -> None:
 def test_a_policy_that_can_take_less_than_was_asked_for_ends_no_conversation() -> None:
     policy = ScriptedPolicy(lambda _key: [turn(assistant("7"))])
 
-    outcomes = collected(TASKS, context_of(policy, width=lambda: 1), samples=3, concurrency=4)
+    outcomes = collected(
+        TASKS, context_of(policy, concurrency_limit=lambda: 1), samples=3, concurrency=4
+    )
 
     assert len(set(map(key_of, outcomes))) == 15

@@ -244,7 +244,7 @@ def test_rows_are_taken_in_as_they_come_and_a_torn_one_only_when_it_is_whole(
     taken: list[int] = []
     for end in (0, 10, ends[0], ends[2] + 5, len(whole)):
         growing.write_bytes(whole[:end])
-        taken.append(tail.take())
+        taken.append(tail.copy_new_rows())
     store.close(is_complete=False)
 
     assert taken == [0, 0, 1, 2, NUM_PROMPTS - 3]

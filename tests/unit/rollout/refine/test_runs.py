@@ -352,7 +352,7 @@ def test_rollouts_that_cannot_be_refined_are_refused(workspace: Workspace) -> No
     with pytest.raises(InputError, match="only takeover start allows"):
         run_of(workspace, Teacher(), system="Be brief.")
     (workspace.root / "others.jsonl").write_text('{"prompt": "the chair?"}\n')
-    with pytest.raises(InputError, match=r"that its rollouts were generated with$"):
+    with pytest.raises(InputError, match=r"that these rollouts were generated with$"):
         run_of(workspace, Teacher(), input="others.jsonl")
     write_rows(workspace.root / "student.jsonl", [rollout_row(success=None, reward=None)])
     with pytest.raises(DataError, match="has a reward, so none"):

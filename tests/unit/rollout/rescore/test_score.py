@@ -371,7 +371,7 @@ def test_a_rollout_whose_reward_alone_failed_is_scored_and_converted_imported_or
         import_rollouts(workspace, ImportRollouts(input=source, output="imported.jsonl"))
         source = "imported.jsonl"
     before = ConvertRollouts(input=source, output="before.jsonl", include_failed=True)
-    with pytest.raises(DataError, match="2 ended by an infrastructure failure"):
+    with pytest.raises(DataError, match="ended by an infrastructure failure: 2"):
         convert_rollouts(workspace, before)
 
     result = scored(tmp_path, source)
