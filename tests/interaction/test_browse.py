@@ -106,7 +106,7 @@ def test_forbidden_addresses_get_no_connection_from_the_address_line_or_a_redire
                     url = setting.url(f"/redirect?to={to}")
                     await session.call("browse_open", {"url": url})
                 assert dialled == {("127.0.0.1", setting.site.port)}
-                assert setting.tools.proxy.num_refused > len(SOME_FORBIDDEN_HOSTS) / 2
+                assert setting.tools.proxy.num_blocked > len(SOME_FORBIDDEN_HOSTS) / 2
             assert trap.num_caught == 0
 
     run_async(body, within_s=240)
@@ -179,7 +179,7 @@ def test_forbidden_addresses_get_no_connection_from_scripts_frames_and_sockets()
                 content = await call(session, "browse_open", url=setting.url())
                 while "all asked" not in content:
                     content = await call(session, "browse_read")
-                assert setting.tools.proxy.num_refused > len(FORBIDDEN_HOSTS)
+                assert setting.tools.proxy.num_blocked > len(FORBIDDEN_HOSTS)
                 assert dialled == {("127.0.0.1", setting.site.port)}
             assert trap.num_caught == 0
 

@@ -324,8 +324,8 @@ class DockerTools(ToolSource, AsyncContextManagerMixin):
             ) from reason
         self.notes.append(
             f"docker: {PLAYWRIGHT!r} was replaced with a browser on this machine, with the same "
-            "tool "
-            f"names ({_names(self._fallback)}), since no container engine is available: {reason}"
+            f"tool names ({_tool_names(self._fallback)}), since no container engine is "
+            f"available: {reason}"
         )
 
     async def _prepare(self, engine: DockerEngine) -> None:
@@ -340,7 +340,7 @@ class DockerTools(ToolSource, AsyncContextManagerMixin):
             image = await engine.prepare_image(docker, folder=self._folder)
             self._prepared[docker] = await self._probe(engine, docker, image, env)
         self._schemas = _merge_schemas(
-            {key: one.tools.schemas for key, one in self._prepared.items()}
+            {docker: prepared.tools.schemas for docker, prepared in self._prepared.items()}
         )
 
     async def _probe(
@@ -375,7 +375,7 @@ class DockerTools(ToolSource, AsyncContextManagerMixin):
             except ConnectFailedError:
                 log = await engine.log_if_stopped(container)
                 if log is not None:
-                    raise DockerError(f"it stopped; its last output:\n{log}") from None
+                    raise DockerError(f"the container stopped; its last output:\n{log}") from None
                 if anyio.current_time() + _RETRY_S >= deadline:
                     raise
             await anyio.sleep(_RETRY_S)
@@ -388,7 +388,7 @@ class _DockerSession:
         self._tools, self._task = tools, task
         self._started = AsyncExitStack()
         self._session: MCPSession | None = None
-        self._turn = anyio.Lock()
+        self._lock = anyio.Lock()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Runs one tool. If the server hangs or dies, the next call gets a new container.
@@ -396,7 +396,7 @@ class _DockerSession:
         Raises:
             CallFailedError: no container can be started.
         """
-        async with self._turn:
+        async with self._lock:
             if self._session is None:
                 self._session = await self._started.enter_async_context(
                     self._tools.start(self._task)
@@ -419,14 +419,14 @@ class _NoContainerSession:
         return error_result(f"{name} is not available: this task has no container")
 
 
-def _names(source: ToolSource) -> str:
+def _tool_names(source: ToolSource) -> str:
     return ", ".join(schema["function"]["name"] for schema in source.schemas)
 
 
-def _merge_schemas(by_image: Mapping[str, Sequence[ToolSchema]]) -> list[ToolSchema]:
+def _merge_schemas(schemas_by_docker: Mapping[str, Sequence[ToolSchema]]) -> list[ToolSchema]:
     """Returns the tools of all images. Raises InputError if two images differ in a tool."""
     merged: dict[str, tuple[str, ToolSchema]] = {}
-    for docker, schemas in by_image.items():
+    for docker, schemas in schemas_by_docker.items():
         for schema in schemas:
             name = schema["function"]["name"]
             other_docker, other_schema = merged.setdefault(name, (docker, schema))

@@ -24,7 +24,7 @@ _END_TIMEOUT_S = 5.0
 
 
 class Guard(AsyncContextManagerMixin):
-    """The owner's handle of the guard process. Use as an async context manager."""
+    """Starts the guard process and tells it what to watch. Use as an async context manager."""
 
     def __init__(self) -> None:
         self._process: anyio.abc.Process
@@ -49,7 +49,7 @@ class Guard(AsyncContextManagerMixin):
                 await self._process.aclose()
 
     async def watch(self, pid: int, mark: str) -> None:
-        """Registers a process to kill; it leads a process group and was started with `mark`."""
+        """Registers a process to kill; it leads a process group and its environment has `mark`."""
         await self._send(f"+ {pid} {mark}")
 
     async def forget(self, pid: int, mark: str) -> None:
@@ -61,7 +61,7 @@ class Guard(AsyncContextManagerMixin):
         return cast("ByteSendStream", self._process.stdin)
 
     async def _send(self, line: str) -> None:
-        # Everything works without the guard, but if we are killed, a hung server may then live on.
+        # Everything works without the guard, but a hung server may outlive a killed process.
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             await self._stdin.send(line.encode() + b"\n")
 

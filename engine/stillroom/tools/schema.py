@@ -12,7 +12,7 @@ from stillroom.errors import ToolFileError
 from stillroom.types import ToolSchema
 
 _INJECTED = "args"
-_PLAIN: dict[Any, dict[str, Any]] = {
+_JSON_TYPES: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
     int: {"type": "integer"},
     float: {"type": "number"},
@@ -22,7 +22,7 @@ _PLAIN: dict[Any, dict[str, Any]] = {
     dict: {"type": "object"},
     Any: {},
 }
-_CHECKED: dict[Any, Callable[[], CoreSchema]] = {
+_CORE_SCHEMAS: dict[Any, Callable[[], CoreSchema]] = {
     str: core_schema.str_schema,
     int: core_schema.int_schema,
     float: core_schema.float_schema,
@@ -43,7 +43,7 @@ def tool_schema(function: Callable[..., Any], *, name: str | None = None) -> Too
     """
     description = inspect.getdoc(function)
     if not description:
-        raise _broken(function, "has no docstring", "describe the tool in a docstring")
+        raise _tool_error(function, "has no docstring", "describe the tool in a docstring")
     hints = _parameter_types(function)
     parameters = inspect.signature(function).parameters
     schema: dict[str, Any] = {
@@ -97,7 +97,7 @@ def core_schema_of(kind: Any) -> CoreSchema:
     everything else that a worker does before its first call.
     """
     origin, inner = get_origin(kind), get_args(kind)
-    if plain := _CHECKED.get(kind):
+    if plain := _CORE_SCHEMAS.get(kind):
         return plain()
     if origin is Literal:
         return core_schema.literal_schema(list(inner))
@@ -106,10 +106,10 @@ def core_schema_of(kind: Any) -> CoreSchema:
     if origin is dict:
         return core_schema.dict_schema(core_schema_of(inner[0]), core_schema_of(inner[1]))
     if origin in (Union, types.UnionType) and type(None) in inner:
-        others = Union[tuple(one for one in inner if one is not type(None))]  # noqa: UP007
+        others = Union[tuple(member for member in inner if member is not type(None))]  # noqa: UP007
         return core_schema.nullable_schema(core_schema_of(others))
     if origin in (Union, types.UnionType):
-        return core_schema.union_schema([core_schema_of(one) for one in inner])
+        return core_schema.union_schema([core_schema_of(member) for member in inner])
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind).core_schema
@@ -121,28 +121,33 @@ def wants_task(function: Callable[..., Any]) -> bool:
 
 
 def _parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the types of a tool's parameters, without `args`. Raises ToolFileError."""
     try:
         hints = get_type_hints(function)
     except (AttributeError, NameError, SyntaxError, TypeError) as error:
-        raise _broken(function, f"has an unknown type: {error}", "import it") from error
+        raise _tool_error(function, f"has an unknown type: {error}", "import the type") from error
     types_by_name: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise _broken(function, f"takes *{name}", "name every parameter")
+            raise _tool_error(function, f"takes *{name}", "name every parameter")
         if parameter.kind is parameter.POSITIONAL_ONLY:
-            raise _broken(function, f"has the positional-only parameter {name!r}", "remove the /")
+            raise _tool_error(
+                function, f"has the positional-only parameter {name!r}", "remove the /"
+            )
         if name == _INJECTED:
             continue
         if name not in hints:
-            raise _broken(function, f"has no type for parameter {name!r}", "write e.g. `item: str`")
+            raise _tool_error(
+                function, f"has no type for parameter {name!r}", "write e.g. `item: str`"
+            )
         types_by_name[name] = hints[name]
     return types_by_name
 
 
 def _json_type(function: Callable[..., Any], name: str, kind: Any) -> dict[str, Any]:
     origin, inner = get_origin(kind), get_args(kind)
-    if kind in _PLAIN:
-        return dict(_PLAIN[kind])
+    if kind in _JSON_TYPES:
+        return dict(_JSON_TYPES[kind])
     if origin is Literal:
         return {"enum": list(inner)}
     if origin is list:
@@ -154,7 +159,7 @@ def _json_type(function: Callable[..., Any], name: str, kind: Any) -> dict[str, 
         }
     if origin in (Union, types.UnionType):
         return _union(function, name, inner)
-    raise _broken(
+    raise _tool_error(
         function,
         f"has a type for parameter {name!r} that JSON schema cannot express: {kind!r}",
         "use str, int, float, bool, list, dict, Literal, Optional or a union of these",
@@ -169,7 +174,7 @@ def _union(function: Callable[..., Any], name: str, inner: tuple[Any, ...]) -> d
     return {"anyOf": members}
 
 
-def _broken(function: Callable[..., Any], problem: str, fix: str) -> ToolFileError:
+def _tool_error(function: Callable[..., Any], problem: str, fix: str) -> ToolFileError:
     code = function.__code__
     where = f"{Path(code.co_filename)}:{code.co_firstlineno}"
     return ToolFileError(f"{where}: tool {function.__name__!r} {problem}", fix)

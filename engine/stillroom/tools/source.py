@@ -142,15 +142,14 @@ class CombinedTools(ToolSource):
         self._source_of_tool: dict[str, str] = {}
         for source_name, source in self._sources.items():
             for schema in source.schemas:
-                self._claim(schema["function"]["name"], source_name)
+                self._register(schema["function"]["name"], source_name)
 
-    def _claim(self, tool: str, source_name: str) -> None:
+    def _register(self, tool: str, source_name: str) -> None:
         other = self._source_of_tool.setdefault(tool, source_name)
         if other != source_name:
             raise InputError(
                 f"the tool name {tool!r} is used by both {other} and {source_name}",
-                "remove one of them, rename the function if it is yours, or give the MCP "
-                "server a prefix",
+                "remove one of them, or rename the function if it is yours",
             )
 
     @property

@@ -40,7 +40,7 @@ _UNSAFE_PORTS = frozenset({
 
 # Source: https://www.iana.org/assignments/iana-ipv4-special-registry. `ipaddress.is_global` would
 # not do: it lets some of these pass, and which ones depends on the version of Python.
-_REFUSED_V4 = {
+_BLOCKED_V4 = {
     "0.0.0.0/8": "an unspecified address",
     "10.0.0.0/8": "a private address",
     "100.64.0.0/10": "an address of a carrier's own network",
@@ -64,7 +64,7 @@ _REFUSED_V4 = {
 # All IPv6 addresses of the public internet are in here; the blocks below are not public.
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 # Source: https://www.iana.org/assignments/iana-ipv6-special-registry
-_REFUSED_V6 = {
+_BLOCKED_V6 = {
     "::/128": "an unspecified address",
     "::1/128": "a loopback address",
     "::ffff:0:0/96": "an IPv4 address in IPv6",
@@ -82,8 +82,8 @@ _REFUSED_V6 = {
     "fec0::/10": "a private address",
     "ff00::/8": "a multicast address",
 }
-_REFUSED: list[tuple[_IPNetwork, str]] = [
-    (ip_network(block), description) for block, description in (_REFUSED_V4 | _REFUSED_V6).items()
+_BLOCKED: list[tuple[_IPNetwork, str]] = [
+    (ip_network(block), description) for block, description in (_BLOCKED_V4 | _BLOCKED_V6).items()
 ]
 # Even an allowed *name* may not resolve to these: metadata endpoints, multicast and the like.
 _NEVER_BY_NAME = tuple(
@@ -107,7 +107,7 @@ _AUTHORITY = re.compile(r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*)(:(?P<port>[0-9]{1,5})
 _ISATAP = frozenset({0x00005EFE, 0x02005EFE})
 
 
-class AddressRefusedError(Exception):
+class AddressBlockedError(Exception):
     """The policy does not allow an address; the text is shown to the model."""
 
 
@@ -129,7 +129,7 @@ class Target:
 
 
 class AddressPolicy:
-    """Decides which targets may be reached, and raises AddressRefusedError for all others.
+    """Decides which targets may be reached, and raises AddressBlockedError for all others.
 
     `allow` holds targets in addition to the public web, each as `host`, `host:port` or a CIDR
     block. A host is allowed only as it is spelled there, and not under other names for the same
@@ -140,20 +140,20 @@ class AddressPolicy:
         self._networks: list[_IPNetwork] = []
         self._hosts: set[tuple[str, int | None]] = set()
         for entry in allow:
-            self._add(entry)
+            self._add_allowed(entry)
 
     def check_url(self, url: str) -> Target:
-        """Returns the target of a URL, if its spelling passes the check."""
+        """Returns the target of a URL. Raises AddressBlockedError if it is not allowed."""
         if not url.isprintable() or "\\" in url or url != url.strip() or " " in url:
-            raise AddressRefusedError("the URL contains a space, backslash or control character")
+            raise AddressBlockedError("the URL contains a space, backslash or control character")
         try:
             parts = urlsplit(url)
         except ValueError as error:
-            raise AddressRefusedError(f"this is not a URL: {error}") from error
+            raise AddressBlockedError(f"this is not a URL: {error}") from error
         if parts.scheme not in _DEFAULT_PORTS:
-            raise AddressRefusedError("only absolute http:// or https:// URLs can be opened")
+            raise AddressBlockedError("only absolute http:// or https:// URLs can be opened")
         if "@" in parts.netloc:
-            raise AddressRefusedError("a URL with a user name or password cannot be opened")
+            raise AddressBlockedError("a URL with a user name or password cannot be opened")
         return self.check_authority(parts.netloc, default_port=_DEFAULT_PORTS[parts.scheme])
 
     def check_authority(self, authority: str, *, default_port: int | None) -> Target:
@@ -161,43 +161,45 @@ class AddressPolicy:
         match = _AUTHORITY.fullmatch(authority)
         port = (match["port"] or default_port) if match else None
         if not match or port is None:
-            raise AddressRefusedError("the host is not written as host:port")
+            raise AddressBlockedError("the host is not written as host:port")
         return self._check_target(match["host"], int(port))
 
     def _check_target(self, host: str, port: int) -> Target:
         """Returns the checked target of a host and a port; an IPv6 address must be in brackets."""
         target = Target(_canonical_host(host), port)
-        # `allow` has no say here: browsers refuse these ports as well.
+        # Not even `allow` opens these ports: browsers block them as well.
         if port in _UNSAFE_PORTS or not 0 < port < 65536:
-            raise AddressRefusedError(f"port {port} is out of range or blocked by browsers")
+            raise AddressBlockedError(f"port {port} is out of range or blocked by browsers")
         address = target.address
         if address is not None:
             self.check_address(address, target)
-        elif not self._is_named(target):
+        elif not self._is_allowlisted(target):
             _check_public_name(target.host)
         return target
 
     def check_address(self, address: IPAddress | str, target: Target) -> IPAddress:
-        """Returns an address to which `target` resolved, if it may be dialled."""
+        """Returns an address that `target` resolved to. Raises AddressBlockedError."""
         parsed = _parse_ip(address) if isinstance(address, str) else address
         if parsed is None:
-            raise AddressRefusedError(f"{target.host} resolves to no IP address")
+            raise AddressBlockedError(f"{target.host} resolves to no IP address")
         if any(parsed in network for network in self._networks):
             return parsed
-        if self._is_named(target) and (
+        if self._is_allowlisted(target) and (
             target.address is not None or not any(parsed in block for block in _NEVER_BY_NAME)
         ):
             return parsed
-        reason = why_not_public(parsed)
+        reason = non_public_reason(parsed)
         if reason is not None:
             shown = f"{target.host} is" if target.address else f"{target.host} leads to"
-            raise AddressRefusedError(f"{shown} {reason}, not part of the public web")
+            raise AddressBlockedError(f"{shown} {reason}, not part of the public web")
         return parsed
 
-    def _is_named(self, target: Target) -> bool:
+    def _is_allowlisted(self, target: Target) -> bool:
+        """Returns whether `allow` has the host of a target, with its port or without a port."""
         return not self._hosts.isdisjoint({(target.host, None), (target.host, target.port)})
 
-    def _add(self, entry: str) -> None:
+    def _add_allowed(self, entry: str) -> None:
+        """Adds an entry of `allow`. Raises InputError if it is neither a host nor a CIDR block."""
         try:
             if "/" in entry:
                 self._networks.append(ip_network(entry))
@@ -209,7 +211,7 @@ class AddressPolicy:
                 raise ValueError("it is neither a host nor a CIDR block")
             port = int(match["port"]) if match["port"] else None
             self._hosts.add((_canonical_host(match["host"]), port))
-        except (ValueError, AddressRefusedError) as error:
+        except (ValueError, AddressBlockedError) as error:
             raise InputError(
                 f"browse_allow: {entry!r} is not a valid entry: {error}",
                 "write a host such as `wiki.internal` or `127.0.0.1:8000`, or a CIDR block such as "
@@ -217,9 +219,9 @@ class AddressPolicy:
             ) from error
 
 
-def why_not_public(address: IPAddress) -> str | None:
-    """Returns why an address is not public, e.g. "a private address"; None if it is public."""
-    for network, description in _REFUSED:
+def non_public_reason(address: IPAddress) -> str | None:
+    """Returns what makes an address non-public, e.g. "a private address"; None if it is public."""
+    for network, description in _BLOCKED:
         if address in network:
             return description
     if isinstance(address, IPv6Address):
@@ -233,7 +235,7 @@ def why_not_public(address: IPAddress) -> str | None:
 
 
 def _canonical_host(host: str) -> str:
-    """Returns the host in its canonical spelling. Raises AddressRefusedError for odd spellings."""
+    """Returns the host in its canonical spelling. Raises AddressBlockedError for odd spellings."""
     if host.startswith("["):
         return _canonical_ipv6(host)
     name = host.lower()
@@ -242,37 +244,39 @@ def _canonical_host(host: str) -> str:
     labels = name.split(".")
     if _NUMERIC_LABEL.fullmatch(labels[-1]):
         if not _PLAIN_IPV4.fullmatch(name) or _parse_ip(name) is None:
-            raise AddressRefusedError("the host is an IP address in a non-standard notation")
+            raise AddressBlockedError("the host is an IP address in a non-standard notation")
         return name
     if name.endswith("."):
-        raise AddressRefusedError("the host ends with a dot")
+        raise AddressBlockedError("the host ends with a dot")
     if len(name) > 253 or not all(map(_LABEL.fullmatch, labels)):
-        raise AddressRefusedError("the host is not a valid name")
+        raise AddressBlockedError("the host is not a valid name")
     return name
 
 
 def _canonical_ipv6(host: str) -> str:
     address = _parse_ip(host[1:-1])
     if not isinstance(address, IPv6Address) or address.scope_id is not None:
-        raise AddressRefusedError("the host is not a plain IPv6 address")
+        raise AddressBlockedError("the host is not a plain IPv6 address")
     return str(address)
 
 
 def _ascii_name(name: str) -> str:
+    """Returns an international name in its ASCII form (IDNA)."""
     # Full-width and circled letters and digits only disguise ASCII; no honest URL has them.
     if unicodedata.normalize("NFKC", name).isascii():
-        raise AddressRefusedError("the host is written with look-alikes of ASCII characters")
+        raise AddressBlockedError("the host is written with look-alikes of ASCII characters")
     try:
         return idna.encode(name, uts46=True).decode("ascii")
     except UnicodeError as error:
-        raise AddressRefusedError(f"the host is not a valid name: {error}") from error
+        raise AddressBlockedError(f"the host is not a valid name: {error}") from error
 
 
 def _check_public_name(name: str) -> None:
+    """Raises AddressBlockedError for a name that only a local network has."""
     if "." not in name and name != "localhost":
-        raise AddressRefusedError(f"{name} is a name of a local network, not of the public web")
+        raise AddressBlockedError(f"{name} is a name of a local network, not of the public web")
     if any(name == suffix or name.endswith(f".{suffix}") for suffix in _LOCAL_SUFFIXES):
-        raise AddressRefusedError(f"{name} is a local name, not part of the public web")
+        raise AddressBlockedError(f"{name} is a local name, not part of the public web")
 
 
 def _parse_ip(text: str) -> IPAddress | None:

@@ -25,10 +25,10 @@ from stillroom.tools.browser.proxy import ProxyAccess
 _LAUNCH_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 5.0
 
-# Chromium gets only these variables, so that no page can get at a key of the user.
+# Chromium gets only these variables, so that no page can read an API key of the user.
 _KEPT_VARIABLES = frozenset({"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "FONTCONFIG_PATH", "TZ"})
 
-_PICTURE_WIDTH, _PICTURE_HEIGHT = 1200, 3200
+_SCREENSHOT_WIDTH, _SCREENSHOT_HEIGHT = 1200, 3200
 
 _BLINK_SETTINGS = (
     "primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4,"
@@ -75,7 +75,7 @@ class Chromium:
         self._playwright, self._browser = playwright, browser
         self._folder, self._drivers = folder, drivers
         # Listed at the start: once the driver has ended, nothing shows that they were its children.
-        self._family = _process_trees(drivers)
+        self._processes = _process_trees(drivers)
 
     @classmethod
     async def launch(cls, options: ChromiumOptions) -> Self:
@@ -92,9 +92,9 @@ class Chromium:
                     browser = await _launch(playwright, options, folder)
             except BaseException as error:
                 drivers = _own_drivers() - before
-                await _end(playwright, None, _process_trees(drivers) | drivers, folder)
+                await _stop(playwright, None, _process_trees(drivers) | drivers, folder)
                 if isinstance(error, PlaywrightError | TimeoutError):
-                    raise _cannot_start(error) from error
+                    raise _start_error(error) from error
                 raise
         assert playwright is not None and browser is not None  # noqa: S101, PT018
         return cls(playwright, browser, folder, _own_drivers() - before)
@@ -120,12 +120,17 @@ class Chromium:
         context = await self._browser.new_context(
             java_script_enabled=False,
             device_scale_factor=2,
-            viewport={"width": _PICTURE_WIDTH, "height": 900},
+            viewport={"width": _SCREENSHOT_WIDTH, "height": 900},
         )
         page = await context.new_page()
         await page.goto(page_file.as_uri())
         height = (await page.locator("body").bounding_box() or {"height": 900})["height"]
-        clip = {"x": 0, "y": 0, "width": _PICTURE_WIDTH, "height": min(height, _PICTURE_HEIGHT)}
+        clip = {
+            "x": 0,
+            "y": 0,
+            "width": _SCREENSHOT_WIDTH,
+            "height": min(height, _SCREENSHOT_HEIGHT),
+        }
         return await page.screenshot(full_page=True, clip=FloatRect(**clip))
 
     async def aclose(self, *, is_hung: bool = False) -> None:
@@ -134,9 +139,9 @@ class Chromium:
         A browser that hangs is killed at once.
         """
         with anyio.CancelScope(shield=True):
-            family = self._family | _process_trees(self._drivers) | self._drivers
+            processes = self._processes | _process_trees(self._drivers) | self._drivers
             browser = None if is_hung else self._browser
-            await _end(self._playwright, browser, family, self._folder)
+            await _stop(self._playwright, browser, processes, self._folder)
 
 
 async def _launch(playwright: Playwright, options: ChromiumOptions, folder: Path) -> Browser:
@@ -159,7 +164,7 @@ async def _launch(playwright: Playwright, options: ChromiumOptions, folder: Path
     )
 
 
-def _cannot_start(error: Exception) -> InputError:
+def _start_error(error: Exception) -> InputError:
     reason = next(iter(str(error).splitlines()), "") or "it timed out"
     fix = "run `playwright install --with-deps chromium`, which also installs what Chromium needs"
     if "sandbox" in str(error).lower():
@@ -167,12 +172,13 @@ def _cannot_start(error: Exception) -> InputError:
     return InputError(f"Chromium for the tool `browse` failed to start: {reason}", fix)
 
 
-async def _end(
+async def _stop(
     playwright: Playwright | None,
     browser: Browser | None,
     processes: Iterable[psutil.Process],
     folder: Path,
 ) -> None:
+    """Stops a browser and its driver, kills what is left of their processes, removes the folder."""
     processes = list(processes)
     drivers = [process for process in processes if _is_driver(process)]
     if browser is not None:
@@ -194,6 +200,7 @@ async def _end(
 
 
 def _own_drivers() -> set[psutil.Process]:
+    """Returns the Playwright drivers among this process's children."""
     return {child for child in psutil.Process().children() if _is_driver(child)}
 
 
@@ -205,6 +212,7 @@ def _is_driver(process: psutil.Process) -> bool:
 
 
 def _process_trees(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
+    """Returns all descendants of the processes."""
     children: set[psutil.Process] = set()
     for process in processes:
         # psutil raises if the process has ended, even if another one has its number by now.
@@ -226,19 +234,19 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 _MAC_PATH = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
 
 
-def installed_chromium(playwrights: Path) -> Path:
+def installed_chromium(playwright_path: Path) -> Path:
     """Returns the Chromium to start: a headless shell if there is one, else a whole browser.
 
     A page in a headless shell takes much less processor time than in a whole browser, as it draws
     no window. Playwright's own comes before the system's of the same kind.
 
-    playwrights: the path where Playwright installs its whole browser, which may not exist.
+    playwright_path: the path where Playwright installs its whole browser, which may not exist.
     Raises InputError if there is none.
     """
     known = chain(
-        _headless_shells(playwrights),
+        _headless_shells(playwright_path),
         map(_program_behind_script, _in_path(_SHELLS)),
-        [playwrights],
+        [playwright_path],
         _in_path(_BROWSERS),
         [_MAC_PATH],
     )
@@ -251,9 +259,9 @@ def installed_chromium(playwrights: Path) -> Path:
     )
 
 
-def _headless_shells(playwrights: Path) -> list[Path]:
+def _headless_shells(playwright_path: Path) -> list[Path]:
     """Returns Playwright's headless shells, which are in folders next to its browser's."""
-    for folder in playwrights.parents:
+    for folder in playwright_path.parents:
         kind, _, revision = folder.name.partition("-")
         if kind == "chromium" and revision:
             sibling = folder.with_name(f"chromium_headless_shell-{revision}")

@@ -166,7 +166,9 @@ class Document:
     url: str
     title: str
     texts: list[str]
+    """The text of each part."""
     lists: list[str]
+    """The list of elements of each part; there may be fewer or more lists than texts."""
     notes: list[str] = field(default_factory=list[str])
     """Notes by the tool itself, shown outside the marks."""
 

@@ -24,15 +24,15 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from stillroom import bounds
 from stillroom.reporting import background_tasks
 from stillroom.tools.browser.addresses import (
+    AddressBlockedError,
     AddressPolicy,
-    AddressRefusedError,
     IPAddress,
     Target,
 )
 
 _MAX_HEAD_BYTES = bounds.PROXY_HEAD.most
 _MAX_ADDRESSES = 4
-_MAX_REFUSALS = 64
+_MAX_FAILURES = 64
 _CHUNK_BYTES = 64 << 10
 
 # Headers that concern one connection only, or hold the browser's credential for this proxy.
@@ -42,7 +42,7 @@ _HOP_HEADERS = frozenset(
         "proxy-connection", "te", "trailer", "upgrade",
     }
 )  # fmt: skip
-_GONE = (
+_DISCONNECTED = (
     anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, anyio.IncompleteRead,
     OSError,
 )  # fmt: skip
@@ -72,16 +72,16 @@ class ProxyAccess:
 
     username: str
     password: str
-    refusals: dict[str, str] = field(default_factory=dict[str, str])
-    """The latest reasons why targets were refused or not reached, by `host:port`."""
+    failures: dict[str, str] = field(default_factory=dict[str, str])
+    """The latest reasons why targets were blocked or not reached, by `host:port`."""
     scopes: set[anyio.CancelScope] = field(default_factory=set[anyio.CancelScope])
 
     def note(self, target: str, reason: str) -> None:
         """Records why a target was not reached, for the message to the model."""
-        self.refusals.pop(target, None)
-        self.refusals[target] = reason
-        if len(self.refusals) > _MAX_REFUSALS:
-            del self.refusals[next(iter(self.refusals))]
+        self.failures.pop(target, None)
+        self.failures[target] = reason
+        if len(self.failures) > _MAX_FAILURES:
+            del self.failures[next(iter(self.failures))]
 
 
 class BrowseProxy(AsyncContextManagerMixin):
@@ -105,10 +105,10 @@ class BrowseProxy(AsyncContextManagerMixin):
         self._accesses: dict[str, ProxyAccess] = {}
         self._num_open = 0
         self.port = 0
-        self.num_refused = 0
-        """The number of requests that the policy refused."""
+        self.num_blocked = 0
+        """The number of requests that the policy blocked."""
         self.num_dialled = 0
-        """The number of attempted connections; a refused request attempts none."""
+        """The number of attempted connections; a blocked request attempts none."""
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
@@ -147,26 +147,29 @@ class BrowseProxy(AsyncContextManagerMixin):
             return
         self._num_open += 1
         try:
-            with suppress(*_GONE):
+            with suppress(*_DISCONNECTED):
                 async with stream:
                     with (
                         anyio.move_on_after(self._limits.max_connection_s),
                         anyio.move_on_after(self._limits.connect_timeout_s) as scope,
                     ):
-                        await self._serve(_Browser(stream, scope))
+                        await self._serve(_BrowserConnection(stream, scope))
         finally:
             self._num_open -= 1
 
-    async def _serve(self, browser: "_Browser") -> None:
+    async def _serve(self, browser: "_BrowserConnection") -> None:
+        """Reads a request, checks its credential and forwards it."""
         try:
             request = _parse_request(await _receive_head(browser.received))
         except (anyio.DelimiterNotFound, _BadRequestError) as error:
-            await browser.stream.send(_reply("400 Bad Request", str(error)))
+            await browser.stream.send(_encode_reply("400 Bad Request", str(error)))
             return
         access = self._find_access(request)
         if access is None:
             challenge = 'Proxy-Authenticate: Basic realm="stillroom"\r\n'
-            await browser.stream.send(_reply("407 Proxy Authentication Required", "", challenge))
+            await browser.stream.send(
+                _encode_reply("407 Proxy Authentication Required", "", challenge)
+            )
             return
         access.scopes.add(browser.scope)
         # The look-up and the connecting have deadlines of their own, which end before this.
@@ -177,6 +180,7 @@ class BrowseProxy(AsyncContextManagerMixin):
             access.scopes.discard(browser.scope)
 
     def _find_access(self, request: "_Request") -> ProxyAccess | None:
+        """Returns the access whose credential a request has; None if it has no valid one."""
         scheme, _, credential = request.header("proxy-authorization").partition(" ")
         if scheme.lower() != "basic":
             return None
@@ -190,26 +194,28 @@ class BrowseProxy(AsyncContextManagerMixin):
             return None
         return access
 
-    async def _forward(self, browser: "_Browser", request: "_Request", access: ProxyAccess) -> None:
+    async def _forward(
+        self, browser: "_BrowserConnection", request: "_Request", access: ProxyAccess
+    ) -> None:
         try:
-            target = self._target(request)
+            target = self._checked_target(request)
             addresses = await self._resolve_checked(target)
-        except AddressRefusedError as error:
-            self.num_refused += 1
+        except AddressBlockedError as error:
+            self.num_blocked += 1
             access.note(request.authority, str(error))
-            await browser.stream.send(_reply("403 Forbidden", f"refused: {error}"))
+            await browser.stream.send(_encode_reply("403 Forbidden", f"refused: {error}"))
             return
         except (OSError, TimeoutError, UnicodeError):
             reason = "its host name has no address"
             access.note(request.authority, reason)
-            await browser.stream.send(_reply("502 Bad Gateway", reason))
+            await browser.stream.send(_encode_reply("502 Bad Gateway", reason))
             return
         try:
             server = await self._connect(addresses, target.port)
         except (OSError, TimeoutError) as error:
             reason = f"the connection failed ({error or 'timed out'})"
             access.note(request.authority, reason)
-            await browser.stream.send(_reply("504 Gateway Timeout", reason))
+            await browser.stream.send(_encode_reply("504 Gateway Timeout", reason))
             return
         async with server:
             browser.extend(self._limits.idle_timeout_s)
@@ -218,15 +224,16 @@ class BrowseProxy(AsyncContextManagerMixin):
             else:
                 await self._exchange(browser, server, request)
 
-    def _target(self, request: "_Request") -> Target:
+    def _checked_target(self, request: "_Request") -> Target:
+        """Returns the target of a request. Raises AddressBlockedError if it is not allowed."""
         if request.is_connect:
             return self._policy.check_authority(request.target, default_port=None)
         if not request.target.lower().startswith("http://"):
-            raise AddressRefusedError("without CONNECT only http:// URLs are forwarded")
+            raise AddressBlockedError("without CONNECT only http:// URLs are forwarded")
         return self._policy.check_url(request.target)
 
     async def _resolve_checked(self, target: Target) -> list[IPAddress]:
-        """Returns the addresses to dial. Raises AddressRefusedError if any of them is refused."""
+        """Returns the addresses to dial. Raises AddressBlockedError if any of them is blocked."""
         if target.address is not None:
             return [self._policy.check_address(target.address, target)]
         with anyio.fail_after(self._limits.connect_timeout_s):
@@ -237,6 +244,7 @@ class BrowseProxy(AsyncContextManagerMixin):
         return list(dict.fromkeys(checked))[:_MAX_ADDRESSES]
 
     async def _connect(self, addresses: list[IPAddress], port: int) -> anyio.abc.ByteStream:
+        """Returns a connection to the first address that accepts one. Raises the last OSError."""
         failure: OSError | None = None
         with anyio.fail_after(self._limits.connect_timeout_s):
             for address in addresses:
@@ -247,30 +255,30 @@ class BrowseProxy(AsyncContextManagerMixin):
                     failure = error
         raise failure or OSError("no address")
 
-    async def _tunnel(self, browser: "_Browser", server: anyio.abc.ByteStream) -> None:
+    async def _tunnel(self, browser: "_BrowserConnection", server: anyio.abc.ByteStream) -> None:
         """Relays bytes in both directions until either side closes."""
         await browser.stream.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
         async with anyio.create_task_group() as tasks:
 
             async def send_on() -> None:
-                with suppress(*_GONE):
+                with suppress(*_DISCONNECTED):
                     await self._forward_bytes(browser, browser.received, server)
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(send_on)
-            with suppress(*_GONE):
+            with suppress(*_DISCONNECTED):
                 await self._forward_bytes(browser, server, browser.stream)
             tasks.cancel_scope.cancel()
 
     async def _exchange(
-        self, browser: "_Browser", server: anyio.abc.ByteStream, request: "_Request"
+        self, browser: "_BrowserConnection", server: anyio.abc.ByteStream, request: "_Request"
     ) -> None:
         """Forwards one request and its reply. The connection serves no further request."""
         await server.send(request.for_server())
         async with anyio.create_task_group() as tasks:
 
             async def send_body() -> None:
-                with suppress(*_GONE):
+                with suppress(*_DISCONNECTED):
                     body_bytes = request.body_bytes
                     await self._forward_bytes(browser, browser.received, server, body_bytes)
                     # Nothing may follow the body; this waits until the browser disconnects.
@@ -278,33 +286,37 @@ class BrowseProxy(AsyncContextManagerMixin):
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(send_body)
-            with suppress(*_GONE):
+            with suppress(*_DISCONNECTED):
                 await self._pass_reply(browser, BufferedByteReceiveStream(server), request.method)
             tasks.cancel_scope.cancel()
 
     async def _pass_reply(
-        self, browser: "_Browser", server: BufferedByteReceiveStream, method: str
+        self, browser: "_BrowserConnection", server: BufferedByteReceiveStream, method: str
     ) -> None:
+        """Forwards the server's reply to the browser."""
         try:
             status_line, headers = _parse_head(await _receive_head(server))
             # Interim replies (1xx) are dropped. No upgrade (101) can come, as none is passed on.
             while status_line.startswith("HTTP/1.1 1"):
                 status_line, headers = _parse_head(await _receive_head(server))
         except (anyio.DelimiterNotFound, _BadRequestError):
-            await browser.stream.send(_reply("502 Bad Gateway", "the server sent an invalid reply"))
+            await browser.stream.send(
+                _encode_reply("502 Bad Gateway", "the server sent an invalid reply")
+            )
             return
         reply_headers = [*_without_hop_headers(headers), ("Connection", "close")]
-        await browser.stream.send(_head(status_line, reply_headers))
+        await browser.stream.send(_encode_head(status_line, reply_headers))
         body_bytes = _body_bytes(method, status_line, headers)
         await self._forward_bytes(browser, server, browser.stream, body_bytes)
 
     async def _forward_bytes(
         self,
-        browser: "_Browser",
+        browser: "_BrowserConnection",
         source: anyio.abc.ByteReceiveStream,
         sink: anyio.abc.ByteSendStream,
         num_bytes: int | None = None,
     ) -> None:
+        """Copies bytes until the source ends, or `num_bytes` or the limit is reached."""
         bytes_left = self._limits.max_bytes
         if num_bytes is not None:
             bytes_left = min(bytes_left, num_bytes)
@@ -320,7 +332,7 @@ class _BadRequestError(Exception):
     """The received bytes are not an HTTP request that this proxy accepts."""
 
 
-class _Browser:
+class _BrowserConnection:
     """The browser's side of a connection, with the scope that holds its deadline."""
 
     def __init__(self, stream: anyio.abc.ByteStream, scope: anyio.CancelScope) -> None:
@@ -347,7 +359,7 @@ class _Request:
 
     @property
     def authority(self) -> str:
-        """The `host:port` under which refusals of this request are noted."""
+        """The `host:port` under which failures of this request are recorded."""
         if self.is_connect:
             return self.target.lower()
         return authority_of(self.target)
@@ -366,7 +378,7 @@ class _Request:
         authority, path = rest[:split], rest[split:].partition("#")[0]
         others = [(k, v) for k, v in _without_hop_headers(self.headers) if k.lower() != "host"]
         request_line = f"{self.method} {path if path.startswith('/') else '/' + path} HTTP/1.1"
-        return _head(request_line, [("Host", authority), *others, ("Connection", "close")])
+        return _encode_head(request_line, [("Host", authority), *others, ("Connection", "close")])
 
 
 def authority_of(url: str) -> str:
@@ -426,12 +438,12 @@ def _without_hop_headers(headers: list[tuple[str, str]]) -> list[tuple[str, str]
     return [(name, value) for name, value in headers if name.lower() not in _HOP_HEADERS]
 
 
-def _head(first_line: str, headers: list[tuple[str, str]]) -> bytes:
+def _encode_head(first_line: str, headers: list[tuple[str, str]]) -> bytes:
     lines = [first_line, *(f"{name}: {value}" for name, value in headers)]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
-def _reply(status: str, text: str, header: str = "") -> bytes:
+def _encode_reply(status: str, text: str, header: str = "") -> bytes:
     body = text.encode("utf-8")
     head = (
         f"HTTP/1.1 {status}\r\n{header}Content-Type: text/plain; charset=utf-8\r\n"

@@ -9,7 +9,7 @@ from playwright.async_api import BrowserContext, Locator, Page
 from playwright.async_api import Error as PlaywrightError
 from playwright.async_api import TimeoutError as PlaywrightTimeoutError
 
-from stillroom.tools.browser.addresses import AddressPolicy, AddressRefusedError
+from stillroom.tools.browser.addresses import AddressBlockedError, AddressPolicy
 from stillroom.tools.browser.chromium import CLOSE_TIMEOUT_S, Chromium
 from stillroom.tools.browser.page import (
     REF_ATTRIBUTE,
@@ -35,14 +35,14 @@ _STATE_LOST = (
     "browse_open"
 )
 _CRASHED = "the browser or its page crashed during this call"
-_BY_PROXY = frozenset({403, 502, 504})
+_PROXY_STATUSES = frozenset({403, 502, 504})
 _NETWORK_ERRORS = {
     "ERR_ABORTED": "it is a download, or the page stopped loading; nothing was downloaded",
     "ERR_TUNNEL_CONNECTION_FAILED": "no connection to its server",
     "ERR_NAME_NOT_RESOLVED": "its host name has no address",
     "ERR_CERT_": "its certificate is not valid",
-    "ERR_TOO_MANY_REDIRECTS": "it redirects without end",
-    "ERR_UNSAFE_PORT": "its port is not one for web pages",
+    "ERR_TOO_MANY_REDIRECTS": "it redirects endlessly",
+    "ERR_UNSAFE_PORT": "browsers block its port",
 }
 _TEXT_KINDS = frozenset(
     {"text", "search", "email", "url", "tel", "password", "number", "date", "time", "month",
@@ -75,7 +75,7 @@ class BrowseSession:
 
     def __init__(self, shared: BrowserSettings) -> None:
         self._shared = shared
-        self._turn = anyio.Lock()
+        self._lock = anyio.Lock()
         self._has_slot = False
         self._open: _OpenContext | None = None
         self._actions: dict[str, Callable[..., Awaitable[str]]] = {
@@ -94,7 +94,7 @@ class BrowseSession:
         Raises:
             EngineError: the browser has ended and cannot be started again.
         """
-        async with self._turn:
+        async with self._lock:
             if not self._has_slot:
                 await self._shared.slots.acquire()
                 self._has_slot = True
@@ -103,19 +103,19 @@ class BrowseSession:
     async def aclose(self) -> None:
         """Closes the session's pages, so that another session may open pages."""
         with anyio.CancelScope(shield=True):
-            await self._drop()
+            await self._close_context()
             if self._has_slot:
                 self._has_slot = False
                 self._shared.slots.release()
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         if self._open is not None and not self._open.chromium.is_alive:
-            await self._drop()
+            await self._close_context()
             return error_result(f"the browser crashed since the last call. {_STATE_LOST}")
         try:
             with anyio.fail_after(self._shared.call_timeout_s):
                 return ToolResult(content=await self._actions[name](**arguments), is_error=False)
-        except (_ActionError, AddressRefusedError) as error:
+        except (_ActionError, AddressBlockedError) as error:
             return error_result(str(error))
         except TimeoutError:
             problem = f"{name} timed out after {self._shared.call_timeout_s:g} s"
@@ -125,14 +125,14 @@ class BrowseSession:
             if self._open is not None and await self._open.is_usable():
                 return error_result(f"the browser could not do this: {_first_line(error)}")
             problem = _CRASHED
-        await self._drop()
+        await self._close_context()
         return error_result(f"{problem}. {_STATE_LOST}")
 
     async def _open_url(self, url: str) -> str:
         self._shared.policy.check_url(url)
-        opened = await self._context()
+        opened = await self._get_context()
         page = opened.pages[-1] if opened.pages else await opened.context.new_page()
-        opened.access.refusals.clear()
+        opened.access.failures.clear()
         try:
             await page.goto(url, wait_until="domcontentloaded", timeout=self._nav_ms)
         except PlaywrightError as error:
@@ -145,14 +145,14 @@ class BrowseSession:
         return await self._show(opened)
 
     async def _click(self, ref: int) -> str:
-        opened = self._opened()
+        opened = self._require_open()
         locator = opened.locate(ref)
         await _act(locator.click(trial=True, timeout=_ACTION_MS), ref)
         await self._follow(opened, locator.click(timeout=self._nav_ms))
         return await self._show(opened)
 
     async def _type(self, ref: int, text: str, submit: bool = False) -> str:
-        opened = self._opened()
+        opened = self._require_open()
         locator, kind = opened.locate(ref), opened.element(ref).kind
         if kind == "select":
             await _act(locator.select_option(label=text, timeout=_ACTION_MS), ref)
@@ -165,10 +165,10 @@ class BrowseSession:
         return await self._show(opened)
 
     async def _back(self) -> str:
-        opened = self._opened()
+        opened = self._require_open()
         page = opened.current
         before = page.url
-        opened.access.refusals.clear()
+        opened.access.failures.clear()
         try:
             await page.go_back(wait_until="domcontentloaded", timeout=self._nav_ms)
         except PlaywrightTimeoutError as error:
@@ -182,9 +182,9 @@ class BrowseSession:
         return await self._show(opened)
 
     async def _read(self, page: int = 1) -> str:
-        opened = self._opened()
+        opened = self._require_open()
         if page == 1 or opened.document is None:
-            await self._look(opened)
+            await self._read_page(opened)
         document = opened.document
         if document is None or not 1 <= page <= document.num_parts:
             num_parts = document.num_parts if document else 1
@@ -193,7 +193,7 @@ class BrowseSession:
 
     async def _follow(self, opened: "_OpenContext", action: Awaitable[Any]) -> None:
         """Performs a click or key press, and waits for the page that it may lead to."""
-        opened.access.refusals.clear()
+        opened.access.failures.clear()
         try:
             await action
         except PlaywrightTimeoutError as error:
@@ -210,33 +210,37 @@ class BrowseSession:
             with suppress(PlaywrightTimeoutError):
                 await opened.current.wait_for_load_state(state, timeout=_SETTLE_MS)
         await opened.close_surplus()
-        return (await self._look(opened)).render_part(1)
+        return (await self._read_page(opened)).render_part(1)
 
-    async def _look(self, opened: "_OpenContext") -> Document:
+    async def _read_page(self, opened: "_OpenContext") -> Document:
+        """Reads the current page; its first part and its elements are what the model is shown."""
         page = opened.current
         snapshot = await take_snapshot(page)
-        reason = opened.access.refusals.get(authority_of(snapshot.url))
+        reason = opened.access.failures.get(authority_of(snapshot.url))
         if snapshot.url.startswith("chrome-error:"):
-            raise _ActionError(f"the page cannot be opened: {opened.last_refusal()}")
-        if reason and snapshot.status in _BY_PROXY:
+            raise _ActionError(f"the page cannot be opened: {opened.last_failure()}")
+        if reason and snapshot.status in _PROXY_STATUSES:
             raise _ActionError(f"the page cannot be opened: {reason}")
         main_text = await self._shared.reader.find_text(snapshot.html, url=snapshot.url)
         opened.shown, opened.elements = page, snapshot.elements
         opened.document = make_document(snapshot, main_text, max_chars=self._shared.max_chars)
         return opened.document
 
-    async def _context(self) -> "_OpenContext":
+    async def _get_context(self) -> "_OpenContext":
+        """Returns the session's browser context, opened if necessary."""
         if self._open is None:
             chromium = await self._shared.chromium()
             self._open = await _open_context(chromium, self._shared.proxy)
         return self._open
 
-    def _opened(self) -> "_OpenContext":
+    def _require_open(self) -> "_OpenContext":
+        """Returns the open context. Raises _ActionError if no page is open."""
         if self._open is None or not self._open.pages:
             raise _ActionError("no page is open yet: begin with browse_open")
         return self._open
 
-    async def _drop(self) -> None:
+    async def _close_context(self) -> None:
+        """Closes the context, and ends the browser if it does not respond."""
         opened, self._open = self._open, None
         if opened is None:
             return
@@ -279,7 +283,7 @@ class _OpenContext:
         self.document: Document | None = None
         self.shown: Page | None = None
         """The page to which `elements` belong; None before the first one is shown."""
-        context.on("page", self._watch)
+        context.on("page", self._watch_for_crash)
 
     @property
     def pages(self) -> list[Page]:
@@ -325,16 +329,16 @@ class _OpenContext:
 
     def reason_for(self, error: PlaywrightError) -> str:
         """Returns the reason why a page did not open, as text for the model."""
-        if self.access.refusals:
-            return self.last_refusal()
+        if self.access.failures:
+            return self.last_failure()
         texts = (text for code, text in _NETWORK_ERRORS.items() if code in error.message)
         if "Download is starting" in error.message:
             return _NETWORK_ERRORS["ERR_ABORTED"]
         return next(texts, _first_line(error))
 
-    def last_refusal(self) -> str:
+    def last_failure(self) -> str:
         """Returns the latest reason why the proxy refused a request."""
-        return next(reversed(self.access.refusals.values()), "its server did not respond")
+        return next(reversed(self.access.failures.values()), "its server did not respond")
 
     async def aclose(self) -> bool:
         """Closes the context and its pages; returns False if the browser did not respond."""
@@ -343,7 +347,7 @@ class _OpenContext:
             await self.context.close()
         return not scope.cancelled_caught
 
-    def _watch(self, page: Page) -> None:
+    def _watch_for_crash(self, page: Page) -> None:
         page.on("crash", self._note_crash)
 
     def _note_crash(self, page: Page) -> None:
@@ -365,13 +369,13 @@ async def _open_context(chromium: Chromium, proxy: BrowseProxy) -> _OpenContext:
 
 
 async def _act(action: Awaitable[Any], ref: int) -> None:
+    """Performs an action on an element. Raises _ActionError if the element cannot be used."""
     try:
         await action
     except PlaywrightTimeoutError as error:
         raise _ActionError(
             f"[{ref}] cannot be used: it was removed, is covered, or lacks this option; "
-            "browse_read "
-            "shows the current page"
+            "browse_read shows the current page"
         ) from error
 
 

@@ -26,7 +26,7 @@ from stillroom.secrecy.environments import bare_environment
 MAX_LINE_BYTES = bounds.PAGE_READ.most
 # Beyond this, the system refuses the child more memory, which ends the child.
 _MAX_MEMORY_BYTES = bounds.PAGE_MEMORY.most
-_GONE = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, OSError)
+_DISCONNECTED = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, OSError)
 
 
 class _PageHTML(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class TextReader(AsyncContextManagerMixin):
 
     def __init__(self, *, timeout_s: float = 15.0) -> None:
         self._timeout_s = timeout_s
-        self._turn = anyio.Lock()
+        self._lock = anyio.Lock()
         self._process: anyio.abc.Process | None = None
 
     @asynccontextmanager
@@ -58,24 +58,24 @@ class TextReader(AsyncContextManagerMixin):
         try:
             yield self
         finally:
-            await self._end()
+            await self._stop()
 
     async def find_text(self, html: str, *, url: str) -> str:
         """Returns a page's main content as Markdown; empty if none is found in time."""
         line = msgspec.json.encode(_PageHTML(html=html, url=url)) + b"\n"
-        async with self._turn:
+        async with self._lock:
             try:
                 with anyio.fail_after(self._timeout_s):
-                    return await self._ask(line)
-            except (*_GONE, TimeoutError, anyio.DelimiterNotFound, msgspec.DecodeError):
-                await self._end()
+                    return await self._request(line)
+            except (*_DISCONNECTED, TimeoutError, anyio.DelimiterNotFound, msgspec.DecodeError):
+                await self._stop()
                 return ""
             except BaseException:
-                # Its answer may still be on the way, and would be taken for that of the next page.
-                await self._end()
+                # The child's answer may still arrive, and would be taken for that of the next page.
+                await self._stop()
                 raise
 
-    async def _ask(self, line: bytes) -> str:
+    async def _request(self, line: bytes) -> str:
         if self._process is None:
             self._process = await anyio.open_process(
                 [sys.executable, "-P", "-m", "stillroom.tools.browser.text"],
@@ -88,7 +88,7 @@ class TextReader(AsyncContextManagerMixin):
         reply = await replies.receive_until(b"\n", MAX_LINE_BYTES)
         return msgspec.json.decode(reply, type=_PageText).text
 
-    async def _end(self) -> None:
+    async def _stop(self) -> None:
         process, self._process = self._process, None
         if process is None:
             return

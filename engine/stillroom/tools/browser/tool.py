@@ -174,9 +174,9 @@ class _CheckedSession:
                 f"{name} is not offered by the browser on this machine; its tools are "
                 f"{', '.join(self.checkers)}"
             )
-        given = {self.new_names.get(key, key): value for key, value in arguments.items()}
+        renamed = {self.new_names.get(key, key): value for key, value in arguments.items()}
         try:
-            return await self.run(name, checker.check(given))
+            return await self.run(name, checker.check(renamed))
         except ArgumentError as error:
             return error_result(str(error))
 
@@ -232,7 +232,7 @@ _PLAYWRIGHT_TOOLS: tuple[Callable[..., None], ...] = (
     browser_type,
     browser_select_option,
 )
-_OURS = {
+_PLAYWRIGHT_NAMES = {
     "browse_open": "browser_navigate",
     "browse_back": "browser_navigate_back",
     "browse_read": "browser_snapshot",
@@ -240,7 +240,7 @@ _OURS = {
     "browse_type": "browser_type",
 }
 """The browser's own tool names, which its replies mention, and the server's names for them."""
-_NAME = re.compile(rf"\b({'|'.join(_OURS)})\b")
+_NAME = re.compile(rf"\b({'|'.join(_PLAYWRIGHT_NAMES)})\b")
 
 
 class PlaywrightNames(ToolSource):
@@ -274,7 +274,7 @@ async def _call_under_own_name(
 ) -> ToolResult:
     own_name, own_arguments = _own_call(name, arguments)
     result = await session.call(own_name, own_arguments)
-    content = _NAME.sub(lambda match: _OURS[match[0]], result.content)
+    content = _NAME.sub(lambda match: _PLAYWRIGHT_NAMES[match[0]], result.content)
     return ToolResult(content=content, is_error=result.is_error)
 
 
@@ -288,18 +288,19 @@ def _own_call(name: str, arguments: dict[str, Any]) -> tuple[str, dict[str, Any]
         case "browser_snapshot":
             return "browse_read", arguments
         case "browser_click":
-            return "browse_click", {"ref": _number(arguments["target"])}
+            return "browse_click", {"ref": _element_number(arguments["target"])}
         case "browser_type":
             more = {key: arguments[key] for key in ("text", "submit") if key in arguments}
-            return "browse_type", {"ref": _number(arguments["target"]), **more}
+            return "browse_type", {"ref": _element_number(arguments["target"]), **more}
         case _:
             if len(arguments["values"]) != 1:
                 raise ArgumentError("wrong arguments: values: give one option")
             option = arguments["values"][0]
-            return "browse_type", {"ref": _number(arguments["target"]), "text": option}
+            return "browse_type", {"ref": _element_number(arguments["target"]), "text": option}
 
 
-def _number(target: str) -> int:
+def _element_number(target: str) -> int:
+    """Returns the number in a target such as "3", "[3]" or "e3". Raises ArgumentError."""
     found = re.fullmatch(r"\[?(?:ref=)?e?(\d+)\]?", target.strip())
     if found is None:
         raise ArgumentError(f"wrong arguments: target: {target!r} is not a number of the snapshot")

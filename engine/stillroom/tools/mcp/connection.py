@@ -54,6 +54,7 @@ class Connection:
         self._spec, self._dialect, self._background = spec, dialect, background
         self._output = ServerOutput()
         self._scope = anyio.CancelScope()
+        # Set when opening has succeeded or failed, when the session should end, and at its end.
         self._settled, self._leave, self._done = anyio.Event(), anyio.Event(), anyio.Event()
         self._calls = set[anyio.CancelScope]()
         self._client: Client | None = None
@@ -63,7 +64,7 @@ class Connection:
         """Connects; a background task then keeps the session open until `close`.
 
         Raises:
-            ConnectFailedError: the server did not start, did not answer, or refused the dialect.
+            ConnectFailedError: the server did not start, did not answer, or rejected the dialect.
         """
         self._background.group.start_soon(self._hold)
         try:
@@ -102,9 +103,8 @@ class Connection:
             raise ConnectFailedError(reason + self._output.error_suffix()) from error
         except (MCPError, ConnectionLostError, ValidationError) as error:
             await self.close()
-            reason = (
-                f"listing its tools failed: {error}{self.ending()}{self._output.error_suffix()}"
-            )
+            suffix = f"{self.exit_suffix()}{self._output.error_suffix()}"
+            reason = f"listing its tools failed: {error}{suffix}"
             raise ConnectFailedError(reason) from error
         except BaseException:
             await self.close(now=True)
@@ -154,8 +154,8 @@ class Connection:
             self._scope.cancel()
             await self._done.wait()
 
-    def ending(self) -> str:
-        """Returns the exit of the server's process as text; empty if it did not exit by itself.
+    def exit_suffix(self) -> str:
+        """Returns the exit code as a suffix for an error; empty if no process exited by itself.
 
         This is known only after `close`.
         """
@@ -163,6 +163,7 @@ class Connection:
         return "" if code is None else f"; its process exited with code {code}"
 
     async def _hold(self) -> None:
+        """Opens the session and holds it open until `close`."""
         from mcp import Client
 
         try:
@@ -217,7 +218,7 @@ class Connection:
     async def _request(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult
 
-        # The SDK's call_tool would list the tools again, and refuse results for details of form.
+        # The SDK's call_tool would list the tools again, and reject results for details of form.
         request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments))
         return _result_of(await self._open_client().session.send_request(request, CallToolResult))
 
@@ -227,6 +228,7 @@ class Connection:
         return self._client
 
     def _is_lost(self, error: "MCPError") -> bool:
+        """Returns whether an error means that the session can no longer be used."""
         from mcp.types.jsonrpc import CONNECTION_CLOSED, INVALID_REQUEST
 
         if self._dialect.transport == "stdio":
@@ -237,9 +239,10 @@ class Connection:
         return self._done.is_set() or is_forgotten or error.code == CONNECTION_CLOSED
 
     def _reason(self) -> str:
+        """Returns the reason why the session was not opened."""
         leaf = leaf_of(self._error)
         problem = str(leaf) or type(leaf).__name__ if leaf else "the connection ended"
-        return f"{problem}{self.ending()}{self._output.error_suffix()}"
+        return f"{problem}{self.exit_suffix()}{self._output.error_suffix()}"
 
 
 def _code_of(error: BaseException | None) -> int | None:

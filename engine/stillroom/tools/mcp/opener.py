@@ -34,7 +34,7 @@ class SessionOpener:
         """Returns an open session.
 
         Raises:
-            ConnectFailedError: the server did not start, did not answer, or refused the dialect.
+            ConnectFailedError: the server did not start, did not answer, or rejected the dialect.
         """
         if self._shared is not None:
             return await self._open_shared(self._shared, dialect)
@@ -52,6 +52,7 @@ class SessionOpener:
             await self._shared.stop()
 
     async def _open_shared(self, shared: "_SharedServer", dialect: ServerDialect) -> Connection:
+        """Opens a session with the process that serves all sessions, started if necessary."""
         spec = await shared.ensure_running(timeout_s=self.timeout_s)
         try:
             return await self._session(spec, dialect)
@@ -60,9 +61,9 @@ class SessionOpener:
             await shared.stop(spec)
             raise
         except ConnectFailedError:
-            if not await shared.has_lost(spec):
+            if not await shared.has_stopped(spec):
                 raise
-        # The process had just died and nobody had noticed it, so one more try makes sense.
+        # The process had died unnoticed, so this tries once more with a new one.
         return await self._session(await shared.ensure_running(timeout_s=self.timeout_s), dialect)
 
     async def _session(self, spec: ServerSpec, dialect: ServerDialect) -> Connection:
@@ -79,7 +80,7 @@ class _SharedServer:
 
     def __init__(self, spec: ServerSpec, background: Background) -> None:
         self._spec, self._background = spec, background
-        self._turn = anyio.Lock()
+        self._lock = anyio.Lock()
         self._process: _ListeningProcess | None = None
 
     async def ensure_running(self, *, timeout_s: float) -> ServerSpec:
@@ -88,7 +89,7 @@ class _SharedServer:
         Raises:
             ConnectFailedError: the server does not start.
         """
-        async with self._turn:
+        async with self._lock:
             if self._process is not None and self._process.has_ended:
                 # Processes that it started may still be running.
                 process, self._process = self._process, None
@@ -100,9 +101,12 @@ class _SharedServer:
                 self._process = process
             return self._process.spec
 
-    async def has_lost(self, spec: ServerSpec) -> bool:
-        """Returns whether the process behind `spec` has exited or no longer listens."""
-        async with self._turn:
+    async def has_stopped(self, spec: ServerSpec) -> bool:
+        """Returns whether the process behind `spec` has exited or no longer listens.
+
+        A process that no longer listens is stopped.
+        """
+        async with self._lock:
             process = self._process
             if process is None or process.spec != spec:
                 return True
@@ -113,7 +117,7 @@ class _SharedServer:
 
     async def stop(self, spec: ServerSpec | None = None) -> None:
         """Stops the process; if `spec` is given, only if it is still the process behind `spec`."""
-        async with self._turn:
+        async with self._lock:
             if self._process is not None and spec in (None, self._process.spec):
                 process, self._process = self._process, None
                 await process.stop()
@@ -153,9 +157,9 @@ class _ListeningProcess:
             await self.stop()
             raise
         await self.stop()
-        late = f"it did not listen on port {self._port} within {timeout_s:g} s"
+        timeout_reason = f"it did not listen on port {self._port} within {timeout_s:g} s"
         raise ConnectFailedError(
-            self._ending() if has_ended else late + self._output.error_suffix()
+            self._exit_reason() if has_ended else timeout_reason + self._output.error_suffix()
         )
 
     async def stop(self) -> None:
@@ -165,6 +169,7 @@ class _ListeningProcess:
             await self._done.wait()
 
     async def _hold(self) -> None:
+        """Runs the process until `stop`."""
         spec, output, guard = self.spec, self._output, self._background.guard
         try:
             async with anyio.create_task_group() as group:
@@ -196,7 +201,7 @@ class _ListeningProcess:
             await stream.aclose()
         return True
 
-    def _ending(self) -> str:
+    def _exit_reason(self) -> str:
         if self._error is not None:
             return str(self._error)
         return f"its process exited with code {self._output.exit_code}{self._output.error_suffix()}"

@@ -38,7 +38,7 @@ _KILL_TIMEOUT_S = 5.0
 _POLL_S = 0.01
 _WATCH_S = 0.1
 
-_LOST = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
+_DISCONNECTED = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
 
 _Streams = tuple[
     "MemoryObjectReceiveStream[SessionMessage | Exception]",
@@ -156,7 +156,7 @@ async def _receive(stdout: ByteReceiveStream | None, session: _Sink, output: Ser
                 await session.send(SessionMessage(message))
     except anyio.DelimiterNotFound:
         output.add(f"it wrote a line of more than {MAX_LINE_BYTES >> 20} MB\n".encode())
-    except (*_LOST, anyio.IncompleteRead):
+    except (*_DISCONNECTED, anyio.IncompleteRead):
         pass
     finally:
         output.has_ended = True
@@ -185,7 +185,7 @@ async def _send(session: _Source, stdin: ByteSendStream, incoming: _Sink) -> Non
         async for message in session:
             data = message.message.model_dump_json(by_alias=True, exclude_unset=True)
             await stdin.send(data.encode("utf-8") + b"\n")
-    except _LOST:
+    except _DISCONNECTED:
         # The server may live on, but without its input no request will be answered.
         incoming.close()
 
@@ -205,7 +205,7 @@ async def _watch(process: anyio.abc.Process, session: _Sink, output: ServerOutpu
 
 async def keep_output(stream: ByteReceiveStream | None, output: ServerOutput) -> None:
     """Reads a stream of the server to its end and keeps its tail."""
-    with suppress(*_LOST):
+    with suppress(*_DISCONNECTED):
         while stream is not None:
             output.add(await stream.receive())
 
@@ -214,11 +214,11 @@ async def _end(
     process: anyio.abc.Process, output: ServerOutput, mark: str, *, grace_s: float
 ) -> None:
     """Asks the server to end by closing its input, then kills the rest of its process tree."""
-    # The system may have given the number of a process that has ended to one of another program.
+    # The pid of a process that has ended may belong to another program by now.
     has_ended = process.returncode is not None
     family = [] if has_ended else descendants(process.pid)
     is_orphaned = not family
-    with suppress(*_LOST):
+    with suppress(*_DISCONNECTED):
         await cast("ByteSendStream", process.stdin).aclose()
     if await _has_exited(process, within_s=grace_s):
         output.exit_code = process.returncode

@@ -63,9 +63,11 @@ class MCPTools(ToolSource, AsyncContextManagerMixin):
                 try:
                     server_tools = await list_server_tools(self._opener)
                 except ConnectFailedError as error:
-                    raise _cannot_use(self._spec, error) from error
+                    raise _unusable_error(self._spec, error) from error
                 self._dialect = server_tools.dialect
-                self._schemas = [_with_prefix(one, self._prefix) for one in server_tools.schemas]
+                self._schemas = [
+                    _with_prefix(schema, self._prefix) for schema in server_tools.schemas
+                ]
                 yield self
             finally:
                 await self._opener.close()
@@ -120,7 +122,7 @@ class MCPSession:
         self._tool_timeout_s, self._prefix = tool_timeout_s, prefix
         self._connection: Connection | None = None
         # Calls run one after the other, in the order they came, as they share a page or a shell.
-        self._turn = anyio.Lock()
+        self._lock = anyio.Lock()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Runs one tool. If the server hangs or dies, the next call starts a new one.
@@ -128,7 +130,7 @@ class MCPSession:
         Raises:
             CallFailedError: no session can be opened.
         """
-        async with self._turn:
+        async with self._lock:
             connection = self._connection or await self._connect()
             try:
                 return await connection.call(
@@ -137,11 +139,11 @@ class MCPSession:
             except ConnectionLostError as error:
                 self._connection = None
                 return error_result(
-                    f"{name}: {error}{connection.ending()}. The tool server was stopped and its "
-                    "state is lost; the next call restarts it"
+                    f"{name}: {error}{connection.exit_suffix()}. The tool server was stopped and "
+                    "its state is lost; the next call restarts it"
                 )
             except BaseException:
-                # Its answer may still be on the way, so it can serve no other call.
+                # The server's answer may still arrive, so the session can serve no other call.
                 await self.close(now=True)
                 raise
 
@@ -187,10 +189,10 @@ async def list_server_tools(opener: SessionOpener) -> ServerTools:
         except ConnectFailedError as error:
             # The first dialect is the likeliest one, so its error helps the user most.
             first_error = first_error or error
-            following = next_dialect(dialect, error.code)
-            if following is None:
+            next_to_try = next_dialect(dialect, error.code)
+            if next_to_try is None:
                 raise first_error from None
-            dialect = following
+            dialect = next_to_try
         else:
             await connection.close()
             return ServerTools(dialect, schemas)
@@ -203,12 +205,12 @@ def _with_prefix(schema: ToolSchema, prefix: str) -> ToolSchema:
     return {"type": "function", "function": {**function, "name": prefix + function["name"]}}
 
 
-def _cannot_use(spec: ServerSpec, error: ConnectFailedError) -> InputError:
+def _unusable_error(spec: ServerSpec, error: ConnectFailedError) -> InputError:
     fix = (
         "start that server, or correct its URL (most end in /mcp or /sse; some servers accept "
         "localhost only, not 127.0.0.1)"
         if spec.url
         else f"run the command manually in {spec.folder}: it must start, and then "
-        f"{'listen on the port it is given' if spec.is_shared else 'wait for input'}"
+        f"{'listen on the port in the command' if spec.is_shared else 'wait for input'}"
     )
     return InputError(f"the MCP server `{spec}` cannot be used: {error}", fix)

@@ -18,7 +18,7 @@ from stillroom.tools.user.modules import (
     FixedModules,
     RnowModules,
     how_to_install,
-    modules_missing_later,
+    modules_missing_in_functions,
     names_not_imported,
     read_modules,
 )
@@ -101,7 +101,7 @@ def get_response(messages: list[Message]) -> str:
     return ""
 
 
-_OURS = {each.__name__: each for each in (tool, reward, ToolArgs, RewardArgs, get_response)}
+_PROVIDED = {each.__name__: each for each in (tool, reward, ToolArgs, RewardArgs, get_response)}
 """The names that a user's file may use without importing them."""
 
 
@@ -129,7 +129,7 @@ class UserFile(msgspec.Struct, frozen=True):
     @property
     def paths(self) -> list[Path]:
         """The paths of the file and of the modules."""
-        return [self.path, *(self.path.parent / place for place in sorted(self.modules))]
+        return [self.path, *(self.path.parent / relative for relative in sorted(self.modules))]
 
     @property
     def sha256(self) -> str:
@@ -154,7 +154,9 @@ def read_user_file(path: Path) -> UserFile:
         code = path.read_bytes()
         return UserFile(str(path.absolute()), code, read_modules(path.absolute(), code))
     except OSError as error:
-        raise ToolFileError(f"{path} cannot be read: {error}", "check the file") from error
+        raise ToolFileError(
+            f"{path} cannot be read: {error}", "check its path and permissions"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +183,9 @@ def run_user_file(file: UserFile) -> LoadedFile:
     folder = str(path.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    rnow = next((one for one in sys.meta_path if isinstance(one, RnowModules)), None)
+    rnow = next((finder for finder in sys.meta_path if isinstance(finder, RnowModules)), None)
     if rnow is None:
-        rnow = RnowModules(_OURS)
+        rnow = RnowModules(_PROVIDED)
         sys.meta_path.insert(0, rnow)
     sys.meta_path.insert(0, FixedModules(path.parent, file.modules))
     spec = importlib.util.spec_from_file_location(f"_user_{path.stem}", path)
@@ -191,8 +193,8 @@ def run_user_file(file: UserFile) -> LoadedFile:
         raise ToolFileError(f"{path} is not a Python file", "give a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    bare = names_not_imported(file.code, frozenset(_OURS))
-    module.__dict__.update({name: _OURS[name] for name in bare})
+    bare = names_not_imported(file.code, frozenset(_PROVIDED))
+    module.__dict__.update({name: _PROVIDED[name] for name in bare})
     try:
         # Not the spec's loader, which would read the file again, or bytecode of another version.
         exec(compile(file.code, str(path), "exec", dont_inherit=True), module.__dict__)  # noqa: S102
@@ -209,7 +211,7 @@ def run_user_file(file: UserFile) -> LoadedFile:
         ) from error
     codes = (file.code, *file.modules.values())
     imports_rnow = rnow.is_used and any(b"rnow" in code for code in codes)
-    missing = modules_missing_later(file.code, path.parent)
+    missing = modules_missing_in_functions(file.code, path.parent)
     return LoadedFile(module, _notes(path, bare, missing, imports_rnow=imports_rnow))
 
 
@@ -217,11 +219,11 @@ def _notes(
     path: Path, bare: frozenset[str], missing: list[str], *, imports_rnow: bool
 ) -> list[str]:
     """Returns notes on the names provided to a file, and on imports that will fail when called."""
-    given = ["the rnow modules that it imports"] if imports_rnow else []
-    given += [", ".join(sorted(bare)) + " (used without an import)"] if bare else []
-    notes = [f"{path.name}: stillroom provides {' and '.join(given)}"] if given else []
+    provided = ["the rnow modules that it imports"] if imports_rnow else []
+    provided += [", ".join(sorted(bare)) + " (used without an import)"] if bare else []
+    notes = [f"{path.name}: stillroom provides {' and '.join(provided)}"] if provided else []
     return notes + [
-        f"{path.name}: a function imports {name}, which is not installed: calls of it will fail; "
+        f"{path.name}: a function imports {name}, which is not installed, so its calls will fail; "
         + how_to_install(name, path.parent)
         for name in missing
     ]

@@ -27,12 +27,12 @@ def read_modules(file: Path, code: bytes) -> dict[str, bytes]:
     while unread:
         source, package = unread.pop()
         for name in _imported_names(source, package):
-            for place in _module_files(name):
-                path = file.parent / place
-                if place not in found and path.is_file():
+            for relative in _module_files(name):
+                path = file.parent / relative
+                if relative not in found and path.is_file():
                     check_readable(path)
-                    found[place] = path.read_bytes()
-                    unread.append((found[place], place.rpartition("/")[0].replace("/", ".")))
+                    found[relative] = path.read_bytes()
+                    unread.append((found[relative], relative.rpartition("/")[0].replace("/", ".")))
     return found
 
 
@@ -79,11 +79,11 @@ class FixedModules(MetaPathFinder):
         self._folder, self._modules = folder, modules
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Returns the specification of a module that was read, None for any other."""
-        for place in _module_files(fullname):
-            if place in self._modules:
-                file = self._folder / place
-                loader = _FixedLoader(file, self._modules[place])
+        """Returns the specification of a module that was read; None for any other module."""
+        for relative in _module_files(fullname):
+            if relative in self._modules:
+                file = self._folder / relative
+                loader = _FixedLoader(file, self._modules[relative])
                 return spec_from_file_location(fullname, file, loader=loader)
         return None
 
@@ -99,7 +99,7 @@ class _FixedLoader(SourceLoader):
 
     def get_data(self, path: Any) -> bytes:
         if path != self._file:
-            raise OSError(f"{path} is not read")
+            raise OSError(f"{path} was not read")
         return self._code
 
 
@@ -119,7 +119,7 @@ _PACKAGES = {
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }
-"""The packages whose modules have another name."""
+"""The package to install for a module with another name."""
 
 
 def names_not_imported(code: bytes, offered: frozenset[str]) -> frozenset[str]:
@@ -144,7 +144,7 @@ def _names_bound_by(node: ast.AST) -> Iterator[str]:
         yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
 
 
-def modules_missing_later(code: bytes, folder: Path) -> list[str]:
+def modules_missing_in_functions(code: bytes, folder: Path) -> list[str]:
     """Returns the modules that only functions import and that are neither in `folder` nor
     installed.
 
@@ -198,8 +198,8 @@ def how_to_install(module: str, folder: Path) -> str:
     package = _PACKAGES.get(name, name.replace("_", "-"))
     wanted = f"-r {listed}" if listed.is_file() else package
     return (
-        f"install it for the Python that runs it: `{sys.executable} -m pip install {wanted}` (or, "
-        f"if {name} is yours, put {name}.py next to the file)"
+        f"run `{sys.executable} -m pip install {wanted}` or, if {name} is your own module, put "
+        f"{name}.py next to the file"
     )
 
 
@@ -254,7 +254,8 @@ class RnowModules(MetaPathFinder, Loader):
         """Does nothing, since the module is already complete."""
 
 
-def _module(name: str, offered: tuple[str, ...], ours: Mapping[str, Any]) -> ModuleType:
+def _module(name: str, offered: tuple[str, ...], provided: Mapping[str, Any]) -> ModuleType:
+    """Returns a module of rnow with the offered names; any other name raises ToolFileError."""
     module = ModuleType(name, "A module of rnow, made of stillroom's names.")
 
     def missing(wanted: str) -> Any:
@@ -272,7 +273,7 @@ def _module(name: str, offered: tuple[str, ...], ours: Mapping[str, Any]) -> Mod
             f"{name} provides {', '.join(offered) or 'nothing'}",
         )
 
-    module.__dict__.update({each: ours[each] for each in offered}, __getattr__=missing)
+    module.__dict__.update({each: provided[each] for each in offered}, __getattr__=missing)
     if name in (_PACKAGE, "rnow.core"):
         module.__path__ = []
     return module

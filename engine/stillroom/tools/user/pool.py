@@ -34,9 +34,9 @@ from stillroom.tools.source import ToolResult, ToolSource, ToolTask, error_resul
 from stillroom.tools.user.file import UserFile, read_user_file
 from stillroom.tools.user.worker import (
     Answer,
-    Broken,
     CallReward,
     CallTool,
+    LoadFailed,
     Ready,
     RewardDescription,
     UserFiles,
@@ -52,8 +52,8 @@ _END_TIMEOUT_S = 5.0
 _POLL_S = 0.005
 # -P keeps the user's folder off the path, where their json.py would shadow the library's.
 _COMMAND = (sys.executable, "-P", "-m", "stillroom.tools.user.worker")
-_REPLY = msgspec.json.Decoder(Ready | Broken | Answer)
-_LOST = (
+_REPLY = msgspec.json.Decoder(Ready | LoadFailed | Answer)
+_DISCONNECTED = (
     anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError,
     OSError,
 )  # fmt: skip
@@ -86,7 +86,7 @@ class Worker:
         Raises ToolFileError if the process exits or hangs, or if a file can't be loaded.
         """
         paths = [file.path for file in (files.tools, files.rewards) if file is not None]
-        # Shielded: a cancellation at this place would leave the process running.
+        # Shielded: a cancellation here would leave the process running.
         with anyio.CancelScope(shield=True):
             self._process = await anyio.open_process(
                 _COMMAND,
@@ -100,11 +100,11 @@ class Worker:
         self._stdout = BufferedByteReceiveStream(cast("ByteReceiveStream", self._process.stdout))
         try:
             reply = await self._exchange(files, _START_TIMEOUT_S)
-            if isinstance(reply, Broken):
+            if isinstance(reply, LoadFailed):
                 raise ToolFileError(reply.problem, reply.fix)
         except (TimeoutError, WorkerDiedError) as error:
             await self.kill()
-            names, reason = " and ".join(map(str, paths)), error or "it hung"
+            names, reason = " and ".join(map(str, paths)), error or "it did not respond in time"
             raise ToolFileError(
                 f"the process for {names} failed to start: {reason}",
                 "run the file with python: importing it must finish quickly and without an error",
@@ -128,7 +128,7 @@ class Worker:
 
     async def _exchange(
         self, message: UserFiles | CallTool | CallReward, timeout_s: float
-    ) -> Ready | Broken | Answer:
+    ) -> Ready | LoadFailed | Answer:
         self.begun_at = anyio.current_time()
         with anyio.fail_after(timeout_s):
             try:
@@ -139,8 +139,8 @@ class Worker:
                 raise WorkerDiedError(problem) from error
             except msgspec.DecodeError as error:
                 raise WorkerDiedError(f"its answer can't be read: {error}") from error
-            except _LOST as error:
-                await self._exited()
+            except _DISCONNECTED as error:
+                await self._wait_for_exit()
                 problem = f"its process exited with code {self._process.returncode}"
                 raise WorkerDiedError(problem) from error
 
@@ -154,10 +154,10 @@ class Worker:
                 kill_family(self._process.pid)
             # Not process.wait(): it may wait for the pipes, which another process could hold open.
             with anyio.move_on_after(_END_TIMEOUT_S):
-                await self._exited()
+                await self._wait_for_exit()
                 await self._process.aclose()
 
-    async def _exited(self) -> None:
+    async def _wait_for_exit(self) -> None:
         while not self.has_ended:  # noqa: ASYNC110 - a process sets no event
             await anyio.sleep(_POLL_S)
 
@@ -192,6 +192,7 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
         self._waiting: deque[float] = deque()
         """The times at which the calls that wait for a worker began to wait."""
         self._has_waiting = anyio.Event()
+        # The two ends of one stream: a worker is sent once it is free, and a call receives it.
         self._to_calls: MemoryObjectSendStream[Worker | ToolFileError]
         self._free: MemoryObjectReceiveStream[Worker | ToolFileError]
         """The free workers; an error if one could not be started."""
@@ -297,7 +298,7 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
         try:
             answer = await worker.answer(call, timeout_s)
         except BaseException:
-            # Its answer may still be on the way, so it can serve no other call.
+            # The worker's answer may still arrive, so it can serve no other call.
             await self._discard(worker)
             raise
         self._to_calls.send_nowait(worker)
@@ -405,6 +406,6 @@ def tools_named_in(rows: Path, *folders: Path) -> NamedTools | None:
     """
     if not rows.is_file() or not has_tool_names(rows):
         return None
-    places = [folder / TOOLS_FILE for folder in (rows.parent, *folders)]
-    found = next((place for place in places if place.is_file()), None)
+    candidates = [folder / TOOLS_FILE for folder in (rows.parent, *folders)]
+    found = next((candidate for candidate in candidates if candidate.is_file()), None)
     return None if found is None else schemas_in(read_user_file(found))

@@ -1,8 +1,8 @@
 """The child process that runs a user's tools.py and rewards.py, one call at a time.
 
 The first line of its standard input contains the files. It loads them and writes one JSON line to
-its standard output, a Ready or a Broken. Then it reads calls as JSON lines, and writes an Answer to
-each. What the user's code prints goes to standard error. When the parent exits, the worker kills
+its standard output, a Ready or LoadFailed. Then it reads calls as JSON lines, and writes an Answer
+to each. What the user's code prints goes to standard error. When the parent exits, the worker kills
 its process group.
 """
 
@@ -67,7 +67,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """Notes for the user on the names provided to the files, and on missing modules."""
 
 
-class Broken(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
+class LoadFailed(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
     """The worker's first line when it cannot load the user's files."""
 
     problem: str
@@ -94,7 +94,7 @@ class CallReward(msgspec.Struct, frozen=True, kw_only=True, tag="reward"):
     metadata: dict[str, Any]
     variables: dict[str, Any]
     timeout_s: float | None = None
-    """As for a tool."""
+    """The deadline, as in CallTool."""
     number: int = 0
 
 
@@ -199,7 +199,7 @@ class UserCode:
             return Answer(error=str(error))
         # The user's code may raise anything, SystemExit included; the model reads the message.
         except BaseException as error:
-            return Answer(error=_short(_message_of(error)))
+            return Answer(error=_cut(_message_of(error)))
 
     def _call_tool(self, call: CallTool) -> Answer:
         function = self.tools[call.name]
@@ -214,7 +214,7 @@ class UserCode:
         args = RewardArgs(metadata=call.metadata, variables=call.variables, secrets=secrets)
         value = _run(self.rewards[call.name], args, call.messages)
         if not isinstance(value, int | float):
-            return Answer(error=_short(f"a reward must return a number, not {value!r}"))
+            return Answer(error=_cut(f"a reward must return a number, not {value!r}"))
         if not math.isfinite(value):
             return Answer(error=f"a reward must return a finite number, not {value!r}")
         return Answer(reward=float(value))
@@ -250,10 +250,10 @@ def _message_of(error: BaseException) -> str:
 
 def _as_text(value: Any) -> str:
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode("utf-8")
-    return _short(text)
+    return _cut(text)
 
 
-def _short(text: str) -> str:
+def _cut(text: str) -> str:
     """Returns a text cut to the limit of an answer, with "?" for half a surrogate pair."""
     shortened = text[:MAX_RESULT_CHARACTERS].encode("utf-8", errors="replace").decode("utf-8")
     if len(text) <= MAX_RESULT_CHARACTERS:
@@ -272,7 +272,7 @@ def _serve(code: UserCode, stream: BinaryIO, replies: BinaryIO) -> None:
             # The user's code has forked and this is the child; only the parent may answer.
             os._exit(0)
         _send(replies, msgspec.structs.replace(answer, number=call.number))
-    _end()
+    _kill_and_exit()
 
 
 def _end_with_parent(calls: int) -> None:
@@ -281,15 +281,15 @@ def _end_with_parent(calls: int) -> None:
     # With an empty event mask poll still reports a hang-up, and nothing else.
     poll.register(calls, 0)
     poll.poll()
-    _end()
+    _kill_and_exit()
 
 
-def _end() -> None:
+def _kill_and_exit() -> None:
     kill_family(os.getpid())
     os._exit(1)  # reached if it was started by hand, when it leads no process group
 
 
-def _send(stream: BinaryIO, message: Ready | Broken | Answer) -> None:
+def _send(stream: BinaryIO, message: Ready | LoadFailed | Answer) -> None:
     stream.write(msgspec.json.encode(message) + b"\n")
     stream.flush()
 
@@ -325,7 +325,7 @@ def main() -> None:
         code = UserCode(files.tools, files.rewards, files.secrets)
         ready = code.describe()
     except ToolFileError as error:
-        _send(replies, Broken(problem=error.problem, fix=error.fix))
+        _send(replies, LoadFailed(problem=error.problem, fix=error.fix))
         return
     _send(replies, ready)
     _serve(code, calls, replies)

@@ -168,8 +168,8 @@ def test_name_with_one_forbidden_address_is_not_dialled() -> None:
                 assert (await setting.ask(f"CONNECT {host}:443 HTTP/1.1")).startswith(
                     "HTTP/1.1 403"
                 )
-                assert "not part of the public web" in setting.access.refusals[f"{host}:443"]
-            assert setting.proxy.num_refused == 2 * len(names)
+                assert "not part of the public web" in setting.access.failures[f"{host}:443"]
+            assert setting.proxy.num_blocked == 2 * len(names)
             assert setting.site.num_connections == setting.proxy.num_dialled == 0
 
     run_async(body)
@@ -309,7 +309,7 @@ def test_unknown_name_and_silent_server_are_told() -> None:
                 "HTTP/1.1 502"
             )
             assert (await setting.ask("GET http://example.com/ HTTP/1.1")) == ""
-            assert "no address" in setting.access.refusals["nobody.example:80"]
+            assert "no address" in setting.access.failures["nobody.example:80"]
 
     run_async(body)
 
