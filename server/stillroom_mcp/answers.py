@@ -60,8 +60,10 @@ def output_schema(operation: Operation) -> dict[str, Any]:
 
     It describes the operation's result or, if the call becomes a run, the report of the run.
     """
-    (root,), definitions = msgspec.json.schema_components([operation.result], ref_template=_REF)
-    schema: dict[str, Any] = definitions.pop(root["$ref"].removeprefix("#/$defs/"))
+    (reference,), definitions = msgspec.json.schema_components(
+        [operation.result], ref_template=_REF
+    )
+    schema: dict[str, Any] = definitions.pop(reference["$ref"].removeprefix("#/$defs/"))
     properties = dict(schema["properties"])
     required = list(schema["required"])
     if operation.may_become_run:
@@ -132,9 +134,9 @@ def _shortened(value: Any) -> Any:
     }
     choices = plain.get("anyOf")
     if isinstance(choices, list) and plain.get("default", "") is None:
-        some = [choice for choice in choices if choice != {"type": "null"}]
+        non_null = [choice for choice in choices if choice != {"type": "null"}]
         rest = {key: inner for key, inner in plain.items() if key not in ("anyOf", "default")}
-        return {**rest, **some[0]} if len(some) == 1 else {**rest, "anyOf": some}
+        return {**rest, **non_null[0]} if len(non_null) == 1 else {**rest, "anyOf": non_null}
     return plain
 
 
@@ -171,6 +173,7 @@ def json_safe(answer: Any) -> Any:
 
 
 def _escaped(value: Any) -> Any:
+    """Returns a value whose strings are valid UTF-8; other characters become escapes."""
     match value:
         case str():
             return value.encode("utf-8", errors="backslashreplace").decode("utf-8")

@@ -50,10 +50,11 @@ def run(options: argparse.Namespace, request: ChatWithModel) -> int:
     return anyio.run(chat)
 
 
-def as_trained(workspace: Workspace, request: ChatWithModel) -> ChatWithModel:
-    """Returns the request with the system message of the model's training, if it has none.
+def with_training_system(workspace: Workspace, request: ChatWithModel) -> ChatWithModel:
+    """Returns a request without a system message with the one that the model was trained with.
 
-    The request is unchanged if the training is not recorded, or if the chat begins with a row.
+    Any other request is returned unchanged, as is one whose model's training is not recorded or
+    whose chat begins with a row.
     """
     if request.provider not in IN_PROCESS or request.system is not None or request.data is not None:
         return request
@@ -73,7 +74,7 @@ def as_trained(workspace: Workspace, request: ChatWithModel) -> ChatWithModel:
 async def _chat(
     workspace: Workspace, request: ChatWithModel, texts: Sequence[str], *, as_json: bool
 ) -> int:
-    completed = as_trained(workspace, request)
+    completed = with_training_system(workspace, request)
     show = functools.partial(_show, workspace, as_json=as_json)
     is_complete = True
     async with open_chat(workspace, completed, show) as (conversation, notes):
@@ -90,7 +91,9 @@ async def _chat(
                 is_complete = _print_problem(await conversation.send(text)) and is_complete
             return 0 if is_complete else 1
         sys.stderr.write(_HELP)
-        while (text := await anyio.to_thread.run_sync(_read, abandon_on_cancel=True)) is not None:
+        while (
+            text := await anyio.to_thread.run_sync(_read_message, abandon_on_cancel=True)
+        ) is not None:
             if text == "/new":
                 conversation.start_over()
             elif text:
@@ -105,8 +108,8 @@ def _print_problem(problem: str | None) -> bool:
     return problem is None
 
 
-def _read() -> str | None:
-    """Returns the user's next message, or None at the end of the chat."""
+def _read_message() -> str | None:
+    """Reads the user's next message; returns None at the end of the chat."""
     sys.stderr.write("> ")
     sys.stderr.flush()
     line = sys.stdin.readline()
@@ -124,6 +127,7 @@ def _show(workspace: Workspace, message: Message, *, as_json: bool) -> None:
 
 
 def _lines(message: Message) -> list[str]:
+    """Returns the lines that show a message and its tool calls."""
     content = message.get("content")
     lines = [content] if isinstance(content, str) and content else []
     if message["role"] == "tool":

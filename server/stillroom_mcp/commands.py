@@ -128,7 +128,10 @@ def report(workspace: Workspace, request: api.WriteReport, *, as_json: bool) -> 
 def prices(
     workspace: Workspace, models: Sequence[str], *, is_refreshed: bool, as_json: bool
 ) -> int:
-    """Prints the prices of models, refreshed if wanted; returns 1 if a price is unknown."""
+    """Prints the prices of models and returns the exit code, which is 1 if a price is unknown.
+
+    With `is_refreshed`, it downloads the current price list first.
+    """
     price_report = api.show_prices(workspace, models, refresh=is_refreshed)
     if as_json:
         _print(json.dumps(msgspec.to_builtins(price_report)))
@@ -324,7 +327,7 @@ def _print(text: str) -> None:
 
 
 _STATE_NOTES = {"same": "", "grown": " (grown since)", "unchecked": ""}
-"""The note behind a file, by its state; other states are shown in capitals."""
+"""The note after a file, by the file's state; other states are shown in capitals."""
 
 
 def lineage_lines(lineage: api.Lineage) -> Iterator[str]:
@@ -349,6 +352,7 @@ def lineage_lines(lineage: api.Lineage) -> Iterator[str]:
 
 
 def _tree(node: api.LineageNode, prefix: str, child_prefix: str) -> Iterator[str]:
+    """Yields the lines of a node, after `prefix`, and of its inputs, after `child_prefix`."""
     yield prefix + _node_text(node)
     omitted = [f"{count} more, {state}" for state, count in node.more_inputs.items()]
     last = len(node.inputs) + len(omitted) - 1

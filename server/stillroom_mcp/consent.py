@@ -35,7 +35,7 @@ _SPENDING_FORM: ElicitRequestedSchema = {
         "start": {"type": "boolean", "title": "Start the run"},
         "budget_usd": {
             "type": "number",
-            "title": "Most dollars that it may cost",
+            "title": "Spending cap in US dollars",
             "description": "Leave empty for no limit.",
             "minimum": 0,
         },
@@ -153,7 +153,7 @@ async def _allow_key(
     name, host = _for_display(refused.name), _for_display(refused.host)
     question = (
         f"The agent wants to send the key in {name} to {host}, which is not "
-        f"allowed yet. May it be sent there, now and later? ({keys_file()} will allow it.)"
+        f"allowed yet. Allow it now and for later calls? ({keys_file()} will record the answer.)"
     )
     # The answer belongs to this question only: it allows no other key or host.
     answer = await _ask(context, f"key {name} {host}", question, _KEY_FORM)

@@ -65,11 +65,14 @@ def fenced_quote(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Author:
-    """The author of a field's strings, by its type; `own_keys` is about the keys of an object."""
+    """Who wrote the strings of a field, according to the field's type; by default, names."""
 
     is_own: bool = False
+    """Whether they are Stillroom's own sentences."""
     is_others: bool = False
+    """Whether they are text from others."""
     own_keys: bool = False
+    """Whether the keys of an object are Stillroom's own."""
 
 
 _NAME = _Author()
@@ -77,11 +80,13 @@ _NAME = _Author()
 
 @functools.cache
 def _authors(kind: type[msgspec.Struct]) -> dict[str, _Author]:
+    """Returns the author of each field of a struct, by the field's name."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {field.name: _author(hints[field.name]) for field in msgspec.structs.fields(kind)}
 
 
 def _author(hint: Any) -> _Author:
+    """Returns the author of a field with this type hint."""
     marks = getattr(hint, "__metadata__", ())
     if OWN_TEXT in marks or OTHERS_WROTE in marks:
         return _Author(is_own=OWN_TEXT in marks, is_others=OTHERS_WROTE in marks)
@@ -97,7 +102,7 @@ def _author(hint: Any) -> _Author:
 
 
 def _key_author(key: object, author: _Author) -> _Author:
-    """Returns who wrote a key of an object with this author."""
+    """Returns the author of a key; `author` is that of the object's field."""
     return _Author(is_own=author.own_keys or key in _OWN_KEYS)
 
 
@@ -159,6 +164,7 @@ def _is_default(value: Any, field: msgspec.structs.FieldInfo) -> bool:
 
 
 def _quotable(value: Any, author: _Author) -> Any:
+    """Returns a value in which strings that a next step may not quote are replaced."""
     match value:
         case msgspec.Struct():
             authors = _authors(type(value))

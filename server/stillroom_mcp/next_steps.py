@@ -102,7 +102,10 @@ def after_validate_dataset(request: object, result: api.ValidationReport) -> str
 
 
 def _notes_first(notes: list[str]) -> str:
-    return "read the notes, which say what is odd about the rows; if that is right, " * bool(notes)
+    """Returns the advice to read the notes first, or "" without notes."""
+    if not notes:
+        return ""
+    return "read the notes on unusual rows; if the rows are as you want them, "
 
 
 def after_import_rollouts(request: object, result: api.ImportResult) -> str:

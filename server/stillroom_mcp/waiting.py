@@ -28,10 +28,10 @@ _FIRST_POLL_S, _LONGEST_POLL_S = 0.2, 5.0
 _FOREVER_S = float("inf")
 
 
-def add_parser(added: Any) -> argparse.ArgumentParser:
-    """Adds the command to the command line's parser."""
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Adds the parser of the command to the CLI's subparsers, and returns it."""
     text = "Wait until runs have ended; for a background shell."
-    parser = added.add_parser(
+    parser = subparsers.add_parser(
         "wait", help=text, description=text, epilog=EXIT_CODES, allow_abbrev=False
     )
     parser.add_argument("run_id", nargs="+", metavar="RUN", help="id, or a unique prefix of it")

@@ -11,7 +11,7 @@ from fakes.http_endpoint import ScriptedEndpoint
 from fakes.projects import endpoint_project
 from fakes.training import make_project
 from stillroom.rollout.chat import ChatWithModel
-from stillroom_mcp.chat import as_trained
+from stillroom_mcp.chat import with_training_system
 from stillroom_mcp.cli import main
 
 
@@ -94,7 +94,7 @@ def test_a_student_reads_the_system_message_that_it_was_trained_with(tmp_path, t
 
     def system_of(**fields) -> str | None:
         request = ChatWithModel(**{"model": "run-1", **fields})
-        return as_trained(project.workspace, request).system
+        return with_training_system(project.workspace, request).system
 
     assert system_of() == "You sell lamps."
     assert system_of(system="") == ""

@@ -26,7 +26,7 @@ from stillroom.settings import Workspace
 from stillroom_mcp.dashboard import views
 from stillroom_mcp.dashboard.live import read_metrics_from
 from stillroom_mcp.dashboard.row_files import RowFiles
-from stillroom_mcp.dashboard.rows import SHOWN, Samples, row_figures, rows_page
+from stillroom_mcp.dashboard.rows import OUTCOME_FILTERS, Samples, row_figures, rows_page
 from stillroom_mcp.http.guard import Guard
 from stillroom_mcp.http.listening import bound_socket, run_app
 
@@ -163,7 +163,7 @@ class _Pages:
         return HTMLResponse(text.encode(errors="replace"), status_code=status)
 
     def problem(self, request: Request, error: Exception) -> Response:
-        """Returns the page for an error: what could not be engine_error, and what to do."""
+        """Returns the page that shows an error and its fix."""
         engine_error = error if isinstance(error, EngineError) else EngineError(str(error), "")
         template = "problem_part.html.j2" if "hx-request" in request.headers else "problem.html.j2"
         # htmx does not show a response whose status is an error.
@@ -182,7 +182,7 @@ class _Pages:
         return self._render("run_list.html.j2", **self._run_list(request))
 
     def _run_list(self, request: Request) -> dict[str, Any]:
-        runs = views.all_states(self._workspace)
+        runs = views.readable_runs(self._workspace)
         first = _whole_number(request, "first")
         newest = runs[::-1][first : first + views.RUNS_PER_PAGE]
         return {
@@ -196,13 +196,15 @@ class _Pages:
         }
 
     def _view(self, request: Request) -> views.RunView:
-        run = views.read_one(self._workspace, request.path_params["run_id"])
+        run = views.load_run(self._workspace, request.path_params["run_id"])
         return views.run_view(self._workspace, run)
 
     def run(self, request: Request) -> Response:
         """Returns the page of one run."""
         view = self._view(request)
-        others = [run for run in views.all_states(self._workspace) if run.run_id != view.run.run_id]
+        others = [
+            run for run in views.readable_runs(self._workspace) if run.run_id != view.run.run_id
+        ]
         same_kind = [run for run in others if run.state.kind is view.run.state.kind][::-1][:40]
         return self._render("run.html.j2", current="runs", view=view, others=same_kind)
 
@@ -212,7 +214,7 @@ class _Pages:
 
     def run_metrics(self, request: Request) -> Response:
         """Returns the metrics that a run recorded after a position in its events, as JSON."""
-        run = views.read_one(self._workspace, request.path_params["run_id"])
+        run = views.load_run(self._workspace, request.path_params["run_id"])
         metrics = read_metrics_from(run.folder / "events.jsonl", _whole_number(request, "from"))
         body = {**msgspec.to_builtins(metrics), "is_final": run.state.status.is_final}
         return Response(msgspec.json.encode(body), media_type="application/json")
@@ -231,11 +233,11 @@ class _Pages:
 
     def compare(self, request: Request) -> Response:
         """Returns two runs side by side, or a form that chooses them."""
-        one, other = request.query_params.get("a", ""), request.query_params.get("b", "")
-        both = views.side_by_side(self._workspace, one, other) if one and other else None
-        runs = views.all_states(self._workspace)[::-1][:200]
+        first, second = request.query_params.get("a", ""), request.query_params.get("b", "")
+        both = views.side_by_side(self._workspace, first, second) if first and second else None
+        runs = views.readable_runs(self._workspace)[::-1][:200]
         return self._render(
-            "compare.html.j2", current="compare", runs=runs, one=one, other=other, both=both
+            "compare.html.j2", current="compare", runs=runs, first=first, second=second, both=both
         )
 
     def data(self, request: Request) -> Response:
@@ -253,14 +255,18 @@ class _Pages:
         """Returns a page of the rows of a file."""
         name, path = self._file(request)
         filter_name = request.query_params.get("show", "all")
-        show = SHOWN[SHOWN.index(filter_name)] if filter_name in SHOWN else "all"
+        show = (
+            OUTCOME_FILTERS[OUTCOME_FILTERS.index(filter_name)]
+            if filter_name in OUTCOME_FILTERS
+            else "all"
+        )
         query = request.query_params.get("q", "")[:200]
         # The page numbers rows from 1.
         first = max(0, _whole_number(request, "row", default=1) - 1)
         page = rows_page(self._files, path, first, show=show, query=query)
         return self._render(
             "rows_page.html.j2", current="data", name=name, page=page, show=show, query=query,
-            shows=SHOWN,
+            shows=OUTCOME_FILTERS,
         )  # fmt: skip
 
     def row(self, request: Request) -> Response:
@@ -287,28 +293,30 @@ class _Pages:
         name = request.query_params.get("path", "").strip()
         lineage = None
         if name:
-            self._inside(name)
+            self._check_inside(name)
             lineage = api.show_lineage(self._workspace, api.ShowLineage(path=name))
         return self._render("lineage.html.j2", current="lineage", name=name, lineage=lineage)
 
     def _file(self, request: Request) -> tuple[str, Path]:
+        """Returns the requested data file: its path for display, and its path."""
         path = self._files.path(request.query_params.get("path", ""))
         return self._workspace.shown(path), path
 
     def _line(self, request: Request) -> tuple[str, Path, int, bytes]:
+        """Returns the requested line: its file (as `_file`), its number, and its bytes."""
         name, path = self._file(request)
         data = self._files.read_at(path, _whole_number(request, "at"))
         return name, path, _whole_number(request, "number"), data
 
-    def _inside(self, name: str) -> None:
+    def _check_inside(self, name: str) -> None:
         """Raises InputError for a path that leads outside the workspace."""
         if not self._workspace.path(name).resolve().is_relative_to(self._workspace.root):
-            raise InputError(f"{name!r} is outside the workspace", "name a file inside it")
+            raise InputError(f"{name!r} is outside the workspace", "give a path inside it")
 
     def _students(self) -> list[str]:
         """Returns the students that runs of this workspace trained last, newest first."""
         students: dict[str, None] = {}
-        for run in reversed(views.all_states(self._workspace)):
+        for run in reversed(views.readable_runs(self._workspace)):
             if name := views.student_of(run):
                 students[name] = None
             if len(students) == _MOST_STUDENTS:

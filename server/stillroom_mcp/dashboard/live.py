@@ -83,6 +83,7 @@ def read_metrics_from(events: Path, start: int) -> MetricsSoFar:
 
 
 def _whole_lines(path: Path, start: int) -> bytes:
+    """Returns the complete lines of a file after the byte `start`; empty if there is no file."""
     with suppress(FileNotFoundError), path.open("rb") as stream:
         stream.seek(start)
         data = stream.read(_MOST_BYTES)

@@ -41,10 +41,11 @@ class _Index:
     identity: tuple[int, int] = (0, 0)
     """The device and inode of the file."""
     size: int = 0
-    modified: int = 0
+    mtime_ns: int = 0
     lines: list[int] = field(default_factory=lambda: [0])
     """The number of line ends before each block of the file, and at its end."""
     ends_line: bool = True
+    """Whether the file ends with a line end."""
 
     def update(self, path: Path) -> None:
         """Counts the lines that were appended, or all lines if the file was replaced."""
@@ -52,7 +53,7 @@ class _Index:
             stat = os.fstat(stream.fileno())
             identity = (stat.st_dev, stat.st_ino)
             if (identity, stat.st_size, stat.st_mtime_ns) == (
-                self.identity, self.size, self.modified
+                self.identity, self.size, self.mtime_ns
             ):  # fmt: skip
                 return
             if identity != self.identity or stat.st_size <= self.size:
@@ -60,7 +61,7 @@ class _Index:
             else:
                 # The last block was incomplete when it was counted.
                 self.lines.pop()
-            self.identity, self.modified = identity, stat.st_mtime_ns
+            self.identity, self.mtime_ns = identity, stat.st_mtime_ns
             self.lines = self.lines or [0]
             start = (len(self.lines) - 1) * _BLOCK
             # Lines that are appended after the stat are counted by the next call.
@@ -106,7 +107,7 @@ class RowFiles:
         """Returns at most `num_rows` lines of a file, from line `first` (counted from 0)."""
         with self._lock:
             index = self._indexed(path)
-            # The block that contains the line end num_before the first requested line.
+            # The block that contains the line end before the first requested line.
             block = max(0, bisect_right(index.lines, first - 1) - 1) if first else 0
             num_before = index.lines[block]
         lines = _lines_from(path, block * _BLOCK, num_before)
@@ -124,17 +125,18 @@ class RowFiles:
         Raises InputError if no line begins there, or if the line is too long to show.
         """
         with path.open("rb") as stream:
-            if not _begins_line(stream, offset):
+            if not _seek_to_line(stream, offset):
                 raise InputError(f"no row begins at byte {offset}", "reload the page of rows")
             line = stream.readline(MAX_SHOWN_BYTES)
         if _is_cut(line):
             raise InputError(
                 f"this row is longer than {MAX_SHOWN_BYTES >> 20} MB and begins: {head_of(line)}",
-                "read it with a program such as `head -c`",
+                "open the file with another program",
             )
         return _cleaned(line)
 
     def _indexed(self, path: Path) -> _Index:
+        """Returns the up-to-date index of a file; the caller holds the lock."""
         index = self._indexes.setdefault(path, _Index())
         self._indexes.move_to_end(path)
         if len(self._indexes) > _MOST_FILES:
@@ -144,7 +146,10 @@ class RowFiles:
 
 
 def _lines_from(path: Path, start: int, num_before: int) -> Iterator[RowAt]:
-    """Yields the lines after the first line end at or after `start`; all lines if it is 0."""
+    """Yields the lines after the first line end at or after `start`; all lines if it is 0.
+
+    num_before: the number of line ends before `start`.
+    """
     with path.open("rb") as stream:
         stream.seek(start)
         number = num_before
@@ -163,8 +168,8 @@ def _lines_from(path: Path, start: int, num_before: int) -> Iterator[RowAt]:
             yield RowAt(number, offset, _cleaned(line), _is_cut(line))
 
 
-def _begins_line(stream: BinaryIO, offset: int) -> bool:
-    """Returns whether a line begins at an offset; if so, the stream is positioned there."""
+def _seek_to_line(stream: BinaryIO, offset: int) -> bool:
+    """Moves the stream to an offset if a line begins there, and returns whether one does."""
     if offset <= 0:
         return offset == 0
     if offset >= os.fstat(stream.fileno()).st_size:

@@ -23,8 +23,8 @@ _MOST_SEARCHED = 48 << 20
 """The most bytes that one search reads, which takes less than a second."""
 _LONGEST_TITLE = 160
 
-Show = Literal["all", "right", "wrong", "failed"]
-SHOWN: tuple[Show, ...] = ("all", "right", "wrong", "failed")
+OutcomeFilter = Literal["all", "right", "wrong", "failed"]
+OUTCOME_FILTERS: tuple[OutcomeFilter, ...] = ("all", "right", "wrong", "failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,9 @@ class RowsPage:
     """The number of the last line that was read."""
 
 
-def rows_page(files: RowFiles, path: Path, first: int, *, show: Show, query: str) -> RowsPage:
+def rows_page(
+    files: RowFiles, path: Path, first: int, *, show: OutcomeFilter, query: str
+) -> RowsPage:
     """Returns a page of a file's rows, beginning at line `first` (counted from 0).
 
     A search returns the rows that have the given outcome and contain the text. It stops after some
@@ -84,6 +86,7 @@ def rows_page(files: RowFiles, path: Path, first: int, *, show: Show, query: str
 
 
 def _lines_to_search(files: RowFiles, path: Path, first: int) -> Iterator[RowAt]:
+    """Yields the lines of a file from line `first` (counted from 0), up to a number of bytes."""
     num_bytes = 0
     while num_bytes < _MOST_SEARCHED:
         rows = files.read(path, first, 1000)
@@ -203,7 +206,7 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 _MOST_ROWS = 2000
 _CHUNK_ROWS = 20
-"""The number of consecutive rows that are read at each place of the sample."""
+"""The number of consecutive rows in each chunk of the sample."""
 _MOST_CACHED = 32
 
 
@@ -241,10 +244,11 @@ class Samples:
 
 
 def _read_sample(files: RowFiles, path: Path) -> Sample:
+    """Returns the distributions of all rows, or of chunks spread evenly over a longer file."""
     total = files.count(path)
-    num_places = max(1, _MOST_ROWS // _CHUNK_ROWS)
+    num_chunks = max(1, _MOST_ROWS // _CHUNK_ROWS)
     is_whole = total <= _MOST_ROWS
-    starts = [0] if is_whole else [place * total // num_places for place in range(num_places)]
+    starts = [0] if is_whole else [chunk * total // num_chunks for chunk in range(num_chunks)]
     row_format: RowFormat | None = None
     statistics: DatasetStatistics | None = None
     outcomes = {"right": 0, "wrong": 0, "not judged": 0}

@@ -78,29 +78,29 @@ class Difference:
     """A setting whose value differs between two runs."""
 
     key: str
-    one: str
-    other: str
+    first: str
+    second: str
 
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
     """Two runs side by side."""
 
-    one: RunView
-    other: RunView
+    first: RunView
+    second: RunView
     charts: Sequence[ChartPlan]
     settings: Sequence[Difference]
     verdict: str | None
     examples: BeforeAfter | None
 
 
-def read_one(workspace: Workspace, run_id: str) -> Run:
+def load_run(workspace: Workspace, run_id: str) -> Run:
     """Returns a run. Raises RunError if no run has this id."""
     folder = find_run(workspace, run_id)
     return Run(folder.path, read_run(folder))
 
 
-def all_states(workspace: Workspace) -> list[Run]:
+def readable_runs(workspace: Workspace) -> list[Run]:
     """Returns the readable runs, oldest first."""
     runs: list[Run] = []
     for folder in all_runs(workspace):
@@ -160,6 +160,7 @@ def run_view(workspace: Workspace, run: Run) -> RunView:
 
 
 def _plain_settings(request: Mapping[str, Any]) -> list[Setting]:
+    """Returns the options of a request that are set, for runs without a config.yml."""
     values = {key: value for key, value in request.items() if value not in (None, [], "")}
     return [Setting(key, str(value)) for key, value in values.items()]
 
@@ -167,7 +168,7 @@ def _plain_settings(request: Mapping[str, Any]) -> list[Setting]:
 def _outputs(
     workspace: Workspace, run: Run, request: Mapping[str, Any]
 ) -> tuple[str | None, str | None]:
-    """Returns the data file that a run writes, and the file or folder that it makes."""
+    """Returns a run's data file, if it writes one, and its output file or folder."""
     rollouts = run.folder / "rollouts.jsonl"
     if rollouts.exists():
         return workspace.shown(rollouts), workspace.shown(rollouts)
@@ -188,20 +189,20 @@ def evaluations(workspace: Workspace) -> tuple[Scoreboard, Lineup]:
     return scoreboard(lineup, costs_of(workspace.runs, lineup)), lineup
 
 
-def side_by_side(workspace: Workspace, one: str, other: str) -> SideBySide:
+def side_by_side(workspace: Workspace, first: str, second: str) -> SideBySide:
     """Returns two runs side by side: settings, curves, and the comparison of two evaluations.
 
     Raises RunError if no run has one of the ids.
     """
-    views = [run_view(workspace, read_one(workspace, run_id)) for run_id in (one, other)]
+    views = [run_view(workspace, load_run(workspace, run_id)) for run_id in (first, second)]
     plans = {plan.metric: plan for view in views for plan in view.charts}
     verdict, examples = None, None
     if all(view.run.state.kind is RunKind.EVALUATE for view in views):
-        verdict = _verdict(workspace, one, other)
+        verdict = _verdict(workspace, first, second)
         examples = _examples([view.run for view in views])
     return SideBySide(
-        one=views[0],
-        other=views[1],
+        first=views[0],
+        second=views[1],
         charts=list(plans.values()),
         settings=_differences(*views),
         verdict=verdict,
@@ -209,16 +210,19 @@ def side_by_side(workspace: Workspace, one: str, other: str) -> SideBySide:
     )
 
 
-def _differences(one: RunView, other: RunView) -> list[Difference]:
-    columns = [{setting.key: setting.value for setting in view.settings} for view in (one, other)]
+def _differences(first: RunView, second: RunView) -> list[Difference]:
+    """Returns the settings that differ between two runs; a missing value is a dash."""
+    columns = [
+        {setting.key: setting.value for setting in view.settings} for view in (first, second)
+    ]
     keys = dict.fromkeys([*columns[0], *columns[1]])
     pairs = ((key, columns[0].get(key, "–"), columns[1].get(key, "–")) for key in keys)
     return [Difference(*pair) for pair in pairs if pair[1] != pair[2]]
 
 
-def _verdict(workspace: Workspace, one: str, other: str) -> str:
+def _verdict(workspace: Workspace, first: str, second: str) -> str:
     """Returns the paired difference of two evaluations in a sentence."""
-    request = api.CompareEvaluations(baseline=one, candidates=(other,))
+    request = api.CompareEvaluations(baseline=first, candidates=(second,))
     try:
         (comparison,) = api.compare_evaluations(workspace, request).comparisons
     except InputError as error:
@@ -235,6 +239,7 @@ def _verdict(workspace: Workspace, one: str, other: str) -> str:
 
 
 def _examples(runs: Sequence[Run]) -> BeforeAfter | None:
+    """Returns tasks that two evaluations answered differently; None if a result is unreadable."""
     reader = FolderReader()
     entries: list[EvaluationEntry] = []
     for run in runs:
@@ -242,8 +247,8 @@ def _examples(runs: Sequence[Run]) -> BeforeAfter | None:
         if evaluation is None:
             return None
         entries.append(EvaluationEntry(run, evaluation, evaluation.result.name, is_teacher=False))
-    one, other = entries
-    return before_after(reader, Lineup(entries, one, other, other, 1, None))
+    first, second = entries
+    return before_after(reader, Lineup(entries, first, second, second, 1, None))
 
 
 def data_files(workspace: Workspace) -> list[DataFile]:

@@ -32,7 +32,7 @@ class DemoSettings:
 FULL = DemoSettings(num_rollouts=300, num_heldout=300, num_iterations=44, num_kl_prompts=90)
 SMOKE = DemoSettings(num_rollouts=160, num_heldout=120, num_iterations=8, num_kl_prompts=30)
 
-ACTING = {
+ROLLOUT_ARGUMENTS = {
     "tools": "tools.py",
     "rewards": "rewards.py",
     "max_turns": 5,
@@ -61,7 +61,7 @@ class Stages:
     """The evaluations' run ids, by the model's name in the table of results."""
 
     @property
-    def place(self) -> dict[str, str]:
+    def where_argument(self) -> dict[str, str]:
         """The `where` argument of calls that may run on another machine; empty for this machine."""
         return {"where": self.where} if self.where is not None else {}
 
@@ -143,7 +143,7 @@ async def _teacher_rollouts(stages: Stages) -> None:
         n=settings.num_rollouts,
         temperature=1.2,
         seed=stages.seed,
-        **ACTING,
+        **ROLLOUT_ARGUMENTS,
     )
     result = run["result"]
     guide.say(
@@ -198,7 +198,7 @@ async def _start_sft(stages: Stages, name: str, config: str) -> str:
     """Starts the training of a student and returns its run id."""
     overrides = [f"trainer.seed={stages.seed}"]
     run_id = await stages.guide.start(
-        "start_training", config=config, overrides=overrides, **stages.place
+        "start_training", config=config, overrides=overrides, **stages.where_argument
     )
     stages.trained[name] = run_id
     return run_id
@@ -226,7 +226,7 @@ async def _on_policy(stages: Stages) -> None:
             f"trainer.seed={stages.seed}",
             f"trainer.max_steps={settings.num_iterations}",
         ],
-        **stages.place,
+        **stages.where_argument,
     )
     guide.say(
         f"    {run['result']['steps']} iterations, KL to the teacher on the student's own answers "
@@ -249,8 +249,8 @@ async def _evaluate(stages: Stages, name: str, model: str | None = None) -> str:
         n=settings.num_heldout,
         seed=stages.seed,
         **kl_arguments,
-        **ACTING,
-        **stages.place,
+        **ROLLOUT_ARGUMENTS,
+        **stages.where_argument,
     )
     stages.evaluated[name] = run_id
     return run_id

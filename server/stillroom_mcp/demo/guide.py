@@ -164,12 +164,12 @@ def print_comparisons(
     share = results["on-policy"]["accuracy"]["value"] / results["teacher"]["accuracy"]["value"]
     console.print(f"The on-policy student reaches {share:.0%} of the teacher's accuracy.")
     *_, to_soft, to_on_policy = comparisons
-    if _is_gain(to_soft):
+    if _is_significant_gain(to_soft):
         console.print(
             "The teacher's probabilities teach more than its tokens, from the same rollouts. They "
             "need an open teacher with the student's tokenizer; any other teacher gives tokens."
         )
-    if _is_gain(to_on_policy):
+    if _is_significant_gain(to_on_policy):
         console.print(
             "On-policy distillation beats SFT if teacher rollouts are scarce, as here. With many "
             "cheap rollouts, more SFT can be as accurate; an untrained base needs SFT first."
@@ -180,7 +180,7 @@ def print_comparisons(
         )
 
 
-def _is_gain(comparison: dict[str, Any]) -> bool:
+def _is_significant_gain(comparison: dict[str, Any]) -> bool:
     return comparison["is_significant"] and comparison["difference"]["value"] > 0
 
 

@@ -88,15 +88,15 @@ def run(options: argparse.Namespace) -> int:
     if options.print:
         _print(f"# {path}\n{host.snippet(start_command())}".rstrip())
         return 0
-    is_confirmed = _confirmation(is_yes_given=options.yes)
+    ask = _confirmation(is_yes_given=options.yes)
     file = _read(path)
     skills = None
     if host.skills_folder is not None and not options.no_skills:
         root = Path.home() if options.user else project
         skills = SkillFolder((root / host.skills_folder).resolve(), host.name)
     if options.undo:
-        return _undo(host, file, skills, is_confirmed)
-    return _apply(host, file, skills, is_confirmed)
+        return _undo(host, file, skills, ask)
+    return _apply(host, file, skills, ask)
 
 
 def start_command() -> Sequence[str]:
@@ -154,9 +154,8 @@ def _read(path: Path) -> _File:
         ) from error
 
 
-def _apply(
-    host: Host, file: _File, skills: SkillFolder | None, is_confirmed: Callable[[], bool]
-) -> int:
+def _apply(host: Host, file: _File, skills: SkillFolder | None, ask: Callable[[], bool]) -> int:
+    """Adds the entry and the skills once the user agrees; returns the exit code."""
     before = file.text or ""
     try:
         after = host.with_entry(before, start_command())
@@ -176,7 +175,7 @@ def _apply(
     if skills and new_skills:
         names = sorted({name.partition("/")[0] for name in new_skills})
         _print(f"{skills.path}: the skills {', '.join(names)}")
-    if not is_confirmed():
+    if not ask():
         return 1
     if skills and new_skills:
         skills.write(new_skills)
@@ -190,7 +189,7 @@ def _apply(
 def _write_entry(host: Host, file: _File, after: str, edit: _Edit) -> None:
     """Writes the record for --undo, then the host's file with the entry."""
     new_folders = [str(p) for p in (file.path.parent, *file.path.parent.parents) if not p.exists()]
-    earlier = _record(file)
+    earlier = _read_record(file)
     record = _Record(
         path=str(file.path),
         is_new=earlier.is_new if earlier else file.text is None,
@@ -206,10 +205,9 @@ def _write_entry(host: Host, file: _File, after: str, edit: _Edit) -> None:
     _write(file, after)
 
 
-def _undo(
-    host: Host, file: _File, skills: SkillFolder | None, is_confirmed: Callable[[], bool]
-) -> int:
-    record = _record(file)
+def _undo(host: Host, file: _File, skills: SkillFolder | None, ask: Callable[[], bool]) -> int:
+    """Removes the entry and the skills once the user agrees; returns the exit code."""
+    record = _read_record(file)
     has_skills = skills is not None and skills.is_recorded
     if record is None and not has_skills:
         raise InputError(
@@ -228,7 +226,7 @@ def _undo(
         _show(file.path, _difference(file.text, before), is_new=False)
     if skills and has_skills:
         _print(f"- the skills in {skills.path} that setup wrote")
-    if not is_confirmed():
+    if not ask():
         return 1
     if skills and has_skills:
         skills.remove()
@@ -281,7 +279,8 @@ def _text_without_changes(host: Host, text: str, record: _Record) -> str | None:
     return text
 
 
-def _record(file: _File) -> _Record | None:
+def _read_record(file: _File) -> _Record | None:
+    """Returns the record of setup's changes to a file; None if setup has not changed it."""
     if not file.record_path.exists():
         return None
     return read_json(file.record_path, _Record, fix="delete it, and the entry in the host's file")
@@ -295,10 +294,10 @@ def _difference(before: str, after: str) -> _Edit:
     return _Edit(start, before[start : len(before) - end], after[start : len(after) - end])
 
 
-def _common_prefix_length(one: str, other: str) -> int:
+def _common_prefix_length(first: str, second: str) -> int:
     """Returns the length of the common prefix of two texts."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _show(path: Path, edit: _Edit, *, is_new: bool) -> None:
@@ -311,9 +310,9 @@ def _show(path: Path, edit: _Edit, *, is_new: bool) -> None:
 
 
 def _confirmation(*, is_yes_given: bool) -> Callable[[], bool]:
-    """Returns a function that asks whether the printed changes may be written."""
+    """Returns a function that asks whether to write the printed changes, and returns the answer."""
 
-    def is_confirmed() -> bool:
+    def ask() -> bool:
         if is_yes_given:
             return True
         if not sys.stdin.isatty():
@@ -321,12 +320,12 @@ def _confirmation(*, is_yes_given: bool) -> Callable[[], bool]:
             return False
         sys.stdout.write("write the changes? [y/N] ")
         sys.stdout.flush()
-        is_yes = sys.stdin.readline().strip().lower() in ("y", "yes")
-        if not is_yes:
+        is_confirmed = sys.stdin.readline().strip().lower() in ("y", "yes")
+        if not is_confirmed:
             _print("nothing was changed")
-        return is_yes
+        return is_confirmed
 
-    return is_confirmed
+    return ask
 
 
 def _write(file: _File, text: str) -> None:

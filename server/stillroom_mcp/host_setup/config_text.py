@@ -34,6 +34,8 @@ class _Value:
 
 @dataclass(slots=True)
 class _Reader:
+    """Parses JSON with comments and trailing commas, and records the position of each value."""
+
     text: str
     position: int = 0
     tokens: list[re.Match[str]] = field(default_factory=list[re.Match[str]])
@@ -172,7 +174,10 @@ def json_without_entry(text: str, path: Sequence[str]) -> str:
 
 
 def merged_entry(present: Any, entry: dict[str, Any]) -> dict[str, Any]:
-    """Returns the entry with the keys that the user added, unless the present one names a URL."""
+    """Returns `entry` with the additional keys of the present entry.
+
+    A present entry with a URL is replaced, since it is for another kind of server.
+    """
     if not isinstance(present, dict) or any("url" in str(key).lower() for key in present):
         return entry
     return {**present, **entry}
@@ -186,6 +191,7 @@ def _read(text: str) -> _Value:
 
 
 def _with_member(text: str, node: _Value, key: str, value: Any, newline: str) -> str:
+    """Returns the text with a member added at the end of the object `node`."""
     outer = _indent_at(text, node.start)
     members = list((node.members or {}).values())
     inner = _indent_at(text, members[-1].start) if members else outer + _indent_unit(text)
@@ -206,6 +212,7 @@ def _with_member(text: str, node: _Value, key: str, value: Any, newline: str) ->
 
 
 def _rendered(value: Any, text: str, indent: str, newline: str) -> str:
+    """Returns a value as JSON, indented as in the file `text`; `indent` is that of its line."""
     unit = _indent_unit(text)
     lines = json.dumps(value, indent=unit, ensure_ascii=False)
     # Short lists, such as lists of arguments, are written on one line.
@@ -297,6 +304,7 @@ def toml_without_entry(text: str, path: Sequence[str]) -> str:
 
 
 def _with_table(text: str, name: str, table: str, newline: str) -> str:
+    """Returns the text with the table `name` replaced by the text `table`, or appended."""
     header = re.search(rf"^[ \t]*\[{re.escape(name)}\][^\n]*(?:\n|\Z)", text, re.MULTILINE)
     if header is None:
         if not text:

@@ -106,7 +106,7 @@ def _plain_entry(command: Sequence[str]) -> Entry:
 
 
 def _editor_entry(command: Sequence[str]) -> Entry:
-    """Editors start servers in a folder of their own choice, so the entry names the project."""
+    """Returns an entry that names the project, since editors start servers in other folders."""
     return _plain_entry((*command, "--workspace", "${workspaceFolder}"))
 
 
@@ -116,6 +116,7 @@ def _entry_with_limits(command: Sequence[str]) -> Entry:
 
 
 def _list_entry(command: Sequence[str]) -> Entry:
+    """Returns an entry for hosts that take the command with its arguments as one list."""
     return {"type": "local", "command": list(command), "timeout": _CALL_S * 1000}
 
 

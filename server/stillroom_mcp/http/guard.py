@@ -52,36 +52,36 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forwards a request to the application, or responds with an error that names a fix."""
         if scope["type"] == "http":
-            refusal = self._refusal_of(scope)
+            response = self._early_response(scope)
             # Nobody waits for the response to a request whose client left while it was read.
             with suppress(ClientDisconnect):
-                await (self._app if refusal is None else refusal)(scope, receive, send)
+                await (self._app if response is None else response)(scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1008})
 
-    def _refusal_of(self, scope: Scope) -> Response | None:
+    def _early_response(self, scope: Scope) -> Response | None:
         """Returns the response to a request that must not reach the application; otherwise None."""
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_own_host(hosts[0], scope):
-            return _refusal(
+            return _error_response(
                 403, f"the Host header {', '.join(hosts)!r} does not name this server",
                 "use the address that the server printed, or restart it with --allow-host and this "
                 "name"
             )  # fmt: skip
         for origin in headers.getlist("origin"):
             if not is_own_page(origin, hosts[0]):
-                return _refusal(
+                return _error_response(
                     403, f"a page of {origin!r} may not call this server",
                     "open the page at this server's own address, or call it from a program"
                 )  # fmt: skip
-        if (response := self._set_cookie(scope)) is not None:
+        if (response := self._cookie_response(scope)) is not None:
             return response
         if self._token is None or self._has_token(headers, scope):
             return None
-        return _refusal(
+        return _error_response(
             401, "the request does not have this server's token",
             "send the header `Authorization: Bearer TOKEN`; the server printed the name of the "
             "file with the token when it started",
@@ -92,7 +92,7 @@ class Guard:
 
     def _has_token(self, headers: Headers, scope: Scope) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self._is_secret(token.strip(), self._token):
+        if scheme.lower() == "bearer" and self._equals_secret(token.strip(), self._token):
             return True
         if not self._is_for_browsers:
             return False
@@ -100,15 +100,15 @@ class Guard:
             cookie = SimpleCookie(headers.get("cookie", "")).get(_cookie_name(scope))
         except CookieError:
             return False
-        return cookie is not None and self._is_secret(cookie.value, self._cookie_value())
+        return cookie is not None and self._equals_secret(cookie.value, self._cookie_value())
 
-    def _set_cookie(self, scope: Scope) -> Response | None:
+    def _cookie_response(self, scope: Scope) -> Response | None:
         """Returns the response that sets the cookie, if the URL of a page has the token."""
         if not self._is_for_browsers or scope["method"] != "GET":
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         if not any(
-            name == "token" and self._is_secret(value, self._token) for name, value in query
+            name == "token" and self._equals_secret(value, self._token) for name, value in query
         ):
             return None
         rest = urlencode([(name, value) for name, value in query if name != "token"])
@@ -131,11 +131,11 @@ class Guard:
         return hmac.new((self._token or "").encode(), b"browser", hashlib.sha256).hexdigest()
 
     @staticmethod
-    def _is_secret(value: str, secret: str | None) -> bool:
+    def _equals_secret(value: str, secret: str | None) -> bool:
         return secret is not None and hmac.compare_digest(value.encode(), secret.encode())
 
 
-def _refusal(status: int, problem: str, fix: str) -> Response:
+def _error_response(status: int, problem: str, fix: str) -> Response:
     headers = {"cache-control": "no-store"}
     if status == 401:
         headers["www-authenticate"] = "Bearer"

@@ -23,16 +23,16 @@ from stillroom.errors import EngineError, InputError
 
 @dataclass(frozen=True, slots=True)
 class ServerToken:
-    """The access token of a server, and where it is stored."""
+    """The access token of a server, and its file or environment variable."""
 
     value: str
-    place: str
+    source: str
     """The path of its file, or the name of its environment variable after a dollar sign."""
     is_generated: bool
     """Whether stillroom generated the token because the user gave none."""
 
     def __repr__(self) -> str:
-        return f"ServerToken({self.place})"
+        return f"ServerToken({self.source})"
 
 
 def bound_socket(family: socket.AddressFamily, address: Any) -> socket.socket:
@@ -112,17 +112,17 @@ def server_token(file: str | None) -> ServerToken:
                 f"create it with `(umask 077; openssl rand -hex 32 > {path})`, or leave out "
                 "--token-file, and stillroom generates a token",
             )
-        return ServerToken(_read(path), str(path), is_generated=False)
+        return ServerToken(_read_token(path), str(path), is_generated=False)
     if value := os.environ.get(TOKEN_VARIABLE, "").strip():
-        place = f"${TOKEN_VARIABLE}"
-        return ServerToken(_checked(value, place), place, is_generated=False)
+        source = f"${TOKEN_VARIABLE}"
+        return ServerToken(_checked_token(value, source), source, is_generated=False)
     path = default_token_file()
     if not path.exists():
-        _store(path, secrets.token_urlsafe(32))
-    return ServerToken(_read(path), str(path), is_generated=True)
+        _store_token(path, secrets.token_urlsafe(32))
+    return ServerToken(_read_token(path), str(path), is_generated=True)
 
 
-def _store(path: Path, token: str) -> None:
+def _store_token(path: Path, token: str) -> None:
     """Writes a token to a new file with mode 0600, unless another server has just written one."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with NamedTemporaryFile(dir=path.parent) as stream, suppress(FileExistsError):
@@ -131,7 +131,8 @@ def _store(path: Path, token: str) -> None:
         os.link(stream.name, path)
 
 
-def _read(path: Path) -> str:
+def _read_token(path: Path) -> str:
+    """Returns the token in a file. Raises InputError if other users may read the file."""
     try:
         with path.open("rb") as stream:
             mode = os.fstat(stream.fileno()).st_mode
@@ -146,14 +147,15 @@ def _read(path: Path) -> str:
             f"other users may read the token file {str(path)!r} (mode {stat.S_IMODE(mode):04o})",
             f"run `chmod 600 {path}`; if somebody may have read it, also write a new token",
         )
-    return _checked(text, str(path))
+    return _checked_token(text, str(path))
 
 
-def _checked(token: str, place: str) -> str:
+def _checked_token(token: str, source: str) -> str:
+    """Returns the token. Raises InputError if it could be guessed or does not fit into a header."""
     if len(token) < _SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
         raise InputError(
-            f"the token in {place} is not valid: it must have at least {_SHORTEST} printable ASCII "
-            "characters without spaces",
+            f"the token in {source} is not valid: it must have at least {_SHORTEST} printable "
+            "ASCII characters without spaces",
             "use a random one, for example from `openssl rand -hex 32`",
         )
     return token

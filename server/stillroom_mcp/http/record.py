@@ -114,7 +114,7 @@ def _record(
             run_until_stopped(proxy, listener)
         finally:
             journal.close()
-    cost = f"; {_spent(budget)}" if budget is not None else ""
+    cost = f"; {_spending_text(budget)}" if budget is not None else ""
     sys.stderr.write(f"recorded {journal.num_calls} calls in {workspace.shown(folder)}{cost}\n")
     return 0
 
@@ -124,7 +124,7 @@ def _budget(workspace: Workspace, folder: Path, usd: float | None) -> CallBudget
     if usd is None:
         return None
     if not usd > 0:
-        raise InputError("--budget-usd is not above 0", "give dollars, such as 5, or leave it out")
+        raise InputError("--budget-usd is not above 0", "give an amount such as 5, or leave it out")
     budget = CallBudget(
         usd, price_of=functools.partial(price_for, workspace), usage_of=usage_of_call
     )
@@ -132,11 +132,11 @@ def _budget(workspace: Workspace, folder: Path, usd: float | None) -> CallBudget
     for call in recorded_calls(journals_in(folder) if folder.is_dir() else ()):
         num_unpriced += not budget.count(call)
     unpriced = f" ({num_unpriced} calls have no known price)" if num_unpriced else ""
-    sys.stderr.write(f"{_spent(budget)}{unpriced}\n")
+    sys.stderr.write(f"{_spending_text(budget)}{unpriced}\n")
     return budget
 
 
-def _spent(budget: CallBudget) -> str:
+def _spending_text(budget: CallBudget) -> str:
     spent, usd = budget.budget.spent.usd, budget.budget.usd
     return f"the calls in this folder have cost ${spent:.4g} of ${usd:g}"
 
@@ -165,7 +165,7 @@ def _replay(
             {
                 "replaying": address,
                 "calls": tape.num_calls,
-                "token": token.place or None,
+                "token": token.source or None,
                 "openai_base_url": f"{address}/v1",
                 "anthropic_base_url": address,
             }
@@ -177,7 +177,7 @@ def _replay(
 def _token_line(token: ServerToken) -> str:
     if not token.value:
         return ""
-    return f"TOKEN is the token in {token.place}; or send it as x-stillroom-token\n"
+    return f"TOKEN is the token in {token.source}; or send it in the header x-stillroom-token\n"
 
 
 def _print_line(line: dict[str, Any]) -> None:
@@ -208,5 +208,5 @@ def _announce(address: str, upstreams: Sequence[Upstream], folder: str, token: S
         )
     sys.stderr.write(f"{_token_line(token)}recording into {folder}; stop with Ctrl-C\n")
     sys.stderr.flush()
-    line = {"recording": address, "output": folder, "token": token.place or None}
+    line = {"recording": address, "output": folder, "token": token.source or None}
     _print_line({**line, "upstreams": upstream_lines})

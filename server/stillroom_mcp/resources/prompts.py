@@ -47,34 +47,34 @@ def add_prompts(server: MCPServer, workspace: Workspace) -> None:
     """Adds the prompts to a server."""
 
     def off_policy(prompts: _Prompts, teacher: _Teacher, student: _Student) -> list[Message]:
-        job = (
+        instruction = (
             f"Distil the teacher {_one_line(teacher)} into the student {_one_line(student)} "
             f"off-policy, on the prompts in {_one_line(prompts)}: rollouts, curation, training, "
             "evaluation."
         )
-        return _with_skills(f"{job} {_COST_RULES}", "off-policy-distillation")
+        return _with_skills(f"{instruction} {_COST_RULES}", "off-policy-distillation")
 
     def on_policy(prompts: _Prompts, teacher: _Teacher, student: _Student) -> list[Message]:
-        job = (
+        instruction = (
             f"Distil the teacher {_one_line(teacher)} into the student {_one_line(student)} "
             f"on-policy, on the prompts in {_one_line(prompts)}: the student answers, the teacher "
             "scores its tokens. First say whether these two models allow it, and what the "
             "alternatives are."
         )
-        return _with_skills(f"{job} {_COST_RULES}", "on-policy-distillation")
+        return _with_skills(f"{instruction} {_COST_RULES}", "on-policy-distillation")
 
     def curate(
         rows: Annotated[str, Field(description="File of rollouts or rows in the workspace")],
     ) -> list[Message]:
-        job = (
+        instruction = (
             f"Curate {_one_line(rows)}: say what it contains, which filters fit and what each "
             "would drop, with example rows. Drop nothing before I have seen that; then filter, and "
             "show how many rows were kept, and dropped for each reason."
         )
-        return _with_skills(job, "rollout-quality")
+        return _with_skills(instruction, "rollout-quality")
 
     def debug_run(run_id: Annotated[str, Field(description="Id of the run")]) -> list[Message]:
-        job = (
+        instruction = (
             f"Find out what happened in run {_one_line(run_id)}. Its state is below; read its log "
             "and events with get_run_logs. Name the cause with the lines that show it, and the "
             "smallest change that fixes it, with its cost. Start nothing before I agree."
@@ -86,7 +86,7 @@ def add_prompts(server: MCPServer, workspace: Workspace) -> None:
         state = TextResourceContents(
             uri=f"run://{_one_line(run_id)}", mime_type="application/json", text=text
         )
-        messages = _with_skills(job, "debug-run")
+        messages = _with_skills(instruction, "debug-run")
         return [*messages, UserMessage(EmbeddedResource(type="resource", resource=state))]
 
     prompt = server.prompt
@@ -116,9 +116,9 @@ def _one_line(text: str) -> str:
     return short_line(text, most=_MAX_LENGTH)
 
 
-def _with_skills(job: str, *skills: str) -> list[Message]:
+def _with_skills(instruction: str, *skills: str) -> list[Message]:
     """Returns the instruction, followed by the texts of the skills if they are installed."""
-    messages: list[Message] = [UserMessage(job)]
+    messages: list[Message] = [UserMessage(instruction)]
     for name in skills:
         if (text := skill_text(name)) is not None:
             contents = TextResourceContents(

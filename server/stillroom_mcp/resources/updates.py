@@ -66,8 +66,8 @@ class RunUpdates:
     ) -> EmptyResult:
         uri, session, group = str(params.uri), ctx.session, ctx.lifespan_context
         connection = session._connection  # pyright: ignore[reportPrivateUsage]
-        endings: dict[str, Any] = connection.state.setdefault(__name__, {})
-        if uri in endings:
+        subscriptions: dict[str, Any] = connection.state.setdefault(__name__, {})
+        if uri in subscriptions:
             return EmptyResult()
 
         def deliver(event: ServerEvent) -> None:
@@ -79,11 +79,11 @@ class RunUpdates:
         unsubscribe = self.bus.subscribe(deliver)
 
         def end() -> None:
-            if endings.pop(uri, None) is not None:
+            if subscriptions.pop(uri, None) is not None:
                 unsubscribe()
                 watching.__exit__(None, None, None)
 
-        endings[uri] = end
+        subscriptions[uri] = end
         connection.exit_stack.callback(end)
         return EmptyResult()
 
@@ -98,6 +98,7 @@ class RunUpdates:
 
     @contextmanager
     def _watching(self, uris: Iterable[Any]) -> Generator[None]:
+        """Watches the runs among the URIs until the block ends."""
         runs = [uri for uri in uris if isinstance(uri, str) and uri.startswith(_SCHEME)]
         for uri in runs:
             # The state at the time of the subscription is not a change.

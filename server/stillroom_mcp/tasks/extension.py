@@ -44,7 +44,7 @@ class Task:
     input_requests: Mapping[str, Any] | None = None
     """The questions that the user must still answer, by key; only if the task needs input."""
 
-    def created(self) -> dict[str, Any]:
+    def creation_answer(self) -> dict[str, Any]:
         """Returns the answer to the call that created the task."""
         fields = {
             "taskId": self.task_id,
@@ -58,7 +58,7 @@ class Task:
         # Stillroom never deletes the folder of a run, so its task does not expire.
         return {"resultType": "task", **present, "ttlMs": None}
 
-    def detailed(self) -> dict[str, Any]:
+    def status_answer(self) -> dict[str, Any]:
         """Returns the answer to tasks/get."""
         fields = {
             "result": self.result,
@@ -66,7 +66,7 @@ class Task:
             "inputRequests": self.input_requests,
         }
         present = {name: value for name, value in fields.items() if value is not None}
-        return {**self.created(), **present, **_DONE}
+        return {**self.creation_answer(), **present, **_DONE}
 
 
 class TaskSource(Protocol):
@@ -134,12 +134,12 @@ class Tasks(Extension):
             if not _supports_tasks(ctx):
                 break
             outcome = await source.begin(params, ctx, call_next)
-            return outcome.created() if isinstance(outcome, Task) else outcome
+            return outcome.creation_answer() if isinstance(outcome, Task) else outcome
         return await call_next(ctx)
 
     async def _get(self, ctx: RequestContext, params: _TaskParams) -> dict[str, Any]:
         _, task = await self._source_and_task(ctx, params.task_id)
-        return task.detailed()
+        return task.status_answer()
 
     async def _update(self, ctx: RequestContext, params: _UpdateParams) -> dict[str, Any]:
         source, _ = await self._source_and_task(ctx, params.task_id)
@@ -153,14 +153,14 @@ class Tasks(Extension):
 
     async def _source_and_task(self, ctx: RequestContext, task_id: str) -> tuple[TaskSource, Task]:
         require_client_extension(ctx, TASKS)
-        _check_name(ctx, task_id)
+        _check_name_header(ctx, task_id)
         for source in self._sources:
             if (task := await source.find(task_id)) is not None:
                 return source, task
         raise MCPError(INVALID_PARAMS, f"there is no task {task_id!r}; list_runs lists all runs")
 
 
-def _check_name(ctx: RequestContext, task_id: str) -> None:
+def _check_name_header(ctx: RequestContext, task_id: str) -> None:
     """Raises MCPError if the Mcp-Name header, which routes the request, names another task."""
     headers: Mapping[str, str] = getattr(ctx.request, "headers", None) or {}
     header = headers.get(MCP_NAME_HEADER)

@@ -89,6 +89,7 @@ class RunTasks:
         return task if report.status in ("starting", "running") else self._ended(task, report)
 
     def _ended(self, task: Task, report: api.RunReport) -> Task:
+        """Returns the task of a run that has ended, with the run's result."""
         status = "cancelled" if report.status == "cancelled" else "completed"
         request = api.GetRun(run_id=report.run_id)
         answer = structured(self._workspace, _GET_RUN, request, report)

@@ -193,7 +193,7 @@ def test_a_token_is_made_once_for_this_user_alone(state_folder: Path) -> None:
     assert made == again
     assert made.is_generated
     assert len(made.value) >= 40
-    assert made.place == str(default_token_file())
+    assert made.source == str(default_token_file())
     assert stat.S_IMODE(default_token_file().stat().st_mode) == 0o600
     assert [path.name for path in state_folder.iterdir()] == ["token"]
     assert made.value not in repr(made)
