@@ -1,4 +1,4 @@
-"""Tiny models of the families that GGUF files are written of, each with its kind of tokenizer."""
+"""Tiny models of the families that Stillroom converts to GGUF, each with its kind of tokenizer."""
 
 from collections.abc import Callable
 from pathlib import Path

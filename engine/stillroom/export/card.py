@@ -11,7 +11,7 @@ import yaml
 
 from stillroom import __version__
 from stillroom.evaluate.intervals import Estimate
-from stillroom.export.conversation import MOST_ROWS
+from stillroom.export.conversation import MAX_ROWS
 from stillroom.export.history import History, RecordedEvaluation, TrainingStage
 from stillroom.export.provenance import DataStep, Licence
 from stillroom.export.serving import TOOLS, ReadBack, UsageExample, Verified, Written, snippets
@@ -73,7 +73,7 @@ def render_card(facts: CardFacts) -> str:
         data=list(dict.fromkeys(_data_step(s) for stage in history.stages for s in stage.data)),
         data_notes=list(_data_notes(history)),
         licence=list(_licence(facts)),
-        measured=[_measured(row) for row in history.evaluations],
+        measured=[_evaluation_cells(row) for row in history.evaluations],
         other_measures=list(_other_measures(history)),
         more_evaluations=history.num_evaluations - len(history.evaluations),
         in_training=_in_training(history),
@@ -112,8 +112,8 @@ def header(facts: CardFacts) -> dict[str, Any]:
         tags += ["distillation", "synthetic-data"]
     if kind == "gguf":
         tags.append("gguf")
-    takes_pictures = facts.written.is_multimodal and kind != "gguf"
-    task = "image-text-to-text" if takes_pictures else "text-generation"
+    takes_images = facts.written.is_multimodal and kind != "gguf"
+    task = "image-text-to-text" if takes_images else "text-generation"
     return {**fields, "pipeline_tag": task, "tags": tags}
 
 
@@ -127,11 +127,14 @@ def _summary(facts: CardFacts) -> str:
     }[facts.usage.format]
     methods = [_METHODS.get(stage.method, stage.method) for stage in history.stages]
     origin = f" made from `{_inline(history.base_name)}` by {', then '.join(methods)}"
-    synthetic = " Its training data was written by models." if history.is_synthetic else ""
+    synthetic = (
+        " Its training data was written or scored by models." if history.is_synthetic else ""
+    )
     return f"{subject}{origin if methods else ''}.{synthetic}"
 
 
 def _base(history: History) -> str:
+    """Returns the name of the base model, with its commit or hash if known."""
     identity = history.stages[0].identity if history.stages else None
     return f"{history.base_name} ({identity})" if identity else history.base_name
 
@@ -151,6 +154,7 @@ def _data_step(step: DataStep) -> str:
 
 
 def _data_notes(history: History) -> Iterator[str]:
+    """Yields sentences about rows of unknown origin, and about data that the teacher scored."""
     for stage in history.stages:
         if not stage.data and stage.method != "distill":
             yield f"The origin of {stage.train_file or 'the training rows'} is {_UNKNOWN}."
@@ -190,7 +194,8 @@ def _licence(facts: CardFacts) -> Iterator[str]:
         yield f"Teacher: {', '.join(facts.history.teachers)}; its licence applies to its outputs."
 
 
-def _measured(row: RecordedEvaluation) -> Sequence[str]:
+def _evaluation_cells(row: RecordedEvaluation) -> Sequence[str]:
+    """Returns the cells of an evaluation in the table of the card."""
     kl = _UNKNOWN if row.teacher_kl is None else f"{_interval(row.teacher_kl)} ({row.teacher})"
     return [row.name, row.data, str(row.accuracy.n), _interval(row.accuracy), kl, row.run_id]
 
@@ -205,6 +210,7 @@ def _other_measures(history: History) -> Iterator[str]:
 
 
 def _in_training(history: History) -> str | None:
+    """Returns a sentence about the evaluation metrics during training; None without any."""
     last = history.stages[-1] if history.stages else None
     if last is None or not last.eval_metrics:
         return None
@@ -215,6 +221,7 @@ def _in_training(history: History) -> str | None:
 
 
 def _tools(history: History) -> str:
+    """Returns a sentence about the tools of the training rows; "" if unknown."""
     last = history.conversation
     if last is None:
         return ""
@@ -225,7 +232,7 @@ def _tools(history: History) -> str:
         if num_with_tools:
             return f"{num_with_tools} of {last.num_rows} rows have tools."
         if history.stages[-1].method == "distill":
-            return "The prompts do not list tools; the manifest names the files of its tools."
+            return "The prompts do not list tools; the manifest names the files with the tools."
         return "The rows have no tools."
     names = ", ".join(f"`{_inline(str(s['function'].get('name')))}`" for s in trained.tool_schemas)
     num_same = trained.tools.most_common(1)[0][1]
@@ -274,14 +281,14 @@ def _system_lines(history: History) -> Iterator[str]:
         yield f"The system message and the tools of the training rows are {_UNKNOWN}."
         return
     system, num = trained.system, trained.systems.most_common(1)[0][1]
-    total = f"the first {trained.num_rows}" if trained.num_rows == MOST_ROWS else trained.num_rows
+    total = f"the first {trained.num_rows}" if trained.num_rows == MAX_ROWS else trained.num_rows
     if system is None:
         yield f"{num} of {total} training rows have no system message: send none."
         return
     yield f"{num} of {total} training rows begin with this system message: send it unchanged."
     if num < trained.num_rows:
         yield f"The others have {len(trained.systems) - 1} different system messages, or none."
-    yield _cost_of_leaving_out(history, system)
+    yield _effect_of_system(history, system)
 
 
 def _instructions(history: History) -> Iterator[str]:
@@ -302,7 +309,7 @@ def _instructions(history: History) -> Iterator[str]:
             )
 
 
-def _cost_of_leaving_out(history: History, system: str) -> str:
+def _effect_of_system(history: History, system: str) -> str:
     """Returns the accuracies with and without the system message, if both were measured."""
     for row in history.evaluations:
         for other in history.evaluations:

@@ -16,7 +16,7 @@ from stillroom.files import content_hash
 from stillroom.lineage import FileRecord
 from stillroom.settings import Workspace
 
-MOST_ROWS = 20_000
+MAX_ROWS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def trained_conversation(workspace: Workspace, rows: FileRecord) -> TrainedConve
         return None
     systems, tools = Counter[str](), Counter[bytes]()
     removed, rollout_ids = Counter[RemovedSystem](), set[str]()
-    for row in itertools.islice(_rows(path), MOST_ROWS):
+    for row in itertools.islice(_rows(path), MAX_ROWS):
         systems[_system(row) or ""] += 1
         if (was_removed := _removed(row)) is not None:
             removed[was_removed] += 1
@@ -78,7 +78,7 @@ def evaluated_conversation(rollouts: Path) -> EvaluatedConversation | None:
     """Returns how the prompts of an evaluation began; None if its rollouts no longer exist."""
     systems, questions = set[str](), set[str]()
     try:
-        for row in itertools.islice(_rows(rollouts), MOST_ROWS):
+        for row in itertools.islice(_rows(rollouts), MAX_ROWS):
             systems.add(_system(row) or "")
             first = (message for message in _messages(row) if message.get("role") == "user")
             questions.add(content_hash(next(first, {}).get("content")))
@@ -89,6 +89,7 @@ def evaluated_conversation(rollouts: Path) -> EvaluatedConversation | None:
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a file that are JSON objects."""
     for line in read_row_lines(path):
         try:
             row: Any = msgspec.json.decode(line.data)
@@ -106,12 +107,14 @@ def _messages(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _system(row: dict[str, Any]) -> str | None:
+    """Returns the system message of a row; None if its first message is another one."""
     first = next(iter(_messages(row)), {})
     content = first.get("content") if first.get("role") == "system" else None
     return content if isinstance(content, str) else None
 
 
 def _removed(row: dict[str, Any]) -> RemovedSystem | None:
+    """Returns the record of the system message that was removed from a row; None without one."""
     try:
         return msgspec.convert(row.get("removed_system"), RemovedSystem | None)
     except msgspec.ValidationError:

@@ -82,6 +82,7 @@ def check_output(folder: Path, *, overwrite: bool = False) -> None:
 
 
 def _changed_files(folder: Path, manifest: ExportManifest) -> Sequence[str]:
+    """Returns the names of files that were added or changed after the export."""
     records = {record.path: record for record in manifest.files}
     files = [(path, path.relative_to(folder).as_posix()) for path in _files(folder)]
     manifests = (MANIFEST, FOLDER_MANIFEST)
@@ -102,7 +103,8 @@ def require_space(output: Path, num_bytes: int) -> None:
         raise InputError(
             f"the export needs about {needed / 1e9:.1f} GB, but {parent} has {free / 1e9:.1f} GB "
             "free",
-            "free disk space, give an output on another disk, or use precision bf16",
+            "free up disk space, or choose an output on another disk; if the weights are fp32, "
+            "precision bf16 halves their size",
         )
 
 
@@ -115,11 +117,12 @@ def export_folder(output: Path, *, run: Path, overwrite: bool = False) -> Genera
     Raises InputError if another process writes the output.
     """
     with output_lock(output, "export_model", run_id=run.name):
-        _clear(output, run)
+        _clean_up(output, run)
         yield from _new_folder(output, run, overwrite=overwrite)
 
 
 def _new_folder(output: Path, run: Path, *, overwrite: bool) -> Generator[Path]:
+    """Yields a temporary folder, and renames it to `output` once the block ends."""
     partial = output.with_name(f".{output.name}.partial-{run.name}")
     try:
         make_folder(partial)
@@ -135,7 +138,10 @@ def _new_folder(output: Path, run: Path, *, overwrite: bool) -> Generator[Path]:
 
 
 def put_in_place(partial: Path, output: Path, *, aside: Path) -> None:
-    """Renames a complete folder to `output`; an older folder is deleted, or restored on failure."""
+    """Renames a complete folder to `output`.
+
+    An older output is renamed to `aside` first, and then deleted, or restored on failure.
+    """
     if output.exists():
         rename_folder(output, aside)
     try:
@@ -148,7 +154,7 @@ def put_in_place(partial: Path, output: Path, *, aside: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _clear(output: Path, run: Path) -> None:
+def _clean_up(output: Path, run: Path) -> None:
     """Cleans up after killed runs: restores an export moved aside, deletes a partial one."""
     for kind in ("replaced", "partial"):
         prefix = f".{output.name}.{kind}-"
@@ -163,6 +169,7 @@ def _clear(output: Path, run: Path) -> None:
 
 
 def _is_alive(run: Path) -> bool:
+    """Returns whether the process of a run still holds the run's lock."""
     lock = FileLock(run / OWNER_LOCK)
     if not run.is_dir():
         return False
@@ -209,7 +216,10 @@ def read_header(file: Path) -> dict[str, _Tensor]:
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
         if length > min(size, _LONGEST_HEADER):
-            raise TensorFileError(f"{file} is damaged: its header would have {length} bytes")
+            raise TensorFileError(
+                f"{file} is damaged: it gives a header length of {length} bytes, more than the "
+                f"file's size or the limit of {_LONGEST_HEADER >> 20} MiB"
+            )
         header = stream.read(length)
     try:
         raw: dict[str, Any] = msgspec.json.decode(header, type=dict[str, Any])
@@ -220,12 +230,13 @@ def read_header(file: Path) -> dict[str, _Tensor]:
     end = max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
     if _LENGTH_BYTES + length + end != size:
         raise TensorFileError(
-            f"{file} is incomplete: {size} bytes of {_LENGTH_BYTES + length + end}"
+            f"{file} is incomplete: it has {size} of {_LENGTH_BYTES + length + end} bytes"
         )
     return tensors
 
 
 def _bytes_of(tensor: _Tensor, precision: Precision) -> int:
+    """Returns the size of a tensor when written in a precision."""
     start, end = tensor.data_offsets
     if precision == "auto" or tensor.dtype not in _BITS:
         return end - start

@@ -124,18 +124,20 @@ class History:
 
     @property
     def is_synthetic(self) -> bool:
-        """Whether a model is known to have written the training data."""
-        has_authors = (step.authors for stage in self.stages for step in stage.data)
-        has_scores = (stage.method == "distill" or stage.soft_targets for stage in self.stages)
-        return any(has_authors) or any(has_scores) or self.is_instructed
+        """Whether a model wrote or scored the training data, as far as is known."""
+        authors = (step.authors for stage in self.stages for step in stage.data)
+        scored = (stage.method == "distill" or stage.soft_targets for stage in self.stages)
+        return any(authors) or any(scored) or self.is_instructed
 
     @property
     def is_instructed(self) -> bool:
-        """Whether rows record a removed instruction, so a teacher answered them even if unnamed."""
+        """Whether rows record an instruction that only their teacher read.
+
+        It shows that a teacher answered them, even if its name is unknown.
+        """
         conversations = (stage.conversation for stage in self.stages)
         return any(
-            each_conversation is not None and each_conversation.removed
-            for each_conversation in conversations
+            conversation is not None and conversation.removed for conversation in conversations
         )
 
     @property
@@ -196,7 +198,11 @@ def read_history(
 
 
 def cost_comparison(workspace: Workspace, history: History) -> str | None:
-    """Compares the costs of the latest evaluation with those of a teacher on the same data."""
+    """Returns a sentence that compares the model's cost per task with its teacher's.
+
+    It compares the latest evaluation with one of a teacher on the same data. Returns None without
+    such an evaluation or known costs.
+    """
     if not history.evaluations or not history.teachers:
         return None
     latest = _document(workspace.runs / history.evaluations[0].run_id / RESULT_FILE, Evaluation)
@@ -236,7 +242,7 @@ def _stage(
     # The first input is config.yml, the second the rows.
     rows = manifest.inputs[1] if manifest and len(manifest.inputs) > 1 else None
     is_distill = record.method == "distill"
-    limits, limit = ("rollout", "max_context_window") if is_distill else ("model", "max_length")
+    section, key = ("rollout", "max_context_window") if is_distill else ("model", "max_length")
     teacher = models.get("teacher")
     conversation = _conversation(workspace, rows, config) if rows else None
     ids = conversation.rollout_ids if conversation is not None else frozenset[str]()
@@ -250,7 +256,7 @@ def _stage(
         data=tuple(data_steps(workspace, rows)) if rows else (),
         teacher=public_name(workspace, teacher.name) if teacher else None,
         soft_targets=_soft_targets(config),
-        max_length=(config.get(limits) or {}).get(limit),
+        max_length=(config.get(section) or {}).get(key),
         instruction=_instruction(config, manifest),
         conversation=conversation,
         answered_by=answering_models(workspace, rows, ids) if rows else None,
@@ -285,6 +291,7 @@ def _instruction(config: dict[str, Any], manifest: Manifest | None) -> str | Non
 
 
 def _soft_targets(config: dict[str, Any]) -> str | None:
+    """Returns a description of the loss of soft targets; None without soft targets."""
     if not (settings := config.get("soft_targets")):
         return None
     k, weight = settings.get("top_k"), settings.get("label_coef")
@@ -303,9 +310,10 @@ def _eval_metrics(workspace: Workspace, record: CheckpointRecord) -> dict[str, f
 
 
 def _authors(step: DataStep, answered_by: frozenset[str] | None) -> list[str]:
-    """Returns the models that wrote rows; a teacher's name includes the models that answered as it.
+    """Returns the names of the models that wrote a step's rows.
 
-    If `answered_by` is known, only models in it are returned.
+    If the endpoint reported other models than the requested teacher, the teacher's name includes
+    them. If `answered_by` is known, only models in it are returned.
     """
     if step.teacher is None or step.operation != ROLLOUTS:
         return [name for name in step.authors if answered_by is None or name in answered_by]
@@ -325,6 +333,7 @@ def _manifest(checkpoint: ModelLocation) -> Manifest | None:
 
 
 def _identity(model: ModelRecord | None) -> str | None:
+    """Returns the commit or hash of a model as text; None if neither is known."""
     if model is None:
         return None
     if model.revision:
@@ -340,7 +349,7 @@ def _evaluations(workspace: Workspace, checkpoint: ModelLocation) -> tuple[Recor
         if evaluation is None or state is None:
             continue
         result = evaluation.result
-        if _is_of(workspace, result.model, checkpoint):
+        if _is_evaluation_of(workspace, result.model, checkpoint):
             entry = RecordedEvaluation(
                 file.parent.name,
                 public_name(workspace, result.name),
@@ -356,7 +365,7 @@ def _evaluations(workspace: Workspace, checkpoint: ModelLocation) -> tuple[Recor
     return tuple(entry for _, entry in dated)
 
 
-def _is_of(workspace: Workspace, model: str, checkpoint: ModelLocation) -> bool:
+def _is_evaluation_of(workspace: Workspace, model: str, checkpoint: ModelLocation) -> bool:
     """Returns whether an evaluated model is this checkpoint or an earlier export of it."""
     location = _find_model(workspace, model)
     if location is None or not location.is_local:

@@ -62,7 +62,7 @@ def find_multimodal_base(workspace: Workspace, plan: ExportPlan) -> MultimodalBa
         return None
     if source.is_local:
         _check_unchanged(source.folder, record)
-    folder = source.folder if source.is_local else _downloaded(source.location, record)
+    folder = source.folder if source.is_local else _download(source.location, record)
     return MultimodalBase(public_name(workspace, source.location), folder, source)
 
 
@@ -75,6 +75,7 @@ def is_multimodal(location: ModelLocation) -> bool:
 
 
 def _check_unchanged(folder: Path, record: ModelRecord | None) -> None:
+    """Raises ModelError if the model's folder is not as it was recorded in training."""
     if record is None:
         return
     if not folder.is_dir():
@@ -90,8 +91,8 @@ def _check_unchanged(folder: Path, record: ModelRecord | None) -> None:
         )
 
 
-def _downloaded(hub_id: str, record: ModelRecord | None) -> Path:
-    """Returns the hub cache's folder with the model files of the revision used in training."""
+def _download(hub_id: str, record: ModelRecord | None) -> Path:
+    """Downloads the files of the revision used in training, and returns their cache folder."""
     hub: Any = importlib.import_module("huggingface_hub")
     revision = record.revision if record is not None else None
     try:
@@ -166,8 +167,8 @@ def _write_weights(
 ) -> dict[str, list[str]]:
     """Writes the weight files with the trained text part; returns the other weights by file."""
     names = {file: _names_in(base.folder / file) for file in files}
-    text_names = _own_names([name for file_names in names.values() for name in file_names], text)
-    _check_all_placed(base, text, set(text_names.values()))
+    text_names = _text_names([name for file_names in names.values() for name in file_names], text)
+    _check_none_missing(base, text, set(text_names.values()))
     num_bytes = 0
     for file in files:
         with safe_open(base.folder / file, "pt") as weights:
@@ -200,8 +201,8 @@ def _names_in(file: Path) -> list[str]:
         return list(weights.keys())
 
 
-def _own_names(names: Sequence[str], text: Mapping[str, Tensor]) -> dict[str, str]:
-    """Returns the name in the text model of each text weight in the files."""
+def _text_names(names: Sequence[str], text: Mapping[str, Tensor]) -> dict[str, str]:
+    """Returns the text weights among the names in the files, with their names in the text model."""
     renamed = {name: text_name(name) for name in names}
     if any(name != new for name, new in renamed.items()):
         heads = ("lm_head.",)
@@ -209,10 +210,13 @@ def _own_names(names: Sequence[str], text: Mapping[str, Tensor]) -> dict[str, st
     return {name: new for name, new in renamed.items() if new in text}
 
 
-def _check_all_placed(base: MultimodalBase, text: Mapping[str, Tensor], placed: set[str]) -> None:
-    """Raises ModelError if a weight of the text model is missing in the files."""
-    places = {text[name].data_ptr() for name in placed}
-    missing = sorted(name for name, tensor in text.items() if tensor.data_ptr() not in places)
+def _check_none_missing(base: MultimodalBase, text: Mapping[str, Tensor], found: set[str]) -> None:
+    """Raises ModelError if a weight of the text model is missing in the files.
+
+    found: the names of those in the files. Tied weights share memory, so one of them is enough.
+    """
+    addresses = {text[name].data_ptr() for name in found}
+    missing = sorted(name for name, tensor in text.items() if tensor.data_ptr() not in addresses)
     if missing:
         raise ModelError(
             f"the files of {base.name!r} have no entry for {len(missing)} weights of its "
@@ -248,6 +252,7 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 
 def _copy_settings(source: Path, target: Path) -> None:
+    """Copies the configuration, tokenizer, processor and licence files of a model."""
     for pattern in _COPIED:
         for path in source.glob(pattern):
             if path.is_file() and path.name not in _NOT_COPIED:
@@ -274,6 +279,7 @@ def _write_settings(base: MultimodalBase, model: Any, tokenizer: Any, target: Pa
 
 
 def _set_dtype(file: Path, dtype: str) -> None:
+    """Sets the number format in a config.json, wherever the file states it."""
     settings: dict[str, Any] = msgspec.json.decode(file.read_bytes())
     parts = [part for part in (settings, settings.get("text_config")) if part is not None]
     entries = [(part, key) for part in parts for key in ("dtype", "torch_dtype") if key in part]

@@ -83,7 +83,7 @@ def _wait_until_loaded(
     reporter: Reporter,
 ) -> None:
     deadline = time.monotonic() + _START_S
-    # trust_env=False: a proxy of the user does not lead to this machine.
+    # trust_env=False: the user's proxy must not be used for this machine.
     with httpx.Client(timeout=5.0, trust_env=False) as client:
         while time.monotonic() < deadline:
             stop_if_cancelled(reporter)
@@ -104,6 +104,6 @@ def _failure(command: Sequence[str], log: Path, outcome: str) -> RunError:
     return RunError(
         f"the server of the written files {outcome}, so the files could not be verified and were "
         "deleted",
-        f"read its output in {log}; a newer version may support this model. To keep the files, "
-        f"export without verify, then test them with `{shlex.join(command)}`",
+        f"read the server's output in {log}; a newer version may support this model. To keep the "
+        f"files, export without verify, then test them with `{shlex.join(command)}`",
     )

@@ -72,14 +72,14 @@ def data_steps(workspace: Workspace, rows: FileRecord) -> Iterator[DataStep]:
         manifest = _manifest_of(workspace, record)
         if manifest is None:
             continue
-        is_made = manifest.operation == ROLLOUTS
-        first, *others = [None] if is_made else _imported_models(manifest) or [None]
+        is_generated = manifest.operation == ROLLOUTS
+        first, *others = [None] if is_generated else _imported_models(manifest) or [None]
         yield DataStep(
             operation=manifest.operation,
             output=public_name(workspace, record.path),
             counts=manifest.counts,
-            teacher=_teacher(workspace, manifest.request) if is_made else first,
-            provider=manifest.request.get("provider") if is_made else None,
+            teacher=_teacher(workspace, manifest.request) if is_generated else first,
+            provider=manifest.request.get("provider") if is_generated else None,
             answered_by=tuple(_answerers(manifest)),
             other_models=tuple(name for name in others if name is not None),
         )
@@ -202,6 +202,7 @@ def _manifest_of(workspace: Workspace, record: FileRecord) -> Manifest | None:
 
 
 def _teacher(workspace: Workspace, request: dict[str, Any]) -> str:
+    """Returns the display name of a request's model: `provider/model`, or a local model's name."""
     provider = request.get("provider", "")
     model = public_name(workspace, request.get("model", ""))
     is_named = model.startswith(f"{provider}/") or provider == "hf"
@@ -254,6 +255,7 @@ def licence_of(base: ModelLocation | None, stated: Licence | None = None) -> Lic
 
 
 def _licence_in_gguf(path: Path) -> Licence | None:
+    """Returns the licence in the metadata of a GGUF file; None if it states none."""
     values = read_header(path).values
     fields = (values.get(f"general.license{part}") for part in ("", ".name", ".link"))
     named, name, link = (text if isinstance(text, str) and text else None for text in fields)
@@ -303,6 +305,7 @@ def _text(fields: dict[str, Any], name: str) -> str | None:
 
 
 def _card_on_hub(hub_id: str) -> Path | None:
+    """Downloads the model card of a hub model; returns None if that is not possible."""
     # huggingface_hub is installed with transformers, which every hub model needs.
     hub: Any = importlib.import_module("huggingface_hub")
     try:

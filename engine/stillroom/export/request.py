@@ -12,7 +12,7 @@ from pydantic import Field
 from stillroom.errors import InputError, missing_extra
 from stillroom.export.folder import TensorFileError, check_output, require_space, stored_bytes
 from stillroom.export.gguf.converter import SCRIPT, find_converter
-from stillroom.export.gguf.families import ARCHITECTURES, NAMES, text_settings
+from stillroom.export.gguf.families import ARCHITECTURES, FAMILY_NAMES, text_settings
 from stillroom.export.verify_plan import Verification, plan_verification
 from stillroom.lineage import ModelRecord
 from stillroom.models.gguf.header import read_header
@@ -34,11 +34,14 @@ class ExportModel(PlacedRequest, ReplacingRequest):
     format: ExportFormat = "merged"
     precision: Literal["bf16", "fp32", "fp16", "q8_0"] | None = None
     """fp16 and q8_0 are for gguf. None means the number format of the model's files (or of the
-    adapter's base); for gguf fp16 in place of fp32."""
+    adapter's base), except that gguf uses fp16 instead of fp32."""
     llama_cpp: str | None = None
-    """For gguf: a checkout of llama.cpp whose converter is used, as it is for models of other
-    families; for those LLAMA_CPP and the PATH are searched too."""
-    licence: Annotated[str | None, Field(description="If unstated")] = None
+    """For gguf: a checkout of llama.cpp, whose converter is then used.
+
+    Models that Stillroom cannot convert itself need a converter; without this option, it is
+    searched in LLAMA_CPP and on the PATH.
+    """
+    licence: Annotated[str | None, Field(description="Id, if the base states none")] = None
     """The id of the base's licence, such as apache-2.0, if its own files do not state it."""
     verify: Annotated[
         int | None,
@@ -60,7 +63,7 @@ class ExportPlan:
     """The base model of an adapter; None if the checkpoint has all weights."""
     output: Path
     converter: Sequence[str] | None
-    """The command of llama.cpp's converter, for a GGUF file that is not written here."""
+    """The command of llama.cpp's converter; None if it is not needed."""
     verification: Verification | None = None
     """How the written files are verified; None without verification."""
 
@@ -117,7 +120,7 @@ def plan_export(workspace: Workspace, request: ExportModel) -> ExportPlan:
 def _converter(
     workspace: Workspace, request: ExportModel, model: ModelLocation
 ) -> Sequence[str] | None:
-    """Returns the converter's command; None if the GGUF file is written here."""
+    """Returns the command of llama.cpp's converter; None if Stillroom converts the model itself."""
     kind = _model_type(model)
     is_known = kind is None or kind in ARCHITECTURES
     if request.llama_cpp is None and is_known and importlib.util.find_spec("gguf") is not None:
@@ -127,9 +130,9 @@ def _converter(
     if is_known:
         raise missing_extra("gguf", "format gguf")
     raise InputError(
-        f"format gguf is for {NAMES} models, and {model.name!r} is of type {kind!r}: llama.cpp's "
-        f"{SCRIPT} may know it, and is neither on the PATH nor in LLAMA_CPP",
-        "clone ggml-org/llama.cpp and give llama_cpp=<its folder>, or use format merged",
+        f"stillroom converts {FAMILY_NAMES} models to GGUF; {model.name!r} is of type {kind!r}, "
+        f"and llama.cpp's {SCRIPT} is neither on the PATH nor in LLAMA_CPP",
+        "clone ggml-org/llama.cpp and set llama_cpp to its folder, or use format merged",
     )
 
 
@@ -152,6 +155,7 @@ def _check_no_gguf_option(request: ExportModel) -> None:
 
 
 def _checkpoint(workspace: Workspace, model: str) -> ModelLocation:
+    """Returns the checkpoint to export. Raises InputError for a model on the hub."""
     location = locate_model(workspace, model)
     if location.is_local:
         return location
@@ -169,7 +173,7 @@ def _check_adapter(request: ExportModel, checkpoint: ModelLocation) -> None:
         )
     if request.precision is not None:
         raise InputError(
-            "precision is for the formats merged and gguf; an adapter is written as it was trained",
+            "precision does not apply to format adapter: an adapter is written as it was trained",
             "leave precision out",
         )
 
@@ -196,6 +200,7 @@ def _check_multimodal_model(plan: ExportPlan) -> None:
 
 
 def _weight_bytes(files: Path, precision: Precision) -> int:
+    """Returns the size of the weights in a folder or GGUF file when written in a precision."""
     if files.is_file():
         return read_header(files).loaded_bytes(bits=32 if precision == "fp32" else None)
     return stored_bytes(files, precision)

@@ -309,7 +309,7 @@ def _warnings(
     if licence is None:
         yield (
             f"the licence of {history.base_name} is unknown: look it up before publishing, "
-            "and export again with licence=<its id> to state it (before training: model.license)"
+            "then export again with licence=<its id>; model.license in config.yml states it too"
         )
     stated = history.stated_licence
     if licence is not None and stated not in (None, licence.id):

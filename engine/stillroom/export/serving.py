@@ -192,6 +192,7 @@ def snippets(usage: UsageExample) -> Iterator[tuple[str, str, str]]:
 
 
 def _python(usage: UsageExample) -> str:
+    """Returns the example that loads the export with transformers and generates an answer."""
     path = usage.served.path
     if usage.format == "adapter" and usage.is_multimodal:
         load = (

@@ -73,7 +73,7 @@ def verify_files(
         gguf = str(files.folder / files.gguf_file)
         context = min(files.max_context or _LLAMA_CONTEXT, _LLAMA_CONTEXT)
         command = [*verification.llama_server, "-m", gguf, "--jinja", "-c", str(context)]
-        # One prompt at a time: what else is computed with it changes the last digits.
+        # One prompt at a time, since batching changes the last digits of the logits.
         with running_server([*command, "-np", "1"], log=log, reporter=reporter) as address:
             return [check("llama.cpp", name, address, concurrency=1)]
     verified = [check("transformers", str(files.folder), None)]
@@ -93,10 +93,10 @@ def _evaluate_files(
     address: str | None,
     **options: int,
 ) -> Verified:
-    """Evaluates the files that a server at `address` loaded; in this process without an address."""
+    """Evaluates the written files: on a server at `address`, else in this process."""
     provider = "hf" if address is None else "openai"
     timeout_s = max(verification.request.request_timeout, _CALL_S)
-    plan = verification.of_files(
+    plan = verification.plan_for_files(
         workspace,
         model=model,
         provider=provider,
@@ -121,16 +121,16 @@ def _evaluate_files(
 
 
 class _Answers(msgspec.Struct):
-    """What is read of an evaluation's rollouts."""
+    """The fields of an evaluation's rollout that are compared."""
 
     task_id: str
     messages: list[Message]
 
 
 def same_answers(verification: Verification, rollouts: Sequence[Trajectory]) -> float | None:
-    """Returns the share of rollouts that repeat the checkpoint's word for word.
+    """Returns the share of rollouts whose answers equal the checkpoint's word for word.
 
-    None if those of the evaluation are gone.
+    Returns None if the rollouts of the checkpoint's evaluation no longer exist.
     """
     name = Path(verification.evaluation.result.rollouts).name
     path = verification.run_folder / name
@@ -139,24 +139,24 @@ def same_answers(verification: Verification, rollouts: Sequence[Trajectory]) -> 
         for line in read_lines(path):
             with suppress(msgspec.DecodeError, RecursionError):
                 row = msgspec.json.decode(line.data, type=_Answers)
-                before.setdefault(row.task_id, _said(row.messages))
+                before.setdefault(row.task_id, _turn_contents(row.messages))
     except OSError:
         return None
     known = [rollout for rollout in rollouts if rollout.task_id in before]
     if not known:
         return None
-    return fmean(_said(rollout.messages) == before[rollout.task_id] for rollout in known)
+    return fmean(_turn_contents(rollout.messages) == before[rollout.task_id] for rollout in known)
 
 
-def _said(messages: Sequence[Message]) -> list[Any]:
-    """Returns the model's texts and calls, without spaces around the texts and the calls' ids."""
-    said: list[Any] = []
+def _turn_contents(messages: Sequence[Message]) -> list[Any]:
+    """Returns the text, without surrounding spaces, and the calls, without ids, of each turn."""
+    contents: list[Any] = []
     for message in messages:
         if message["role"] == "assistant":
             content = message.get("content") or ""
             text = content.strip() if isinstance(content, str) else content
-            said.append((text, [call["function"] for call in message.get("tool_calls") or []]))
-    return said
+            contents.append((text, [call["function"] for call in message.get("tool_calls") or []]))
+    return contents
 
 
 def _compare_with_checkpoint(
@@ -176,7 +176,7 @@ def _compare_with_checkpoint(
         evaluation=verification.run_id,
     )
     is_worse = difference.value < 0 and (excludes_zero(difference) or verified.accuracy == 0)
-    # Where no task is solved by either, only the answers themselves show that the files work.
+    # If neither solves a task, only equal answers show that the files work.
     if is_worse or (verified.accuracy == 0 and same == 0):
         raise RunError(
             f"with {program}, the written files solve {verified.accuracy:.0%} of {len(pairs)} "

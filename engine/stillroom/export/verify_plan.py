@@ -21,7 +21,7 @@ from stillroom.settings import Workspace
 
 LLAMA_SERVER = "llama-server"
 _IN_CHECKOUT = ("build/bin", "bin", ".")
-OUR_SERVER = (sys.executable, "-P", "-m", "stillroom.export.gguf.server")
+XLLAMACPP_SERVER = (sys.executable, "-P", "-m", "stillroom.export.gguf.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +42,22 @@ class Verification:
         """The run that evaluated the checkpoint."""
         return self.run_folder.name
 
-    def of_files(self, workspace: Workspace, **changes: Any) -> EvaluationPlan:
-        """Returns the plan of the same evaluation for another model."""
+    def plan_for_files(self, workspace: Workspace, **changes: Any) -> EvaluationPlan:
+        """Returns the plan of the same evaluation for the written files; `changes` name them."""
         return plan_evaluation(workspace, self.request.model_copy(update=changes))
 
 
 def plan_verification(
     workspace: Workspace, checkpoint: ModelLocation, *, n: int, is_gguf: bool, checkout: str | None
 ) -> Verification:
-    """Returns the plan. Raises InputError without an evaluation to compare with, or a program."""
+    """Returns the plan for verifying an export.
+
+    Raises InputError if the checkpoint was not evaluated, or if llama.cpp's server is not
+    installed, which verifies GGUF files.
+    """
     for file in sorted(workspace.runs.glob(f"*/{RESULT_FILE}"), key=_start_time, reverse=True):
         request = _request_of(file)
-        if request is None or not _is_of(workspace, request, checkpoint):
+        if request is None or not _is_evaluation_of(workspace, request, checkpoint):
             continue
         request = request.model_copy(update={"n": min(n, request.n or n)})
         return Verification(
@@ -87,7 +91,9 @@ def _request_of(file: Path) -> EvaluateModel | None:
         return None
 
 
-def _is_of(workspace: Workspace, request: EvaluateModel, checkpoint: ModelLocation) -> bool:
+def _is_evaluation_of(
+    workspace: Workspace, request: EvaluateModel, checkpoint: ModelLocation
+) -> bool:
     try:
         name = request.model
         if request.provider == "demo" and not name.startswith("demo/"):
@@ -98,6 +104,7 @@ def _is_of(workspace: Workspace, request: EvaluateModel, checkpoint: ModelLocati
 
 
 def _llama_server(workspace: Workspace, checkout: str | None) -> Sequence[str]:
+    """Returns the command of llama.cpp's server. Raises InputError if it is not installed."""
     folders = (
         []
         if checkout is None
@@ -108,7 +115,7 @@ def _llama_server(workspace: Workspace, checkout: str | None) -> Sequence[str]:
     if installed is not None:
         return [str(installed)]
     if importlib.util.find_spec("xllamacpp") is not None:
-        return OUR_SERVER
+        return XLLAMACPP_SERVER
     raise InputError(
         "verify loads the GGUF file with llama.cpp, but the package xllamacpp is not installed, "
         f"and {LLAMA_SERVER} is neither on the PATH nor in the checkout (build/bin)",

@@ -116,11 +116,13 @@ def write_merged(
 
 
 def _merge(model: Any, precision: Precision, *, is_adapter: bool) -> Any:
+    """Returns the model with the adapter, if any, merged, in the requested number format."""
     merged = model.merge_and_unload() if is_adapter else model
     return merged if precision == "auto" else merged.to(_DTYPES[precision])
 
 
 def _save(model: Any, tokenizer: Any, target: Path, shard_size: str, *, name: str) -> Written:
+    """Writes a model and its tokenizer. Raises RunError if transformers cannot write them."""
     # The base's end-of-text token often differs from the token with which the template ends turns.
     model.generation_config.eos_token_id = sorted(stop_token_ids(model, tokenizer))
     try:
@@ -146,7 +148,10 @@ def _facts_of(model: Any, tokenizer: Any) -> Written:
 
 
 def _agreement(before_TV: Tensor, after_TV: Tensor, *, name: str) -> ReadBack:
-    """Returns how well the written model agrees with the checkpoint; raises RunError if badly."""
+    """Returns how well the written model agrees with the checkpoint.
+
+    Raises RunError if their KL is too large.
+    """
     read_back = compare(before_TV, after_TV)
     if not read_back.kl <= _MOST_KL:
         raise RunError(
@@ -262,13 +267,13 @@ def _report_phase(reporter: Reporter, done: int) -> None:
 
 def add_old_names(folder: Path) -> None:
     """Adds the old names of settings to a model folder; transformers 5 reads both names."""
-    for name, change in (
+    for name, add_names in (
         ("config.json", model_settings),
         ("tokenizer_config.json", _tokenizer_settings),
     ):
         path = folder / name
         if path.is_file():
-            write_json(path, change(msgspec.json.decode(path.read_bytes())))
+            write_json(path, add_names(msgspec.json.decode(path.read_bytes())))
 
 
 def model_settings(settings: dict[str, Any]) -> dict[str, Any]:
@@ -289,6 +294,7 @@ def model_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tokenizer_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings of tokenizer_config.json with a class that transformers 4 knows."""
     if settings.get("tokenizer_class") != "TokenizersBackend":
         return settings
     return {**settings, "tokenizer_class": "PreTrainedTokenizerFast"}

@@ -227,7 +227,7 @@ def test_the_tools_of_a_distillation_are_those_of_the_training_before_it():
     alone = render_card(facts(stages=(distill,)))
 
     assert "The tools of 10 of 10 rows of sft.jsonl are" in card
-    assert "The prompts do not list tools; the manifest names the files of its tools." in alone
+    assert "The prompts do not list tools; the manifest names the files with the tools." in alone
 
 
 def test_the_card_of_rows_without_a_system_message_says_to_send_none():

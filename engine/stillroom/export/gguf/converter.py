@@ -1,4 +1,4 @@
-"""Converts models to GGUF files with llama.cpp's converter, from a checkout of the user."""
+"""Converts models to GGUF files with llama.cpp's converter, from the user's checkout."""
 
 import re
 import shutil
@@ -21,20 +21,21 @@ _TIMEOUT_S = 6 * 3600.0
 _POLL_S = 0.1
 _MISSING_PACKAGE = re.compile(r"No module named ['\"]([\w.]+)['\"]|requires the ([\w-]+) library")
 _PACKAGES = {"google": "protobuf", "mistral_common": "mistral-common", "yaml": "pyyaml"}
-_TOKENIZER = re.compile(
+_TOKENIZER_ERROR = re.compile(
     r"pre-tokenizer was not recognized|get_vocab_base_pre|tokenizer\.model|Unknown tokenizer|"
     r"Cannot find tokenizer|vocab size mismatch",
     re.IGNORECASE,
 )
-_MODEL = re.compile(r"(?:Model|Architecture) ['\"]?(\w+)['\"]? (?:is )?not supported")
-_MEMORY = re.compile(r"MemoryError|out of memory|can't allocate memory", re.IGNORECASE)
+_MODEL_ERROR = re.compile(r"(?:Model|Architecture) ['\"]?(\w+)['\"]? (?:is )?not supported")
+_MEMORY_ERROR = re.compile(r"MemoryError|out of memory|can't allocate memory", re.IGNORECASE)
 _OUTTYPES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "q8_0": "q8_0"}
 
 
 def find_converter(workspace: Workspace, checkout: str | None) -> list[str] | None:
-    """Returns the command of the converter in a checkout, in LLAMA_CPP, or on the PATH.
+    """Returns the command of llama.cpp's converter; None if there is none.
 
-    None if the user has named none. Raises InputError for a folder without it.
+    It is the converter in `checkout`, else in the folder LLAMA_CPP, else on the PATH. Raises
+    InputError if one of these folders is set but has no converter.
     """
     if checkout is not None:
         return _in_checkout(workspace.existing(checkout, label="llama_cpp"))
@@ -46,6 +47,7 @@ def find_converter(workspace: Workspace, checkout: str | None) -> list[str] | No
 
 
 def _in_checkout(path: Path) -> list[str]:
+    """Returns the command of the converter in a checkout, or of the script itself."""
     scripts = [path] if path.suffix == ".py" else [path / name for name in _NAMES]
     script = next((script for script in scripts if script.is_file()), None)
     if script is None:
@@ -77,7 +79,7 @@ def convert(
     if code is None:
         raise _failure(command, log, f"took more than {_TIMEOUT_S / 3600:g} hours")
     if code < 0:
-        raise _failure(command, log, f"was killed by signal {-code}, often because of memory")
+        raise _failure(command, log, f"was killed by signal {-code}, often because memory ran out")
     if code > 0:
         output_line = last_line(log) or "no output"
         raise _failure(command, log, f"ended with code {code}: {output_line}")
@@ -86,6 +88,7 @@ def convert(
 
 
 def _wait(process: subprocess.Popen[bytes], reporter: Reporter) -> int | None:
+    """Waits until the converter ends, and returns its exit code; None after the timeout."""
     deadline = time.monotonic() + _TIMEOUT_S
     while time.monotonic() < deadline:
         if (code := process.poll()) is not None:
@@ -96,6 +99,7 @@ def _wait(process: subprocess.Popen[bytes], reporter: Reporter) -> int | None:
 
 
 def _failure(command: Sequence[str], log: Path, outcome: str) -> RunError:
+    """Returns the error for a converter that failed; `outcome` continues its name."""
     by_hand = " ".join([*command[:-5], "<output>", *command[-2:]])
     return RunError(
         f"llama.cpp's converter {outcome}",
@@ -113,16 +117,16 @@ def _remedy(command: Sequence[str], log: Path) -> str:
         # A converter on the PATH names its Python in its first line.
         python = command[0] if command[1].endswith(".py") else "python"
         return f"install a missing package: `{python} -m pip install {package}`"
-    if _TOKENIZER.search(text):
+    if _TOKENIZER_ERROR.search(text):
         return (
             "this llama.cpp does not support the model's tokenizer: use a newer version, or serve "
             "the model with format merged (custom tokenizers have no GGUF form)"
         )
-    if model := _MODEL.search(text):
+    if model := _MODEL_ERROR.search(text):
         return f"this llama.cpp does not support {model[1]}: use a newer version, or format merged"
-    if _MEMORY.search(text):
+    if _MEMORY_ERROR.search(text):
         return "the converter ran out of memory: free memory, or convert on a larger machine"
-    return "read its output, and install the packages of llama.cpp's requirements.txt"
+    return "read the converter's output, and install the packages of llama.cpp's requirements.txt"
 
 
 def _is_gguf(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The model families that GGUF files are written of here, and their hyperparameters.
+"""The model families that Stillroom converts to GGUF itself, and their hyperparameters.
 
 Source of the keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
-"""From a configuration's `model_type` to llama.cpp's name."""
-NAMES = "Llama (SmolLM2, Llama 3), Qwen2, Qwen3 and Gemma 3"
+"""llama.cpp's name of each family, by the `model_type` in config.json."""
+FAMILY_NAMES = "Llama (SmolLM2, Llama 3), Qwen2, Qwen3 and Gemma 3"
 _ACTIVATIONS = {"gemma3_text": "gelu_pytorch_tanh"}
 _SCALINGS = ("default", "linear", "llama3")
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -25,19 +25,20 @@ def text_settings(config: Settings) -> Settings:
     return config.get("text_config") or config
 
 
-def find_obstacle(config: Settings) -> str | None:
-    """Returns what llama.cpp's model of the family cannot express; None if it computes the same.
+def find_unsupported(config: Settings) -> str | None:
+    """Returns a setting of a model that llama.cpp's model of the family does not support, if any.
 
     config: the whole configuration of a text model, defaults included.
     """
     if config["model_type"] not in ARCHITECTURES:
-        return f"models of type {config['model_type']!r}"
+        return f"the model type {config['model_type']!r}"
     is_gemma = config["model_type"] == "gemma3_text"
-    obstacles = [*_common_obstacles(config), *(_gemma_obstacles if is_gemma else _others)(config)]
-    return next(iter(obstacles), None)
+    of_family = _unsupported_by_gemma if is_gemma else _unsupported_by_others
+    return next(iter([*_unsupported_by_all(config), *of_family(config)]), None)
 
 
-def _common_obstacles(config: Settings) -> Iterator[str]:
+def _unsupported_by_all(config: Settings) -> Iterator[str]:
+    """Yields the settings that llama.cpp supports in no family, or only in Llama models."""
     activation = config.get("hidden_activation") or config.get("hidden_act")
     if activation != _ACTIVATIONS.get(config["model_type"], "silu"):
         yield f"the activation {activation!r}"
@@ -53,12 +54,14 @@ def _common_obstacles(config: Settings) -> Iterator[str]:
         yield "partial_rotary_factor"
 
 
-def _others(config: Settings) -> Iterator[str]:
+def _unsupported_by_others(config: Settings) -> Iterator[str]:
+    """Yields the settings that llama.cpp supports only in Gemma models."""
     if _SLIDING in (config.get("layer_types") or []):
         yield "sliding windows"
 
 
-def _gemma_obstacles(config: Settings) -> Iterator[str]:
+def _unsupported_by_gemma(config: Settings) -> Iterator[str]:
+    """Yields the settings that llama.cpp does not support in Gemma models."""
     for name in (
         "attn_logit_softcapping",
         "final_logit_softcapping",
@@ -89,7 +92,7 @@ def rope_settings(config: Settings) -> tuple[Settings, Settings]:
 
 
 def hyperparameters(config: Settings) -> dict[str, Value]:
-    """Returns the model's values in a GGUF file, by their whole keys."""
+    """Returns a model's hyperparameters by their GGUF keys, such as `llama.block_count`."""
     rope, local = rope_settings(config)
     size = head_size(config)
     values: dict[str, Value] = {

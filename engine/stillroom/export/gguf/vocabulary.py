@@ -21,12 +21,12 @@ _SPLITS: Mapping[tuple[str, ...], tuple[str, bool]] = {
     (_LLAMA3, "bytes"): ("llama-bpe", True),
     (_QWEN2, "bytes"): ("qwen2", False),
 }
-"""From how text is split into words to llama.cpp's name for it, and whether a word that is one
-token is taken before merges are applied."""
+"""llama.cpp's name of a pre-tokenizer, by the steps in which it splits text into words, and whether
+the tokenizer must have `ignore_merges` (a word that is a token is not split)."""
 
 
 class TokenType(IntEnum):
-    """What llama.cpp does with a token."""
+    """llama.cpp's types of tokens."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -45,24 +45,24 @@ class Vocabulary:
     model: str
     """llama.cpp's name of the algorithm: gpt2 or llama."""
     pre: str
-    """llama.cpp's name of how text is split into words."""
+    """llama.cpp's name of the pre-tokenizer, which splits text into words."""
     tokens: Sequence[str]
     types: Sequence[TokenType]
     merges: Sequence[str] = ()
-    """For gpt2: two tokens each, with a space between."""
+    """For gpt2: the pairs of tokens to merge, each with a space between, in order."""
     scores: Sequence[float] = ()
-    """For llama: pieces of a higher score are joined first."""
+    """For llama: the score of each token; the pair whose merged token scores highest is first."""
 
 
 def read_vocabulary(tokenizer: Json, size: int) -> Vocabulary:
-    """Returns the vocabulary of a parsed tokenizer.json, filled up to `size` tokens.
+    """Returns the vocabulary of a parsed tokenizer.json, padded to `size` tokens.
 
-    Tokens beyond `size`, which the model has no embeddings for, are left out. Raises ModelError if
-    llama.cpp has no such tokenizer.
+    Tokens with ids of `size` or more, for which the model has no embeddings, are left out. Raises
+    ModelError if llama.cpp has no such tokenizer.
     """
     model: Json = tokenizer["model"]
     if model["type"] != "BPE":
-        raise _unknown(f"is of type {model['type']}")
+        raise _unsupported_error(f"is of type {model['type']}")
     tokens = [f"[PAD{i}]" for i in range(size)]
     types = [TokenType.UNUSED] * size
     for token, i in model["vocab"].items():
@@ -72,47 +72,53 @@ def read_vocabulary(tokenizer: Json, size: int) -> Vocabulary:
     if model.get("byte_fallback"):
         _check_pieces(tokenizer)
         scores = _scores(merges, tokens)
-        _mark_pieces(tokens, types, model.get("unk_token"))
-        _add(tokenizer["added_tokens"], tokens, types)
+        _set_piece_types(tokens, types, model.get("unk_token"))
+        _set_added_tokens(tokenizer["added_tokens"], tokens, types)
         by_type = {TokenType.UNUSED: _UNUSED_SCORE, TokenType.CONTROL: _ADDED_SCORE}
         by_type[TokenType.USER_DEFINED] = _ADDED_SCORE
         scores = [by_type.get(kind, score) for kind, score in zip(types, scores, strict=True)]
         return Vocabulary("llama", "default", tokens, types, scores=scores)
-    pre = _word_split(tokenizer)
-    _add(tokenizer["added_tokens"], tokens, types)
+    pre = _pre_tokenizer_name(tokenizer)
+    _set_added_tokens(tokenizer["added_tokens"], tokens, types)
     return Vocabulary("gpt2", pre, tokens, types, merges=[" ".join(pair) for pair in merges])
 
 
-def _unknown(reason: str) -> ModelError:
+def _unsupported_error(reason: str) -> ModelError:
     return ModelError(
         f"llama.cpp has no tokenizer like this model's, which {reason}",
-        "export with format merged and serve it with vLLM or transformers; or give llama_cpp, a "
-        "checkout of llama.cpp whose converter may know it",
+        "export with format merged, and serve it with vLLM or transformers; or set llama_cpp to a "
+        "checkout of llama.cpp, whose converter may support it",
     )
 
 
-def _add(added: Sequence[Json], tokens: list[str], types: list[TokenType]) -> None:
-    for one in added:
-        if (i := one["id"]) < len(tokens):
-            # llama.cpp looks for it in the text as it is.
-            tokens[i] = one["content"] if one["special"] else one["content"].replace(_SPACE, " ")
-            types[i] = TokenType.CONTROL if one["special"] else TokenType.USER_DEFINED
+def _set_added_tokens(added: Sequence[Json], tokens: list[str], types: list[TokenType]) -> None:
+    """Sets the texts and types of the tokenizer's added tokens."""
+    for token in added:
+        text, is_special = token["content"], token["special"]
+        if (i := token["id"]) < len(tokens):
+            # llama.cpp searches the text for added tokens before spaces are replaced.
+            tokens[i] = text if is_special else text.replace(_SPACE, " ")
+            types[i] = TokenType.CONTROL if is_special else TokenType.USER_DEFINED
 
 
-def _word_split(tokenizer: Json) -> str:
-    """Returns llama.cpp's name of how a byte-level tokenizer splits text into words."""
+def _pre_tokenizer_name(tokenizer: Json) -> str:
+    """Returns llama.cpp's name of the pre-tokenizer of a byte-level tokenizer.
+
+    Raises ModelError if llama.cpp has no such pre-tokenizer.
+    """
     normalizer: Json | None = tokenizer["normalizer"]
-    # llama.cpp leaves texts that are not in NFC as they are, which hardly any are not.
+    # llama.cpp does not normalise text to NFC, but nearly all text already is in NFC.
     if normalizer is not None and normalizer["type"] != "NFC":
-        raise _unknown(f"normalises text by {normalizer['type']}")
+        raise _unsupported_error(f"normalises text with {normalizer['type']}")
     steps = tuple(_step(part) for part in _parts(tokenizer["pre_tokenizer"]))
-    name, takes_words = _SPLITS.get(steps, (None, False))
-    if name is None or bool(tokenizer["model"].get("ignore_merges")) != takes_words:
-        raise _unknown("splits text into words in a way of its own")
+    name, ignores_merges = _SPLITS.get(steps, (None, False))
+    if name is None or bool(tokenizer["model"].get("ignore_merges")) != ignores_merges:
+        raise _unsupported_error("splits text into words by its own rules")
     return name
 
 
 def _parts(pre_tokenizer: Json | None) -> Sequence[Json]:
+    """Returns the steps of a pre-tokenizer in tokenizer.json."""
     if pre_tokenizer is None:
         return []
     is_sequence = pre_tokenizer["type"] == "Sequence"
@@ -120,6 +126,7 @@ def _parts(pre_tokenizer: Json | None) -> Sequence[Json]:
 
 
 def _step(part: Json) -> str:
+    """Returns the name of a pre-tokenizer's step, as the keys of `_SPLITS` have it."""
     match part:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": uses_regex}:
             return "words" if uses_regex else "bytes"
@@ -132,19 +139,22 @@ def _step(part: Json) -> str:
 
 
 def _check_pieces(tokenizer: Json) -> None:
-    """Raises ModelError unless text becomes pieces as Gemma's does: no space in front, no words."""
+    """Raises ModelError unless text is prepared as for Gemma: spaces become `▁`, nothing else."""
     normalizer, parts = tokenizer["normalizer"], _parts(tokenizer["pre_tokenizer"])
     expected = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     # After the normaliser there are no spaces to split at.
-    is_idle = all(part["type"] == "Split" and part["pattern"] == {"String": " "} for part in parts)
-    if normalizer != expected or not is_idle:
-        raise _unknown("has pieces with a preparation of text that is not Gemma's")
+    splits_nothing = all(
+        part["type"] == "Split" and part["pattern"] == {"String": " "} for part in parts
+    )
+    if normalizer != expected or not splits_nothing:
+        raise _unsupported_error("has byte_fallback, but normalises or splits text unlike Gemma's")
 
 
 def _scores(merges: Sequence[tuple[str, ...]], tokens: Sequence[str]) -> list[float]:
-    """Returns a score for each token, by which joining the best pair is applying the first merge.
+    """Returns a score for each token, so that llama.cpp applies merges in the tokenizer's order.
 
-    The pairs that make one piece follow one another, as the piece's score has decided their order.
+    llama.cpp always merges the pair whose merged token has the highest score. Several pairs may
+    merge into the same token; they are adjacent in `merges`, so one score for all keeps the order.
     """
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(merges):
@@ -152,10 +162,11 @@ def _scores(merges: Sequence[tuple[str, ...]], tokens: Sequence[str]) -> list[fl
     return [-float(ranks.get(token, 0)) for token in tokens]
 
 
-def _mark_pieces(tokens: Sequence[str], types: list[TokenType], unknown: str | None) -> None:
-    bytes_ = {f"<0x{byte:02X}>" for byte in range(256)}
+def _set_piece_types(tokens: Sequence[str], types: list[TokenType], unknown: str | None) -> None:
+    """Sets the types of the byte tokens and of the unknown token."""
+    byte_tokens = {f"<0x{byte:02X}>" for byte in range(256)}
     for i, token in enumerate(tokens):
-        if token in bytes_:
+        if token in byte_tokens:
             types[i] = TokenType.BYTE
         elif token == unknown:
             types[i] = TokenType.UNKNOWN

@@ -19,9 +19,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from stillroom.errors import ModelError, RunError, missing_extra
 from stillroom.export.gguf.families import (
     ARCHITECTURES,
-    NAMES,
+    FAMILY_NAMES,
     Value,
-    find_obstacle,
+    find_unsupported,
     head_size,
     hyperparameters,
     rope_settings,
@@ -49,7 +49,7 @@ _LONG_NAMES = {"unk": "unknown", "pad": "padding"}
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A tensor of a GGUF file, which is read when its turn comes."""
+    """A tensor of a GGUF file, whose values are read only when they are written."""
 
     name: str
     shape: Sequence[int]
@@ -57,16 +57,19 @@ class _Tensor:
 
 
 def check_convertible(model: ModelLocation, tokenizer: ModelLocation) -> None:
-    """Raises ModelError if a model cannot be written as a GGUF file here, before it is loaded."""
+    """Checks, without loading a model, that Stillroom can convert it to GGUF itself.
+
+    Raises ModelError if it cannot, and MissingExtraError without the package gguf.
+    """
     if importlib.util.find_spec("gguf") is None:
         raise missing_extra("gguf", "format gguf")
     config = _settings(model.location)
-    if (obstacle := find_obstacle(config)) is not None:
+    if (unsupported := find_unsupported(config)) is not None:
         raise ModelError(
-            f"GGUF files are written of {NAMES} models as llama.cpp computes them, and "
-            f"{model.name!r} has {obstacle}",
-            "give llama_cpp, a checkout of llama.cpp whose converter may know it, or use format "
-            "merged",
+            f"stillroom converts {FAMILY_NAMES} models to GGUF, but {model.name!r} has "
+            f"{unsupported}, which is not supported",
+            "set llama_cpp to a checkout of llama.cpp, whose converter may support it, or use "
+            "format merged",
         )
     _vocabulary(load_tokenizer(tokenizer), config)
 
@@ -79,8 +82,9 @@ def _vocabulary(tokenizer: Any, config: Mapping[str, Any]) -> Vocabulary:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ModelError(
-            f"its tokenizer, a {type(tokenizer).__name__}, has no tokenizer.json",
-            "use format merged, or give llama_cpp, a checkout of llama.cpp",
+            f"the model's tokenizer ({type(tokenizer).__name__}) has no tokenizer.json, from which "
+            "a GGUF file is written",
+            "use format merged, or set llama_cpp to a checkout of llama.cpp",
         )
     return read_vocabulary(json.loads(backend.to_str()), config["vocab_size"])
 
@@ -112,10 +116,10 @@ def write_gguf(
 def _write_tensors(
     writer: "gguf.GGUFWriter", tensors: Sequence[_Tensor], precision: str, reporter: Reporter
 ) -> None:
-    """Writes the file: its header with the places of all tensors, then one tensor after another."""
+    """Writes the file: its header with the offsets of all tensors, then the tensors in order."""
     import gguf
 
-    kinds = [_kind(tensor, precision) for tensor in tensors]
+    kinds = [_stored_type(tensor, precision) for tensor in tensors]
     for tensor, kind in zip(tensors, kinds, strict=True):
         num_bytes = torch.Size(gguf.quant_shape_to_byte_shape(tensor.shape, kind)).numel()
         dtype = np.dtype(np.float32)
@@ -126,7 +130,7 @@ def _write_tensors(
     for done, (tensor, kind) in enumerate(zip(tensors, kinds, strict=True)):
         stop_if_cancelled(reporter)
         reporter.progress(done, len(tensors), unit="tensors", phase="convert to GGUF")
-        writer.write_tensor_data(gguf.quantize(_checked(tensor, kind), kind))
+        writer.write_tensor_data(gguf.quantize(_read_values(tensor, kind), kind))
 
 
 def _add_values(writer: "gguf.GGUFWriter", values: Mapping[str, Value]) -> None:
@@ -152,13 +156,13 @@ def _add_vocabulary(writer: "gguf.GGUFWriter", vocabulary: Vocabulary) -> None:
 
 
 def _special_tokens(tokenizer: Any, folder: Path) -> dict[str, Value]:
-    """Returns the ids of the special tokens, and what is put around a text, by their keys."""
+    """Returns the ids of the special tokens, and whether they are added to a text, by GGUF key."""
     settings = json.loads((folder / "generation_config.json").read_bytes())
     ends = settings["eos_token_id"]
     others = [
         i for i in (ends if isinstance(ends, list) else [ends]) if i != tokenizer.eos_token_id
     ]
-    # Each of them ends an answer.
+    # llama.cpp has three keys for tokens that end an answer.
     named: dict[str, int | None] = dict(
         zip(("eos", "eot", "eom"), [tokenizer.eos_token_id, *others], strict=False)
     )
@@ -174,7 +178,7 @@ def _special_tokens(tokenizer: Any, folder: Path) -> dict[str, Value]:
 
 
 def _tensors(folder: Path, config: Mapping[str, Any]) -> Iterator[_Tensor]:
-    """Yields the tensors of a model folder as llama.cpp has them."""
+    """Yields the tensors of a model folder under their GGUF names."""
     import gguf
 
     architecture = gguf.MODEL_ARCH[ARCHITECTURES[config["model_type"]].upper()]
@@ -191,30 +195,32 @@ def _tensors(folder: Path, config: Mapping[str, Any]) -> Iterator[_Tensor]:
             new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
             if new_name is None:
                 raise ModelError(
-                    f"llama.cpp has no name for the weight {name!r}",
-                    "give llama_cpp, a checkout of llama.cpp, or use format merged",
+                    f"the installed gguf package has no GGUF name for the weight {name!r}",
+                    "set llama_cpp to a checkout of llama.cpp that supports this architecture, or "
+                    "export with format merged",
                 )
             yield _Tensor(new_name, shape, partial(_weight, path, name, config))
 
 
 def _weight(path: Path, name: str, config: Mapping[str, Any]) -> Tensor:
-    """Returns a weight in fp32, changed to how llama.cpp computes with it."""
+    """Returns a weight in fp32, in the form that llama.cpp expects."""
     with safe_open(path, "pt") as file:
         weight = file.get_tensor(name).float()
     module = name.split(".")[-2]
     if config["model_type"] == "gemma3_text" and module.endswith("norm"):
+        # transformers multiplies by 1 + weight, llama.cpp by the stored weight.
         return weight + 1
     if config["model_type"] == "llama" and module in ("q_proj", "k_proj"):
         is_query = module == "q_proj"
         heads = config["num_attention_heads" if is_query else "num_key_value_heads"]
-        # RoPE turns neighbours there, and halves of a head in transformers.
+        # llama.cpp's RoPE rotates adjacent dimensions; transformers rotates the halves of a head.
         halves = weight.view(heads, 2, len(weight) // heads // 2, *weight.shape[1:])
         return halves.transpose(1, 2).reshape(weight.shape)
     return weight
 
 
 def _rope_factors(config: Mapping[str, Any]) -> Tensor:
-    """Returns by what Llama 3's scaling divides each of RoPE's frequencies [half a head]."""
+    """Returns the divisor of each RoPE frequency in Llama 3's scaling; D is half a head's size."""
     rope, _ = rope_settings(config)
     size = head_size(config)
     plain_D = rope["rope_theta"] ** (-torch.arange(0, size, 2, dtype=torch.float32) / size)
@@ -222,7 +228,8 @@ def _rope_factors(config: Mapping[str, Any]) -> Tensor:
     return plain_D / scaled_D
 
 
-def _kind(tensor: _Tensor, precision: str) -> "gguf.GGMLQuantizationType":
+def _stored_type(tensor: _Tensor, precision: str) -> "gguf.GGMLQuantizationType":
+    """Returns the type in which a tensor is stored: fp32 for norms and biases."""
     import gguf
 
     kinds = gguf.GGMLQuantizationType
@@ -233,12 +240,12 @@ def _kind(tensor: _Tensor, precision: str) -> "gguf.GGMLQuantizationType":
     return kinds[_TYPES[precision]]
 
 
-def _checked(tensor: _Tensor, kind: "gguf.GGMLQuantizationType") -> Any:
-    """Returns a tensor's numbers. Raises RunError if they would be infinite in fp16."""
+def _read_values(tensor: _Tensor, kind: "gguf.GGMLQuantizationType") -> Any:
+    """Returns a tensor's values. Raises RunError if one of them would be infinite in fp16."""
     weight = tensor.read()
     if kind.name in ("F16", "Q8_0") and (largest := weight.abs().max().item()) > _LARGEST_FP16:
         raise RunError(
-            f"fp16 holds numbers up to 65504, and {tensor.name} has one of {largest:.3g}",
+            f"{tensor.name} has a value of {largest:.3g}, and fp16 stores at most 65504",
             "export with precision bf16 or fp32",
         )
     return weight.numpy()

@@ -90,7 +90,7 @@ def test_the_converter_makes_a_gguf_file_of_the_merged_model(
         (OWN_TOKENIZER, "was not recognized", "does not support the model's tokenizer"),
         (NO_VOCABULARY, "tokenizer.model", "does not support the model's tokenizer"),
         (NO_MEMORY, "MemoryError", "ran out of memory"),
-        (IS_KILLED, "was killed by signal 9, often because of memory", "requirements.txt"),
+        (IS_KILLED, "was killed by signal 9, often because memory ran out", "requirements.txt"),
     ],
 )
 def test_a_converter_that_fails_leaves_nothing_but_its_words_and_their_meaning(

@@ -15,13 +15,13 @@ from fakes.exports import trained
 from fakes.llama_cpp import read_gguf, write_checkout
 from fakes.reporters import KeptReporter
 from stillroom.errors import InputError, ModelError, RunError
-from stillroom.export.gguf.families import find_obstacle
+from stillroom.export.gguf.families import find_unsupported
 from stillroom.export.gguf.vocabulary import read_vocabulary
 from stillroom.export.gguf.write import check_convertible, write_gguf
 from stillroom.export.programs import running_server
 from stillroom.export.request import ExportModel
 from stillroom.export.run import export_model
-from stillroom.export.verify_plan import OUR_SERVER
+from stillroom.export.verify_plan import XLLAMACPP_SERVER
 from stillroom.models.resolve import ModelLocation
 
 gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
@@ -31,7 +31,7 @@ gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
 def llama_cpp(file, log):
     """Yields a client of llama.cpp, which has loaded a GGUF file."""
     pytest.importorskip("xllamacpp", reason="the extra gguf is not installed")
-    command = [*OUR_SERVER, "-m", str(file), "-c", "512", "-np", "1"]
+    command = [*XLLAMACPP_SERVER, "-m", str(file), "-c", "512", "-np", "1"]
     with running_server(command, log=log, reporter=KeptReporter()) as address:
         url = address.removesuffix("/v1")
         with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
@@ -117,7 +117,7 @@ def test_a_weight_that_fp16_cannot_hold_is_an_error_and_not_infinite(tmp_path):
     weights = load_file(folder / "model.safetensors")
     weights["model.layers.0.mlp.up_proj.weight"][0, 0] = 70_000.0
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(RunError, match=r"blk\.0\.ffn_up\.weight has one of 7e\+04"):
+    with pytest.raises(RunError, match=r"blk\.0\.ffn_up\.weight has a value of 7e\+04"):
         write(folder, "fp16")
     write(folder, "bf16")
 
@@ -136,13 +136,13 @@ def test_a_weight_that_fp16_cannot_hold_is_an_error_and_not_infinite(tmp_path):
 def test_what_llama_cpp_would_compute_otherwise_is_refused(tmp_path, name, changes, obstacle):
     config = gguf_models.FAMILIES[name][1]()
     settings = {**config.to_dict(), **changes}
-    assert find_obstacle(config.to_dict()) is None
-    assert str(find_obstacle(settings)).startswith(obstacle)
+    assert find_unsupported(config.to_dict()) is None
+    assert str(find_unsupported(settings)).startswith(obstacle)
     type(config).from_dict(settings).save_pretrained(tmp_path)
     location = ModelLocation("base", str(tmp_path), is_local=True)
     with pytest.raises(ModelError, match=obstacle) as caught:
         check_convertible(location, location)
-    assert "give llama_cpp" in caught.value.fix
+    assert "set llama_cpp" in caught.value.fix
 
 
 def test_a_tokenizer_that_llama_cpp_has_not_is_refused(tmp_path):
@@ -151,10 +151,10 @@ def test_a_tokenizer_that_llama_cpp_has_not_is_refused(tmp_path):
     document = json.loads(file.read_text("utf-8"))
     split = {"type": "Split", "pattern": {"Regex": "x"}, "behavior": "Isolated", "invert": False}
     for changes, reason in [
-        ({"pre_tokenizer": split}, "splits text into words in a way of its own"),
-        ({"normalizer": {"type": "Lowercase"}}, "normalises text by Lowercase"),
-        ({"model": {**document["model"], "ignore_merges": True}}, "a way of its own"),
-        ({"model": {**document["model"], "byte_fallback": True}}, "is not Gemma's"),
+        ({"pre_tokenizer": split}, "splits text into words by its own rules"),
+        ({"normalizer": {"type": "Lowercase"}}, "normalises text with Lowercase"),
+        ({"model": {**document["model"], "ignore_merges": True}}, "by its own rules"),
+        ({"model": {**document["model"], "byte_fallback": True}}, "unlike Gemma's"),
         ({"model": {"type": "WordPiece"}}, "is of type WordPiece"),
     ]:
         with pytest.raises(ModelError, match=reason):
@@ -199,7 +199,7 @@ def test_other_families_need_the_converter_and_the_error_says_so(
         export(workspace, "out")
     assert "is of type 'granite'" in caught.value.problem
     assert "Qwen2, Qwen3 and Gemma 3" in caught.value.problem
-    assert "llama_cpp=<its folder>" in caught.value.fix
+    assert "set llama_cpp to its folder" in caught.value.fix
     checkout = write_checkout(tmp_path / "llama.cpp")
     assert export(workspace, "out", llama_cpp=str(checkout), precision="q8_0").precision == "q8_0"
     assert read_gguf(workspace.root / "out" / "out.gguf")[0] == "q8_0"
