@@ -202,7 +202,7 @@ def name_list_problems(row: dict[str, Any], field: str) -> Iterator[Problem]:
 
 
 def docker_problems(row: dict[str, Any]) -> Iterator[Problem]:
-    """Yields every problem of the container that a row names."""
+    """Yields every problem of a row's `docker` and `docker_env`."""
     image, env = row.get("docker"), row.get("docker_env")
     if image is not None and not (isinstance(image, str) and _IMAGE.fullmatch(image)):
         yield Problem(
@@ -223,7 +223,8 @@ def docker_problems(row: dict[str, Any]) -> Iterator[Problem]:
             'write e.g. {"MODE": "test"}',
         )
     elif names and not image:
-        yield Problem("docker_env", "needs docker", "name the container, or leave docker_env out")
+        fix = "set docker to the image, or leave docker_env out"
+        yield Problem("docker_env", "is set, but docker is not", fix)
 
 
 def decode_row(data: bytes) -> dict[str, Any] | Problem:

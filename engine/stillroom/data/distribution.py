@@ -73,8 +73,8 @@ class Distribution:
         ordered = sorted(self._counts)
         return Quantiles(
             low=self._low,
-            median=self._at(ordered, 0.5),
-            p95=self._at(ordered, 0.95),
+            median=self._quantile(ordered, 0.5),
+            p95=self._quantile(ordered, 0.95),
             high=self._high,
             mean=self._total / self.count,
         )
@@ -91,7 +91,7 @@ class Distribution:
             return [Bar(low=value, high=value, count=counts[value]) for value in sorted(counts)]
         low, high = self._low, self._high
         # A few very large values must not squeeze all others into one bar.
-        top = min(high, max(self._at(sorted(counts), 0.99) * 1.25, low + 1e-9))
+        top = min(high, max(self._quantile(sorted(counts), 0.99) * 1.25, low + 1e-9))
         width = (top - low) / _MAX_BARS
         filled: Counter[int] = Counter()
         for value, count in counts.items():
@@ -116,17 +116,17 @@ class Distribution:
 
     def _merge_close_values(self) -> None:
         """Counts values that differ by less than about 0.2 % as one."""
-        folded: Counter[float] = Counter()
+        merged: Counter[float] = Counter()
         for value, count in self._counts.items():
             mantissa, exponent = math.frexp(value)
-            folded[math.ldexp(round(mantissa * _STEPS) / _STEPS, exponent)] += count
-        self._counts = folded
+            merged[math.ldexp(round(mantissa * _STEPS) / _STEPS, exponent)] += count
+        self._counts = merged
 
-    def _at(self, ordered: Sequence[float], share: float) -> float:
-        """Returns the quantile of this share (0 to 1)."""
-        rank, passed = int(share * self._counts.total()), 0
+    def _quantile(self, ordered: Sequence[float], share: float) -> float:
+        """Returns the quantile of a share (0 to 1); `ordered` are the counted values, sorted."""
+        rank, num_values = int(share * self._counts.total()), 0
         for value in ordered:
-            passed += self._counts[value]
-            if passed > rank:
+            num_values += self._counts[value]
+            if num_values > rank:
                 return min(max(value, self._low), self._high)
         return self._high

@@ -97,10 +97,7 @@ def _prompt_problems(row: dict[str, Any]) -> Iterator[Problem]:
     else:
         if "prompt" in row:
             if not row["prompt"].strip():
-                prompt = describe(row["prompt"])
-                yield Problem(
-                    "prompt", f"must be a string, not {prompt}", "write the prompt's text"
-                )
+                yield Problem("prompt", "is empty", "write the prompt's text")
         elif REQUEST in row:
             yield from prompt_row_problems(row)
         else:
@@ -154,7 +151,7 @@ def _has_system_message(row: dict[str, Any]) -> bool:
 
 
 def _system_of(row: dict[str, Any]) -> str | None:
-    """Returns the system message under a key of its own in a prompt row; None without one."""
+    """Returns the system message under its own key in a prompt row; None without one."""
     values = (row.get(key) for key in _SYSTEM_KEYS)
     return next((text for text in values if isinstance(text, str) and text), None)
 
@@ -195,7 +192,7 @@ def _sft_problems(row: dict[str, Any]) -> Iterator[Problem]:
         yield Problem("messages", "has no assistant message to train on", "add the answer")
     elif not problems and not _has_trained_turn(row["messages"]):
         fix = "give the turns to train weight 1, or drop the row"
-        yield Problem("messages", "has no assistant message whose weight is not 0", fix)
+        yield Problem("messages", "has no trained turn: all assistant messages have weight 0", fix)
     if not are_names(row.get("tools")):
         yield from tool_schema_problems(row.get("tools"))
     yield from object_problems(row, "metadata")
@@ -216,7 +213,7 @@ def _dpo_problems(row: dict[str, Any]) -> Iterator[Problem]:
         if row[field][0]["role"] != "assistant":
             yield Problem(field, "must begin with an assistant message", "begin with the answer")
         elif not _has_trained_turn(row[field]):
-            yield Problem(field, "has no message whose weight is not 0", "drop the row")
+            yield Problem(field, "has no trained turn: all messages have weight 0", "drop the row")
     if row.get("chosen") is not None and row.get("chosen") == row.get("rejected"):
         yield Problem("rejected", "is the same as chosen", "drop the row: it teaches nothing")
     yield from tool_schema_problems(row.get("tools"))
@@ -305,7 +302,7 @@ def checked_rows(path: Path, expected: RowFormat) -> Iterator[tuple[Line, dict[s
         raise DataError(f"{path} is a folder, not a data file", "give one of the files in it")
     if is_stored_by_rnow(path):
         raise DataError(
-            f"{path} holds rollouts that rnow stored, and no prompts",
+            f"{path} contains rollouts that rnow stored, not prompts",
             "import_rollouts(input=…, prompts=true) writes its rollouts and their prompts",
         )
     check, decode = CHECKS[expected], decode_text_line if path.suffix == ".txt" else decode_line

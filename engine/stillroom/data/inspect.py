@@ -40,7 +40,7 @@ _NOT_SHOWN = "(not shown: no row of this file has a known format)"
 
 
 class InspectExamples(ReplacingRequest):
-    """Ask to see rows; with a model, also which of their tokens its training would train."""
+    """The request to show rows; with a model, also which of their tokens would be trained."""
 
     path: Annotated[str, Field(description="Data file or folder")]
     start: Annotated[int, Field(ge=0, description="First row, from 0")] = 0
@@ -132,6 +132,7 @@ def inspect_examples(
 
 
 def _lines(file: Path) -> Iterator[tuple[str, bytes]]:
+    """Yields the place (`file:line`) and the JSON text of each row."""
     for line in read_row_lines(file):
         data = line.data
         if file.suffix == ".txt":
@@ -151,7 +152,7 @@ def row_view(where: str, data: bytes) -> RowView:
 
 
 def _without_text(view: RowView) -> RowView:
-    """Removes the text of a row if no row of its file has a known format.
+    """Returns the view without the row's text, for files without a row of a known format.
 
     Such a file may be anything, e.g. a list of passwords or the settings of another program.
     """
@@ -159,6 +160,7 @@ def _without_text(view: RowView) -> RowView:
 
 
 def _row_view(where: str, data: bytes, renderer: ChatRenderer | None, *, limit: int) -> RowView:
+    """Returns one row for a page; with a renderer, also its first `limit` tokens."""
     row = decode_row(data)
     row_format = None if isinstance(row, Problem) else detect_format(row)
     if isinstance(row, Problem) or row_format is None:
@@ -244,6 +246,7 @@ def _titled(title: str | None, text: str) -> str:
 
 
 def _section_text(section: Section) -> str:
+    """Returns a conversation as text; each message and call begins with its role."""
     lines: list[str] = []
     for message in cast("list[Any]", section.messages):
         text = plain_text(message)

@@ -87,15 +87,15 @@ class NearDuplicates:
         self._digests_N.append(signature.digest)
         self._ranks.append((-quality, tie_breaker))
 
-    def repeats(self, words_at: Callable[[int], frozenset[str]]) -> dict[int, int]:
+    def find_repeats(self, shingles_at: Callable[[int], frozenset[str]]) -> dict[int, int]:
         """Returns the rows to drop, each with the kept row that it repeats.
 
-        Rows are numbered from 0 in the order of `add`. `words_at` must return the shingles of a row
-        (see `shingles_of`).
+        Rows are numbered from 0 in the order of `add`. `shingles_at` must return the shingles of a
+        row (see `shingles_of`).
         """
         order = sorted(range(len(self._ranks)), key=self._ranks.__getitem__)
         links = [self._link_bands(order, band) for band in range(_BANDS)]
-        read = _ShingleCache(words_at)
+        shingles = _ShingleCache(shingles_at)
         dropped: dict[int, int] = {}
         for row in order:
             candidates: set[int] = set()
@@ -105,20 +105,20 @@ class NearDuplicates:
                 while kept >= 0:
                     candidates.add(kept)
                     kept = link[kept]
-            match = self._best_near_duplicate(row, candidates, read)
+            match = self._best_near_duplicate(row, candidates, shingles)
             if match is not None:
                 dropped[row] = match
         return dropped
 
-    def clusters(self, words_at: Callable[[int], frozenset[str]]) -> list[int]:
+    def clusters(self, shingles_at: Callable[[int], frozenset[str]]) -> list[int]:
         """Returns the cluster of each row, named by the number of the cluster's first row.
 
         Rows are in one cluster if a chain of near duplicates links them, so that no row of one
-        cluster nearly repeats a row of another. `words_at` is as for `repeats`.
+        cluster nearly repeats a row of another. `shingles_at` is as for `find_repeats`.
         """
         order = range(len(self._ranks))
         links = [self._link_bands(order, band) for band in range(_BANDS)]
-        read = _ShingleCache(words_at)
+        shingles = _ShingleCache(shingles_at)
         clusters = list(order)
         for row in order:
             candidates: set[int] = set()
@@ -132,7 +132,7 @@ class NearDuplicates:
             for other in sorted(candidates):
                 if cluster_of(clusters, other) != cluster_of(
                     clusters, row
-                ) and self._are_near_duplicates(row, other, read):
+                ) and self._are_near_duplicates(row, other, shingles):
                     merge_clusters(clusters, row, other)
         return [cluster_of(clusters, row) for row in order]
 
@@ -151,24 +151,26 @@ class NearDuplicates:
         return link
 
     def _best_near_duplicate(
-        self, row: int, candidates: set[int], read: "_ShingleCache"
+        self, row: int, candidates: set[int], shingles: "_ShingleCache"
     ) -> int | None:
+        """Returns the near duplicate of a row with the highest quality; None if there is none."""
         best_first = sorted(candidates, key=self._ranks.__getitem__)
         return next(
-            (kept for kept in best_first if self._are_near_duplicates(row, kept, read)), None
+            (kept for kept in best_first if self._are_near_duplicates(row, kept, shingles)), None
         )
 
-    def _are_near_duplicates(self, row: int, other: int, read: "_ShingleCache") -> bool:
+    def _are_near_duplicates(self, row: int, other: int, shingles: "_ShingleCache") -> bool:
         if self._digests_N[row] == self._digests_N[other]:
             return True
         is_near = self._num_equal(row, other) >= _MIN_EQUAL_NUMBERS
-        return is_near and jaccard(read(row), read(other)) >= MIN_JACCARD
+        return is_near and jaccard(shingles(row), shingles(other)) >= MIN_JACCARD
 
-    def _num_equal(self, one: int, other: int) -> int:
+    def _num_equal(self, row: int, other: int) -> int:
+        """Returns how many numbers of the signatures of two rows are equal."""
         numbers = memoryview(self._signatures_NP)
-        one_numbers = numbers[one * _NUM_PERM : (one + 1) * _NUM_PERM]
+        row_numbers = numbers[row * _NUM_PERM : (row + 1) * _NUM_PERM]
         other_numbers = numbers[other * _NUM_PERM : (other + 1) * _NUM_PERM]
-        return sum(map(eq, one_numbers, other_numbers))
+        return sum(map(eq, row_numbers, other_numbers))
 
 
 def cluster_of(clusters: list[int], row: int) -> int:
@@ -184,10 +186,10 @@ def cluster_of(clusters: list[int], row: int) -> int:
     return first
 
 
-def merge_clusters(clusters: list[int], one: int, other: int) -> None:
+def merge_clusters(clusters: list[int], row: int, other: int) -> None:
     """Merges the clusters of two rows."""
-    one, other = sorted((cluster_of(clusters, one), cluster_of(clusters, other)))
-    clusters[other] = one
+    first, second = sorted((cluster_of(clusters, row), cluster_of(clusters, other)))
+    clusters[second] = first
 
 
 def _skip_dropped(row: int, link: "array[int]", dropped: dict[int, int]) -> int:

@@ -85,7 +85,10 @@ class RowReader:
             stream = self._open[path] = path.open("rb", buffering=0)
         data = os.pread(stream.fileno(), num_bytes, offset)
         if len(data) != num_bytes:
-            raise DataError(f"{path} was truncated while it was read", "run it again")
+            raise DataError(
+                f"{path} was truncated while it was read",
+                "repeat the call once no other program writes to the file",
+            )
         return _without_blanks(data) if b"\n" in data else data
 
     def __enter__(self) -> Self:

@@ -83,6 +83,7 @@ class DatasetStatistics:
         self.copies += is_copy
 
     def _sample(self, place: RowPlace) -> None:
+        """Adds a row to the random sample (reservoir sampling)."""
         self._count += 1
         if len(self.places) < _MAX_PLACES:
             self.places.append(place)

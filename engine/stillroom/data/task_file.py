@@ -22,6 +22,7 @@ class TaskFile(Sequence[Task]):
     def __init__(self, path: Path, transform: Callable[[Task], Task] = lambda task: task) -> None:
         self._path, self._transform = path, transform
         self._reader = RowReader()
+        # Parallel arrays with one entry for each task.
         self._offsets, self._sizes, self._ids = array("Q"), array("I"), array("Q")
         for line, row in checked_rows(path, RowFormat.PROMPTS):
             self._offsets.append(line.offset)

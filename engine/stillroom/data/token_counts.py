@@ -24,7 +24,7 @@ _MAX_BYTES = 24 << 20
 
 
 class CountTokens(StrictModel):
-    """Ask for the number of tokens of rows; `places` are the fields of RowPlaces."""
+    """The request to count the tokens of rows; `places` are the fields of RowPlaces."""
 
     model: str
     format: RowFormat
@@ -83,11 +83,15 @@ def count_tokens(
 
 
 def _read(reader: RowReader, place: RowPlace, row_format: RowFormat) -> dict[str, Any]:
+    """Returns the row at a place, with rollouts in Stillroom's layout."""
     path = Path(place.path)
     decode = decode_text_row if path.suffix == ".txt" else decode_row
     row = decode(reader.read(path, place.offset, place.num_bytes))
     if isinstance(row, Problem):  # Only rows without problems were sampled.
-        raise ModelError(f"{path} has changed while it was read", "run it again")
+        raise ModelError(
+            f"{path} has changed while it was read",
+            "repeat the call once no other program writes to the file",
+        )
     return as_rollout(row) if row_format is RowFormat.ROLLOUTS else row
 
 

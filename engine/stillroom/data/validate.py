@@ -36,7 +36,7 @@ def _validate_report_name(name: str) -> str:
 
 
 class ValidateDataset(ReplacingRequest):
-    """Ask whether the rows of a data file are valid, and for their statistics."""
+    """The request to check the rows of a data file and describe them."""
 
     path: Annotated[str, Field(description="Data file or folder")]
     format: Annotated[
@@ -250,6 +250,7 @@ class _Totals:
     def add(
         self, row: _Row, problems: list[Problem], unread: list[Problem], writer: LineWriter | None
     ) -> None:
+        """Adds a row with its problems; those of unread keys are collected until the end."""
         self.rows += 1
         self.size_bytes += row.place.num_bytes
         self.bad += bool(problems or unread)
@@ -303,6 +304,10 @@ def _imported_rows(imported: ImportedRows) -> Iterator[_Row]:
 
 
 def _format_of(path: Path, requested: str) -> RowFormat:
+    """Returns the requested format, else that of the first row of a known format.
+
+    Raises DataError if the file has no rows, or none of a known format.
+    """
     is_empty = True
     for row in _rows(path):
         is_empty = False
@@ -320,6 +325,7 @@ def _format_of(path: Path, requested: str) -> RowFormat:
 
 
 def _row_problem(problem: Problem, where: str) -> RowProblem:
+    """Returns a problem with its place, without text from others in its field."""
     field, message = problem.field, problem.message
     if not fences.is_name(field):
         # A key of a row may be a sentence that is meant as an instruction to an agent.

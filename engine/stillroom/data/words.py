@@ -64,6 +64,7 @@ def user_and_assistant_text(messages: Iterable[dict[str, Any]]) -> str:
 
 
 def _text_parts(message: dict[str, Any]) -> Iterator[str]:
+    """Yields the reasoning, text and calls of a user's or assistant's message."""
     if message.get("role") not in _ROLES:
         return
     for field in _THINKING_FIELDS:

@@ -159,7 +159,7 @@ def test_a_row_whose_turns_all_have_weight_0_has_nothing_to_train() -> None:
     unread = assistant("7") | {"weight": 0}
 
     [problem] = CHECKS["sft"]({"messages": [user("a"), unread]})
-    assert problem.message == "has no assistant message whose weight is not 0"
+    assert problem.message == "has no trained turn: all assistant messages have weight 0"
     [problem] = CHECKS["dpo"](
         {"prompt": [user("a")], "chosen": [unread], "rejected": [assistant("8")]}
     )

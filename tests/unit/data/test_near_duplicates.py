@@ -15,7 +15,7 @@ def repeats_of(texts: list[str], quality: list[float] | None = None) -> dict[int
     for number, text in enumerate(texts):
         value = quality[number] if quality else 0.0
         near.add(signer.signature(text), quality=value, tie_breaker=text.encode())
-    return near.repeats(lambda number: shingles_of(texts[number]))
+    return near.find_repeats(lambda number: shingles_of(texts[number]))
 
 
 def text_of(chance: random.Random, num_words: int) -> list[str]:

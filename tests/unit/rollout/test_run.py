@@ -564,7 +564,7 @@ def test_calls_that_the_endpoint_leaves_in_the_text_are_calls_and_never_answers(
             "names the unknown tool 'prize'; the tools are: price",
         ),
         ({"prompt": "a", "rewards": ["nice"]}, "names the reward 'nice'"),
-        ({"prompt": ""}, "prompt must be a string"),
+        ({"prompt": ""}, "prompt is empty"),
     ],
 )
 def test_prompts_that_cannot_be_answered_are_refused_before_any_call(

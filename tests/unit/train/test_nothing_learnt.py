@@ -90,7 +90,7 @@ WAYS: dict[str, tuple[Callable[[Path, TinyModels], str], str]] = {
     ),
     "sft: no token is trained": (
         trained("sft", UNTRAINED),
-        "no assistant message whose weight is not 0",
+        "no trained turn: all assistant messages have weight 0",
     ),
     "sft: most rows are left out": (
         trained("sft", ROW, *[LONG] * 3, model={"max_length": 64}),

@@ -166,7 +166,9 @@ class PassedRows:
             dropped[self._positions[index]] = Reason(_DUPLICATE, kept)
         if self._near is not None:
             with RowReader() as reader:
-                repeats = self._near.repeats(lambda index: self._locations.shingles(index, reader))
+                repeats = self._near.find_repeats(
+                    lambda index: self._locations.shingles(index, reader)
+                )
             for index, kept in repeats.items():
                 reason = Reason(_NEAR_DUPLICATE, self._locations.where(kept))
                 dropped[self._positions[index]] = reason

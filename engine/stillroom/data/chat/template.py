@@ -77,15 +77,15 @@ class ChatTemplate:
         Some templates of multimodal models silently drop a plain string.
         """
         messages: list[dict[str, Any]] = []
-        in_parts: set[str] = set()
+        roles: set[str] = set()
         for role in ("user", "assistant"):
             turn = {"role": role, "content": SENTINEL}
             if not self._renders_probe([*messages, turn]):
                 turn = {"role": role, "content": _text_parts(SENTINEL)}
                 if self._renders_probe([*messages, turn]):
-                    in_parts.add(role)
+                    roles.add(role)
             messages.append(turn)
-        return frozenset({*in_parts, "system", "tool"} if "user" in in_parts else in_parts)
+        return frozenset({*roles, "system", "tool"} if "user" in roles else roles)
 
     def _renders_probe(self, messages: list[dict[str, Any]]) -> bool:
         """Returns whether the template renders the text of each message once."""
@@ -214,6 +214,7 @@ def without_thinking(message: Message) -> Message:
 
 
 def _arguments(call: Any) -> Any:
+    """Returns a call's arguments as an object, or unchanged if they are not a JSON object."""
     arguments = call["function"]["arguments"]
     try:
         value = json.loads(arguments)

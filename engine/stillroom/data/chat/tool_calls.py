@@ -105,8 +105,8 @@ def has_call_text(text: str) -> bool:
 def message_with_calls(message: Message, tools: Iterable[str], *, first_call: int) -> Message:
     """Parses tool calls that a server left in the content of an assistant message.
 
-    A server does so with calls that its parser cannot read, or if it has no parser. The text of a
-    call that cannot be parsed here either becomes its arguments, so that the model is told what is
+    A server does so if it has no parser, or one that cannot read the call. If a call cannot be
+    parsed here either, its whole text becomes its arguments, so that the model is told what is
     wrong with it. `tools` are the names of the offered tools.
     """
     content = message.get("content")
@@ -140,6 +140,7 @@ def _without_thinking(text: str) -> tuple[str, str]:
 
 
 def _parse_calls(body: str) -> tuple[str, list[WrittenCall]]:
+    """Returns the content and the calls of a text; an unreadable call has no name."""
     parser = parse_llama
     if "<tool_call>" in body:
         parser = parse_hermes
@@ -168,6 +169,7 @@ def _is_json_call(body: str) -> bool:
 def _tool_calls(
     calls: Sequence[WrittenCall], first: int, *, prefix: str = "call"
 ) -> list[ToolCall]:
+    """Returns calls in the OpenAI format; those without an id are numbered from `first`."""
     return [
         {
             # Mistral's templates require ids of nine letters or digits.

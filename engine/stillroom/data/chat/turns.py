@@ -100,9 +100,10 @@ class TurnFinder:
         conversation: Sequence[Message],
         tools: Sequence[ToolSchema],
     ) -> Span | None:
-        """Returns the span of the last turn of `conversation`; None if the text has it changed.
+        """Returns the span of the last turn of `conversation` in `text`.
 
-        `span` is the likely span of the turn; None if it is unknown.
+        Returns None if the text does not have the turn as the model writes it. `span` is the likely
+        span of the turn; None if it is unknown.
         """
         last_turn = self.last_turn(conversation, tools)
         # An earlier turn may lack the empty thinking block with which a last turn begins.
@@ -111,8 +112,8 @@ class TurnFinder:
         if span is not None and last_turn.turn in (turn := text[slice(*span)], prefix + turn):
             return span
         start = len(last_turn.before)
-        is_here = text.startswith(last_turn.before) and text.startswith(last_turn.turn, start)
-        return (start, start + len(last_turn.turn)) if is_here else None
+        is_exact = text.startswith(last_turn.before) and text.startswith(last_turn.turn, start)
+        return (start, start + len(last_turn.turn)) if is_exact else None
 
     def last_turn(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> LastTurn:
         """Returns the last turn of a conversation as the model writes it."""
@@ -125,7 +126,7 @@ class TurnFinder:
             before = self._template.text(messages[:-1], tools, add_generation_prompt=True)
             text = self._template.text(messages, tools)
             if not text.startswith(before):
-                text = before + self._without_history(messages, tools)
+                text = before + self._last_message_text(messages, tools)
             start, end = self._extend_to_end(text, len(before), len(text))
         last_turn = LastTurn(text[:start], text[start:end])
         thinking = thinking_of(messages[-1]).strip() if self._template.include_thinking else ""
@@ -137,8 +138,8 @@ class TurnFinder:
             )
         return last_turn
 
-    def _without_history(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
-        """Returns the text that the last message adds after earlier messages without thinking."""
+    def _last_message_text(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
+        """Returns the text that the last message adds if earlier messages have no thinking."""
         bare = [*map(without_thinking, messages[:-1]), messages[-1]]
         before = self._template.text(bare[:-1], tools, add_generation_prompt=True)
         text = self._template.text(bare, tools)

@@ -60,7 +60,7 @@ class RowView(msgspec.Struct, frozen=True, kw_only=True):
     sequences: list[SequenceView] = []
 
 
-def _page_name(name: str | None) -> str | None:
+def _check_page_name(name: str | None) -> str | None:
     """Returns the name of a page. Raises ValueError unless it ends with .html.
 
     Otherwise the page could replace a data file.
@@ -70,7 +70,7 @@ def _page_name(name: str | None) -> str | None:
     return name
 
 
-PageName = Annotated[str | None, AfterValidator(_page_name)]
+PageName = Annotated[str | None, AfterValidator(_check_page_name)]
 """The type of a request field that names a page to write."""
 
 
@@ -172,6 +172,7 @@ def _message_spans(text: str, messages: Sequence[Any]) -> list[tuple[int, int, s
 
 
 def _role_at(spans: list[tuple[int, int, str]], start: int, end: int) -> str:
+    """Returns the role of the text from `start` to `end`, and removes the spans before it."""
     while spans and spans[0][1] <= start:
         spans.pop(0)
     return spans[0][2] if spans and spans[0][0] < end else _TEMPLATE_ROLE

@@ -193,6 +193,7 @@ def _rollout_id(row: Row, response: Row) -> str:
 
 
 def _failure(row: Row, response: Row) -> dict[str, str] | None:
+    """Returns the infrastructure failure of a rollout; None if there was none."""
     error: Any = response.get("error") or row.get("error")
     if not error and response.get("status") != "failed":
         return None

@@ -49,6 +49,7 @@ def _are_objects(value: Any) -> bool:
 
 
 def _type_problem(field: str, value: Any, expected: str) -> Problem:
+    """Returns the problem of a value that is not what its field must be."""
     return Problem(field, f"must be {expected}, not {describe(value)}", f"write {expected}")
 
 
@@ -150,6 +151,7 @@ class _Turns:
             self._open = None
 
     def _turn(self) -> ChatMessage:
+        """Returns the assistant message that is not complete; begins one if there is none."""
         if self._open is None:
             self._open = {"role": "assistant", "content": ""}
         return self._open
@@ -181,6 +183,7 @@ def _part_text(part: _Item) -> str:
 
 
 def _chat_part(part: _Item) -> _Item:
+    """Returns a content part in the form of Chat Completions."""
     kind = part.get("type")
     if kind in _TEXT_PARTS:
         return {"type": "text", "text": _part_text(part)}
@@ -214,6 +217,7 @@ def schemas_from_flat(tools: Sequence[_Item] | None) -> list[_Item]:
 
 
 def _nested(tool: _Item) -> _Item:
+    """Returns the schema of a tool in the chat form."""
     if isinstance(tool.get("function"), dict):
         return tool
     function = {key: value for key, value in tool.items() if key != "type"}
