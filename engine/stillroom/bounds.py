@@ -15,8 +15,10 @@ class Bound:
     """The limit on one kind of input."""
 
     most: int
+    """The limit, in `unit`."""
     unit: Unit
     sender: str
+    """What sends the input."""
     subject: str
     """What is limited."""
     consequence: str

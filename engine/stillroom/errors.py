@@ -93,12 +93,15 @@ class FailureClass(StrEnum):
 
     @property
     def is_of_reward(self) -> bool:
-        """Whether the reward alone failed: the conversation is whole, and can be scored again."""
+        """Whether only the reward failed, so that the complete conversation can be scored again."""
         return self in (FailureClass.REWARD, FailureClass.REWARD_TIMEOUT)
 
     @classmethod
     def of(cls, error: Any) -> "FailureClass | None":
-        """Returns the class in a rollout's `error`; INTERNAL if it names none, None without one."""
+        """Returns the class of a rollout's `error` field; None if the field is None.
+
+        If the field names no known class, it is INTERNAL.
+        """
         if error is None:
             return None
         name = cast("dict[str, Any]", error).get("class") if isinstance(error, dict) else None

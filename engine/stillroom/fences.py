@@ -64,9 +64,9 @@ def is_name(text: str) -> bool:
 
 
 def name(text: str) -> str:
-    """Returns a name that others chose, for use in a sentence of Stillroom.
+    """Returns a name that others chose in a form that is safe in Stillroom's own sentences.
 
-    If the name is a sentence, which an agent might follow, a placeholder is returned. The result's
-    own field shows such a name between marks.
+    A name that looks like a sentence, which an agent might follow, is replaced by a placeholder.
+    The field of the result that holds the name still shows it, between marks.
     """
     return text if is_name(text) else f"(a name of {len(text)} characters)"

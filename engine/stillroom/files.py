@@ -25,7 +25,7 @@ _MAX_WAITING = 2
 _SYNCED_AT_ONCE = 64 << 20
 _MAX_DOCUMENT_BYTES = bounds.DOCUMENT.most
 _LONGEST_REASON = 300
-_DAMAGED = "move it elsewhere if another program wrote it, or create it again"
+_DAMAGED_FIX = "if another program wrote it, move it elsewhere; otherwise create it again"
 
 _Document = TypeVar("_Document")
 
@@ -118,7 +118,7 @@ def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
     write_atomic(path, document, durable=durable)
 
 
-def read_json(path: Path, kind: type[_Document], *, fix: str = _DAMAGED) -> _Document:
+def read_json(path: Path, kind: type[_Document], *, fix: str = _DAMAGED_FIX) -> _Document:
     """Returns a JSON document that Stillroom wrote, at most 64 MB.
 
     Raises DataError if it is damaged, and OSError if it cannot be opened.
@@ -232,15 +232,15 @@ class _BackgroundSync:
     def start(self) -> None:
         """Starts a sync unless one is running. Raises the error of the last sync."""
         if self.is_idle:
-            self._raise()
+            self._raise_error()
             self._pending = self._thread.submit(os.fsync, self._handle)
 
     def close(self) -> None:
         """Waits until the last sync is done. Raises its error if it failed."""
         self._thread.shutdown()
-        self._raise()
+        self._raise_error()
 
-    def _raise(self) -> None:
+    def _raise_error(self) -> None:
         if self._pending is not None:
             self._pending.result()
 
@@ -330,6 +330,7 @@ def cut_torn_line(path: Path) -> int:
 
 
 def _last_newline_end(stream: Any, end: int) -> int:
+    """Returns the position after the last newline before `end`; 0 if there is none."""
     block = 1 << 16
     position = end
     while position > 0:
@@ -363,10 +364,10 @@ class FileLock:
         return True
 
     def acquire_within(
-        self, most_s: float, *, poll_s: float = 0.1, sleep: Callable[[float], None] = time.sleep
+        self, timeout_s: float, *, poll_s: float = 0.1, sleep: Callable[[float], None] = time.sleep
     ) -> bool:
-        """Waits up to `most_s` for the lock; returns whether this process holds it now."""
-        deadline = time.monotonic() + most_s
+        """Waits up to `timeout_s` for the lock; returns whether this process holds it now."""
+        deadline = time.monotonic() + timeout_s
         while not (is_held := self.try_acquire()) and time.monotonic() < deadline:
             sleep(poll_s)
         return is_held

@@ -145,19 +145,20 @@ def record_written(path: Path, written: LineWriter) -> FileRecord:
 
 
 def _record_of(file: Path | FileRecord) -> FileRecord:
+    """Returns a record as it is, and the current record of a path."""
     return file if isinstance(file, FileRecord) else record_file(file)
 
 
 def _record_beginning(path: Path) -> FileRecord:
     """Returns the record of the current bytes of a growing file."""
-    num_bytes = rest = path.stat().st_size
+    num_bytes = bytes_left = path.stat().st_size
     digest = hashlib.sha256()
     with path.open("rb") as stream:
-        while rest and (block := stream.read(min(rest, 1 << 20))):
+        while bytes_left and (block := stream.read(min(bytes_left, 1 << 20))):
             digest.update(block)
-            rest -= len(block)
+            bytes_left -= len(block)
     sha256 = digest.hexdigest()
-    return FileRecord(path=home_path(path), sha256=sha256, num_bytes=num_bytes - rest)
+    return FileRecord(path=home_path(path), sha256=sha256, num_bytes=num_bytes - bytes_left)
 
 
 def _size_and_mtime(file: Path) -> tuple[int, int]:
@@ -207,10 +208,10 @@ class Recording:
         """
         records = self._records.result()
         if not self._is_checked:
-            for file, times in self._initial_stats.items():
-                if _size_and_mtime(file) == times:
+            for file, (size, mtime_ns) in self._initial_stats.items():
+                if _size_and_mtime(file) == (size, mtime_ns):
                     continue
-                if not self._may_grow or file.stat().st_size < times[0]:
+                if not self._may_grow or file.stat().st_size < size:
                     raise DataError(
                         f"{file} changed while it was being read",
                         "repeat the call once no other program writes to the file",

@@ -12,7 +12,7 @@ import msgspec
 BOM = b"\xef\xbb\xbf"
 _BLANKS = b"\r\n \t"
 _LAST_BLANK = 0x20
-"""The largest whitespace byte; a line between larger bytes needs no stripping."""
+"""The largest whitespace byte; a line that begins and ends with larger bytes needs no stripping."""
 _BLOCK = 256 << 10
 """The number of bytes read at once; a block and its lines fit into the L2 cache of a core."""
 _KEPT_WHEN_FREE = 4 << 20
@@ -192,7 +192,10 @@ class Tail(msgspec.Struct, frozen=True):
 
 
 def read_tail(path: Path, max_lines: int, *, max_bytes: int = _MAX_TAIL_BYTES) -> Tail:
-    """Returns the last lines of a file, at most `max_bytes` of them, in constant memory."""
+    """Returns the last lines of a file, in constant memory.
+
+    They are at most `max_lines` lines with `max_bytes` bytes; the last line is always included.
+    """
     lines: list[str] = []
     with path.open("rb", buffering=0) as stream:
         handle, size = stream.fileno(), os.fstat(stream.fileno()).st_size
@@ -230,6 +233,7 @@ def _start_of_line(handle: int, end: int) -> int:
 
 
 def _shown_line(handle: int, start: int, end: int) -> str:
+    """Returns the text of a line from `start` to `end`, without the middle of a long one."""
     length = end - start
     if length <= _LONGEST_SHOWN:
         text = os.pread(handle, length, start).decode("utf-8", errors="replace")

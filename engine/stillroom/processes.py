@@ -40,12 +40,13 @@ _START_FIELD = 19
 
 
 def peak_memory_bytes() -> int:
-    """Returns the most memory that this process has held so far."""
+    """Returns the peak memory of this process so far."""
     status = Path("/proc/self/status")
     if status.is_file():
         # Not getrusage, whose peak includes the memory of the parent process.
-        [line] = [one for one in status.read_text("ascii").splitlines() if one.startswith("VmHWM:")]
-        return int(line.split()[1]) * 1024
+        lines = status.read_text("ascii").splitlines()
+        [peak_line] = [line for line in lines if line.startswith("VmHWM:")]
+        return int(peak_line.split()[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -99,19 +100,20 @@ def end_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     else:
         threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
-    # The parent may have ended before the watch began.
+    # The parent may have ended before this call.
     if process_start(parent) is None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _watch_parent(first: int) -> None:
-    while os.getppid() == first:
+def _watch_parent(parent: int) -> None:
+    """Kills this process once its parent is another process than `parent`."""
+    while os.getppid() == parent:
         time.sleep(_WATCH_S)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def adopt_orphans() -> bool:
-    """Makes this process the new parent of orphaned descendants; False if that is not possible."""
+    """Makes this process the new parent of orphaned descendants; returns whether it succeeded."""
     if sys.platform != "linux":
         return False
     return ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1) == 0

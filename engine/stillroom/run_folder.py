@@ -40,7 +40,8 @@ LAUNCH_FILE, END_FILE = "launch.json", "ended.json"
 CANCEL_MARK, KILL_MARK = "cancel", "cancel_kill"
 """The files that ask a run to stop, and that ask for a run on another machine to be killed."""
 _UNREADABLE_FIX = (
-    "if you did not start this run, move its folder elsewhere; its other files are still readable"
+    "move the run's folder elsewhere, and start the run again if you need it; the folder's other "
+    "files are still readable"
 )
 
 
@@ -188,6 +189,8 @@ class RunElsewhere(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Named(msgspec.Struct, frozen=True):
+    """The name of a machine."""
+
     name: str
 
 

@@ -178,6 +178,7 @@ class Workspace:
 
 
 def _nearby_files(path: Path) -> str | None:
+    """Returns a fix that lists the files next to a missing one; None if there are none."""
     folder = path.parent
     if not folder.is_dir():
         return None

@@ -32,16 +32,17 @@ class StrictModel(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _as_list(cls, value: Any, info: ValidationInfo) -> Any:
-        """Takes a text for a list of it, where a list of texts belongs."""
+        """Returns a list with the string if a single string is given for a list of strings."""
         field = cls.model_fields.get(info.field_name or "")
         is_listed = field is not None and field.annotation == tuple[str, ...]
         return (value,) if is_listed and isinstance(value, str) else value
 
     @field_validator("*")
     @classmethod
-    def _fits_into_json(cls, value: Any) -> Any:
+    def _check_fits_json(cls, value: Any) -> Any:
+        """Returns the value. Raises ValueError for an integer that does not fit into 64 bits."""
         if isinstance(value, int) and not _LEAST <= value <= _MOST:
-            raise ValueError("the number is too large")
+            raise ValueError("the number does not fit into 64 bits")
         return value
 
 
@@ -74,6 +75,7 @@ def nearest(name: str, known_names: Sequence[str]) -> str:
 
 
 def _sentence(problem: Any, model: type[BaseModel]) -> str:
+    """Returns one of pydantic's errors as a sentence, with the path of the field."""
     # A key of a document may be any text, even several lines.
     path = [short_line(str(part), most=_LONGEST_PART) for part in problem["loc"]]
     where = ".".join(path)

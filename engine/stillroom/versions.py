@@ -80,8 +80,8 @@ def tag_file(
     stored = _read(record)
     if stored.sha256 != sha256:
         raise InputError(
-            f"tag {tag!r} of {relative_path} names other content ({stored.sha256[:12]}; the file "
-            f"is now {sha256[:12]})",
+            f"tag {tag!r} of {relative_path} already names other content (SHA-256 "
+            f"{stored.sha256[:12]}…, but the file now has {sha256[:12]}…)",
             "choose another tag, since the content of a tag never changes",
         )
     return stored
@@ -136,6 +136,10 @@ def find_version(root: Path, name: str | Path) -> Path | None:
 
 
 def _by_content(root: Path, files: list[Path], base: str, prefix: str) -> Path:
+    """Returns a file, or a tagged copy of it, whose SHA-256 begins with `prefix`.
+
+    Raises InputError if there is none, or tagged versions with different hashes match.
+    """
     present = [file for file in files if file.is_file()]
     for file in present:
         if file_sha256(file).startswith(prefix):
@@ -150,7 +154,8 @@ def _by_content(root: Path, files: list[Path], base: str, prefix: str) -> Path:
             return path
     problem = f"{present[0]} has other content" if present else f"there is no file {base}"
     raise InputError(
-        f"{base}@{prefix}: {problem}, and no tag has a copy of {prefix}",
+        f"{base}@{prefix} was not found: {problem}, and no intact tagged copy has the hash "
+        f"{prefix}",
         _known_versions(root, files, base),
     )
 
@@ -165,6 +170,7 @@ def _file_with_content(root: Path, version: Version) -> Path | None:
 
 
 def _known_versions(root: Path, files: list[Path], base: str) -> str:
+    """Returns a fix that lists the existing versions of a file."""
     names = [
         f"{base}@{file_sha256(f)[:LEAST_DIGITS]} (current content)" for f in files if f.is_file()
     ]
@@ -196,6 +202,7 @@ def _record(root: Path, relative_path: str, tag: str) -> Path:
 
 
 def _records(folder: Path, prefix: str, *, is_deep: bool = False) -> Iterator[Version]:
+    """Yields the versions recorded in a folder and, if `is_deep`, in its subfolders."""
     paths = folder.rglob("*@*.json") if is_deep else folder.glob("*@*.json")
     for path in sorted(paths):
         if path.name.startswith(prefix) and not path.name.startswith("."):
@@ -210,6 +217,7 @@ def _read(record: Path) -> Version:
 
 
 def _keep_copy(file: Path, copy: Path, sha256: str) -> None:
+    """Copies a file unless an intact copy exists. Raises InputError if the file changes."""
     if copy.is_file() and file_sha256(copy) == sha256:
         return
     digest = hashlib.sha256()

@@ -64,7 +64,7 @@ def test_other_content_than_the_hash_says_is_refused_and_what_there_is_is_told(
     write_lines(path, [b"new"])
     now = file_sha256(path)[:8]
 
-    with pytest.raises(InputError, match="has other content, and no tag has a copy") as refused:
+    with pytest.raises(InputError, match="has other content, and no intact tagged copy") as refused:
         workspace.existing("train@00000000", label="input")
 
     assert f"train@{now} (current content)" in refused.value.fix

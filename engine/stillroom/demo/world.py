@@ -172,7 +172,7 @@ def _distinct_tasks(rng: Random, *, heldout: bool) -> Iterator[ShopTask]:
 
 
 def _identity(task: ShopTask) -> tuple[str, str]:
-    """Returns a key for equal tasks: the text, and also the answer if the text has no number.
+    """Returns a key that equal tasks share: the text, and the answer if the text has no number.
 
     There are few texts without numbers (items times wordings), so tasks with such a text may differ
     only in their answer, which depends on the knowledge base.

@@ -55,7 +55,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     detail: OwnText
     fix: OwnText | None = None
     machine_says: OthersText | None = None
-    """The original answer of another machine."""
+    """The answer of another machine, in its own words."""
 
 
 class SetupReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +90,7 @@ def _workspace_check(workspace: Workspace) -> Check:
             name="workspace",
             status="note",
             detail=detail,
-            fix="free disk space for models and checkpoints",
+            fix="free up disk space: models and checkpoints need several GB",
         )
     return Check(name="workspace", status="ok", detail=detail)
 
@@ -139,7 +139,7 @@ def _demo_check() -> Check:
         return Check(
             name="demo models",
             status="missing",
-            detail=f"{', '.join(missing)} missing in the package",
+            detail=f"the installed package has no weights of {', '.join(missing)}",
             fix="reinstall stillroom",
         )
     return Check(name="demo models", status="ok", detail=", ".join(DEMO_MODELS))

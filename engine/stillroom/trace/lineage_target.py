@@ -1,4 +1,4 @@
-"""Finds the file, version, run or checkpoint whose lineage a user asks for."""
+"""Finds the file, version, run or checkpoint whose lineage a user requests."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +28,8 @@ def find_target(workspace: Workspace, origins: Origins, name: str) -> Origin:
     if (run := RunFolder(path)).is_run:
         path = run_output(workspace, run)
     if path.is_dir():
-        return _checkpoint(origins, path)
-    return _file(origins, path)
+        return _folder_origin(origins, path)
+    return _file_origin(origins, path)
 
 
 def run_output(workspace: Workspace, run: RunFolder) -> Path:
@@ -66,7 +66,7 @@ def _requested_output(run: RunFolder) -> str | None:
     return output if isinstance(output, str) else None
 
 
-def _checkpoint(origins: Origins, folder: Path) -> Origin:
+def _folder_origin(origins: Origins, folder: Path) -> Origin:
     manifest = read_manifest(folder)
     if manifest is None:
         raise InputError(
@@ -76,7 +76,7 @@ def _checkpoint(origins: Origins, folder: Path) -> Origin:
     return _with_change_note(origins, folder, manifest)
 
 
-def _file(origins: Origins, path: Path) -> Origin:
+def _file_origin(origins: Origins, path: Path) -> Origin:
     manifest = read_manifest(path)
     if manifest is None:
         return origins.of_file(record_file(path), path)

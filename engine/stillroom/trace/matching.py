@@ -33,7 +33,7 @@ from stillroom.settings import Workspace
 from stillroom.trace.origins import Origin
 from stillroom.types import Message
 
-_IMPORTS_ITSELF = ("convert_rollouts", "filter_dataset", "make_dpo_pairs")
+_OPERATIONS_THAT_IMPORT = ("convert_rollouts", "filter_dataset", "make_dpo_pairs")
 MAX_EQUAL_ROWS = 4
 """The largest number of rows with the same content that are listed."""
 
@@ -173,14 +173,18 @@ def links_of(origin: Origin) -> list[Link]:
     manifest = origin.manifest
     match manifest.operation if manifest is not None else None:
         case "filter_dataset":
-            return [Link("row", _row_hash, lambda _row, name: (name.partition("#")[0],))]
+            return [Link("row", _hash_keys, lambda _row, name: (name.partition("#")[0],))]
         case "convert_rollouts":
             added = rows_instruction(manifest)
             if manifest is not None and manifest.request.get("rewrite"):
                 return [
-                    Link("rollout", _rewritten_keys, lambda row, _name: _unwritten_keys(row, added))
+                    Link(
+                        "rollout",
+                        _rewritten_keys,
+                        lambda row, _name: _keys_before_rewrite(row, added),
+                    )
                 ]
-            return [Link("rollout", _row_hash, lambda row, _name: _converted_hash(row, added))]
+            return [Link("rollout", _hash_keys, lambda row, _name: _converted_keys(row, added))]
         case "score_rollouts":
             return [Link("rollout", _scored_keys, lambda row, _name: _scored_keys(row.line))]
         case "make_dpo_pairs":
@@ -191,7 +195,7 @@ def links_of(origin: Origin) -> list[Link]:
             return [
                 Link(
                     "prompt",
-                    lambda line: (_text(ids_of(line.data).task_id),),
+                    lambda line: (_string_or_none(ids_of(line.data).task_id),),
                     lambda row, _name: (
                         prompt_task_id(
                             row.line, system, is_text=is_txt or row.path.suffix == ".txt"
@@ -203,11 +207,13 @@ def links_of(origin: Origin) -> list[Link]:
             return []
 
 
-def _row_hash(line: Line) -> Keys:
+def _hash_keys(line: Line) -> Keys:
+    """Returns the hash of a row as its key."""
     return (row_hash(line.view),)
 
 
-def _converted_hash(row: CuratedRow, instruction: Instruction) -> Keys:
+def _converted_keys(row: CuratedRow, instruction: Instruction) -> Keys:
+    """Returns the hash of the row that a rollout is converted to; none if it is not converted."""
     if row.facts is None or row.parts is None:
         return ()
     return (row_hash(b"".join(supervised_row(row.facts, row.parts, instruction))),)
@@ -219,8 +225,8 @@ def _rewritten_keys(line: Line) -> Keys:
     return (content_hash([ids.rollout_id, messages[:-1], ids.rewritten_from]),)
 
 
-def _unwritten_keys(row: CuratedRow, instruction: Instruction) -> Keys:
-    """Returns the key that the row of a rollout has after its answer is rewritten."""
+def _keys_before_rewrite(row: CuratedRow, instruction: Instruction) -> Keys:
+    """Returns the key of a rollout that equals the key of its rewritten row."""
     if row.facts is None:
         return ()
     messages = instruction.put_before(cast("list[Message]", row.messages))
@@ -236,7 +242,7 @@ def _scored_keys(line: Line) -> Keys:
 def _pair_link(side: str, instruction: Instruction) -> Link:
     """Returns the link from pairs to the rollouts of one side, chosen or rejected."""
 
-    def starts_with_side(line: Line, row: CuratedRow) -> bool:
+    def starts_with_conversation(line: Line, row: CuratedRow) -> bool:
         pair = _PAIR.decode(line.data)
         conversation = pair.prompt + (pair.chosen if side == "chosen" else pair.rejected)
         messages = instruction.put_before(cast("list[Message]", row.messages))
@@ -244,13 +250,13 @@ def _pair_link(side: str, instruction: Instruction) -> Link:
 
     return Link(
         f"{side} rollout",
-        lambda line: (_text(getattr(ids_of(line.data), f"{side}_id")),),
+        lambda line: (_string_or_none(getattr(ids_of(line.data), f"{side}_id")),),
         lambda row, name: (name, row.id),
-        starts_with_side,
+        starts_with_conversation,
     )
 
 
-def _text(value: Any) -> str | None:
+def _string_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
@@ -299,16 +305,17 @@ def first_matches(files: list[Path], find: Callable[[Path], Iterator[Match]]) ->
 
 def inputs_to_import(workspace: Workspace, origin: Origin, files: Iterable[Path]) -> list[Path]:
     """Returns the input files that the operation which wrote a file had to import first."""
-    if origin.manifest is None or origin.manifest.operation not in _IMPORTS_ITSELF:
+    if origin.manifest is None or origin.manifest.operation not in _OPERATIONS_THAT_IMPORT:
         return []
     return [file for file in files if files_to_import(workspace, str(file)) is not None]
 
 
 @contextmanager
 def reimported(workspace: Workspace, logs: Sequence[Path]) -> Generator[ImportedFile | None]:
-    """Imports other systems' files again, as the operation did that read them; None without files.
+    """Imports other systems' files again, as the operation that read them did.
 
-    An import of the same files always has the same rollouts.
+    An import of the same files always has the same rollouts. Yields None if `logs` is empty, or if
+    the import fails.
     """
     with ExitStack() as stack:
         imported = None

@@ -1,4 +1,4 @@
-"""Finds the present place of a recorded file or model, and the manifest of exactly its content."""
+"""Finds the present path of a recorded file or model, and the manifest of its recorded content."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -73,7 +73,8 @@ def _prefix_sha256(path: Path, num_bytes: int) -> str:
     return digest.hexdigest()
 
 
-APPENDING = "generate_rollouts"
+APPENDING_OPERATION = "generate_rollouts"
+"""The operation that appends rows to an existing output."""
 _OTHER_CONTENT_NOTE = "its manifest describes other content, so its origin is unknown"
 
 
@@ -85,7 +86,7 @@ class Move:
     now: Path
 
     def resolve(self, recorded: str) -> Path:
-        """Returns the present place of a recorded path.
+        """Returns the present path of a file with a recorded path.
 
         A path inside the project that does not exist any more is resolved in the project's present
         folder.
@@ -98,7 +99,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A recorded content: its present place, its state, and the manifest that describes it."""
+    """The recorded content of a file or model: its present path, its state, and its manifest."""
 
     record: FileRecord
     path: Path
@@ -151,7 +152,11 @@ class Origins:
         manifest = read_manifest(path)
         if manifest is not None and manifest.output.sha256 == record.sha256:
             return Origin(record, path, state, manifest)
-        if manifest is not None and state is State.GROWN and manifest.operation == APPENDING:
+        if (
+            manifest is not None
+            and state is State.GROWN
+            and manifest.operation == APPENDING_OPERATION
+        ):
             return Origin(record, path, state, manifest, "rows were appended after it was used")
         for version in versions_with(self._workspace.root, record.sha256):
             if version.manifest is not None:

@@ -11,12 +11,12 @@ from stillroom.validation import StrictModel
 
 
 class ShowLineage(StrictModel):
-    """Ask where a file, a run's result or a checkpoint comes from."""
+    """The request for the origin of a file, a run's result or a checkpoint."""
 
     path: Annotated[str, Field(description="File, run id or checkpoint")]
     row: Annotated[int | str | None, Field(description="Line, name or id to follow")] = None
     tag: Annotated[str | None, Field(description="Keep a copy, named path@tag")] = None
-    sources: Annotated[str | None, Field(description="JSONL of all rows behind it")] = None
+    sources: Annotated[str | None, Field(description="File for all source rows")] = None
 
     @property
     def row_query(self) -> int | str | None:
@@ -76,7 +76,8 @@ class RowStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: OthersText | None = None
     """The row's own id, which other rows may share."""
     decision: OwnText | None = None
-    """What happened to the row at this step, e.g. "kept by filter_dataset"; None for prompts."""
+    """What happened to the row at this step, e.g. "kept by filter_dataset", or why the row cannot
+    be shown, e.g. "the file is missing"; None for prompts."""
     reasons: list[OthersText] = []
     """The reasons why the row was dropped or left out."""
     like: str | None = None

@@ -36,7 +36,8 @@ _EARLIER_ROLES = frozenset(("checkpoint", "student"))
 """The roles of input models whose source rows count for a model, too: the exported checkpoint,
 and the student from which a training started."""
 _UNSURE_NOTE = "the file has changed since it was used: this may not be the row that was used"
-IMPORTING = "import_rollouts"
+IMPORT_OPERATION = "import_rollouts"
+"""The operation whose outputs record the places of their source rows."""
 _MAX_CALLS = 20
 _DROPPED = msgspec.json.Decoder(DroppedRow)
 _DECISIONS = {
@@ -82,7 +83,7 @@ class RowTrace:
         if isinstance(query, int):
             raise InputError(
                 f"{self._at(start)} has no row at line {query}",
-                "give the line of a row, or the name or id of a row",
+                "give another line, or the name or id of a row",
             )
         raise InputError(
             f"neither {self._at(start)} nor its inputs have a row {query!r}",
@@ -126,7 +127,7 @@ class RowTrace:
             decision=decision or (_DECISIONS.get(operation) if operation else None),
             also_at=also_at or [],
         )
-        if operation == IMPORTING:
+        if operation == IMPORT_OPERATION:
             yield from self._source_steps(origin, line)
         for link in links_of(origin):
             yield from self._input_steps(origin, line, link)
@@ -148,6 +149,7 @@ class RowTrace:
             yield RowStep(kind=f"{more} more source rows", at=at, state=origin.state)
 
     def _source_step(self, sources: Mapping[Path, Origin], place: Location, kind: str) -> RowStep:
+        """Returns the step of a source row at its recorded location."""
         source = sources.get(place.path.resolve())
         part = f"#{place.part}" if place.part else ""
         return RowStep(
@@ -288,6 +290,7 @@ class RowTrace:
         return _LeftOut(step, source, source_line)
 
     def _at(self, origin: Origin, number: int | None = None) -> str:
+        """Returns the place `file:line` for display, or only the file."""
         shown = self._workspace.shown(origin.path)
         return shown if number is None else f"{shown}:{number}"
 
@@ -318,8 +321,9 @@ def _is_dropped_row(dropped: DroppedRow, query: str) -> bool:
 
 
 def _left_out_reason(operation: str, file: Path, line: Line) -> str | None:
+    """Returns why an operation left out an input row; None if that is unknown."""
     if operation == "make_dpo_pairs":
-        return "it is in no pair"
+        return "no pair contains it"
     if operation != "convert_rollouts":
         return None
     for rollout in read_curated_rows(file):

@@ -84,6 +84,7 @@ class TreeBuilder:
         return self._workspace.shown(origin.path)
 
     def _record_problem(self, origin: Origin, shown: str) -> None:
+        """Adds a problem if the content has changed or is missing."""
         message = {
             State.CHANGED: "has changed since it was used",
             State.MISSING: "is missing",
@@ -116,7 +117,11 @@ def _options(manifest: Manifest) -> dict[str, Any]:
 
 
 def show_lineage(workspace: Workspace, request: ShowLineage) -> Lineage:
-    """Returns the lineage of a file, run or checkpoint; with `tag`, tags the file first."""
+    """Returns the lineage of a file, run or checkpoint; with `tag`, tags the file first.
+
+    With a row query, includes that row's history; with `sources`, also writes the source rows to
+    that file.
+    """
     origins = Origins(workspace, Checker())
     target = find_target(workspace, origins, request.path)
     tagged = _tag_target(workspace, target, request.tag) if request.tag is not None else None
@@ -138,6 +143,7 @@ def show_lineage(workspace: Workspace, request: ShowLineage) -> Lineage:
 
 
 def _tag_target(workspace: Workspace, target: Origin, tag: str) -> str:
+    """Tags a file, and returns the name of the version. Raises InputError for a folder."""
     if not target.path.is_file():
         raise InputError(
             f"{workspace.shown(target.path)} is a folder; only files can be tagged",

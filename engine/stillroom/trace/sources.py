@@ -27,7 +27,7 @@ from stillroom.trace.matching import (
     reimported,
 )
 from stillroom.trace.origins import Origin, Origins
-from stillroom.trace.rows import IMPORTING, data_inputs, source_files
+from stillroom.trace.rows import IMPORT_OPERATION, data_inputs, source_files
 
 
 class SourceLine(msgspec.Struct, frozen=True):
@@ -66,6 +66,8 @@ def write_sources(workspace: Workspace, origins: Origins, target: Origin, rows: 
 
 
 class _Writer:
+    """Follows rows from file to file by their keys, and writes them."""
+
     def __init__(self, workspace: Workspace, origins: Origins, rows: LineWriter) -> None:
         self._workspace, self._origins, self._rows = workspace, origins, rows
         self.num_files = 0
@@ -79,7 +81,7 @@ class _Writer:
         """Writes the rows of a file with these keys (None: all rows), and their source rows."""
         if not origin.path.is_file():
             return
-        is_import = origin.manifest is not None and origin.manifest.operation == IMPORTING
+        is_import = origin.manifest is not None and origin.manifest.operation == IMPORT_OPERATION
         own_links = [self._place_link] if is_import else links_of(origin)
         source_keys = set[str]()
         num_before = self._rows.num_rows
@@ -106,7 +108,7 @@ class _Writer:
         keys: set[str],
         links: Sequence[Link],
     ) -> list[Path]:
-        """Writes the places of rows with these keys in other systems' files; returns the files."""
+        """Writes the places of these rows in other systems' files, and returns those files."""
         files = [source.path for source in sources if source.path.is_file()]
         logs = inputs_to_import(self._workspace, origin, files)
         places, names = set[str](), RowNames()
@@ -144,10 +146,12 @@ class _Writer:
 
 
 def _has_any(row: CuratedRow, name: str, links: Iterable[Link], keys: set[str]) -> bool:
+    """Returns whether an input row has one of the keys."""
     return any(key in keys for link in links for key in link.input_keys(row, name))
 
 
 def _imported_places(workspace: Workspace, line: Line) -> Keys:
+    """Yields the recorded places of an imported row's source rows."""
     places = imported_from(workspace, line.data)
     if places is not None:
         yield from (

@@ -149,7 +149,7 @@ def test_numbers_that_json_cannot_hold_are_refused_with_words() -> None:
         )
     words = describe_errors(caught.value, api.GenerateRollouts)
     assert "tool_timeout: input should be a finite number, not inf" in words
-    assert "seed: the number is too large" in words
+    assert "seed: the number does not fit into 64 bits" in words
 
 
 def test_an_address_alone_means_an_endpoint() -> None:
