@@ -25,7 +25,7 @@ class Pacer:
     def __init__(self) -> None:
         self.free_at = -math.inf
 
-    def send(self, now: float, gap_s: float) -> None:
+    def record_sent(self, now: float, gap_s: float) -> None:
         self.free_at = max(self.free_at + gap_s, now - CATCH_UP_S)
 
 
@@ -49,11 +49,11 @@ class AimdController:
             return math.inf
         return max([now, *(pacer.free_at + gap_s for pacer, gap_s in self.gaps(tokens))])
 
-    def send(self, now: float, tokens: float = 0.0) -> Sent:
+    def record_sent(self, now: float, tokens: float = 0.0) -> Sent:
         self.in_flight += 1
         self.num_sent += 1
         for pacer, gap_s in self.gaps(tokens):
-            pacer.send(now, gap_s)
+            pacer.record_sent(now, gap_s)
         sent = Sent(
             number=self.num_sent,
             at=now,

@@ -75,7 +75,7 @@ class Run:
                     self.timer_at = at
                     self.clock.after(at - now + self.rng.expovariate(1 / LATE_S), self.woken, at)
                 return
-            sent = self.controller.send(now, self.queue.popleft()[1])
+            sent = self.controller.record_sent(now, self.queue.popleft()[1])
             self.clock.after(WIRE_S, self.arrives, sent, call)
 
     def arrives(self, sent: Any, call: tuple[int, float]) -> None:

@@ -89,7 +89,7 @@ def simulate(
         if ready_at > now:
             late_s = rng.expovariate(1 / lateness_s) if lateness_s else 0.0
         if ready_at <= now:
-            sent, waiting = controller.send(now, amount), waiting - 1
+            sent, waiting = controller.record_sent(now, amount), waiting - 1
             is_taken = answering < most_at_once and (bucket is None or bucket.take(now, amount))
             if is_taken:
                 answering += 1

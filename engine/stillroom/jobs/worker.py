@@ -305,7 +305,7 @@ def watch(
         if reached is not None and limits.is_overdue(clock(), teacher_usd):
             kill(reached)
             return
-        reason = None if reached is not None else limits.reached(clock(), teacher_usd)
+        reason = None if reached is not None else limits.stop_reason(clock(), teacher_usd)
         if reason is not None:
             reached = reason
             work.cancel_from_any_thread(reason)

@@ -82,7 +82,7 @@ class CallBudget:
                 "restart `stillroom record` with a higher --budget-usd, or lower the request's "
                 "token limit",
             ) from error  # fmt: skip
-        self.budget.send(reservation.max_cost)
+        self.budget.record_sent(reservation.max_cost)
         return reservation
 
     def _reservation_for(self, body: bytes) -> "Reservation | None":

@@ -18,7 +18,7 @@ from stillroom.rollout.journal.records import RolloutKey
 from stillroom.rollout.request import NO_FILE, RefineOptions
 from stillroom.rollout.sources import source_files
 from stillroom.settings import Workspace
-from stillroom.teachers.model_choice import ModelChoice, read_choice
+from stillroom.teachers.model_choice import ModelChoice, read_model_file
 from stillroom.teachers.pricing import Price
 from stillroom.teachers.providers import IN_PROCESS, Endpoint
 from stillroom.types import Failure, Message, StopReason, TeacherRecord
@@ -107,7 +107,7 @@ def _plan_critic(
     workspace: Workspace, name: str, needs_keys: bool, *, has_budget: bool
 ) -> CriticPlan:
     path = workspace.existing(name, label="critic")
-    file = read_choice(path, CriticFile, what="critic", fix="write `model: …`")
+    file = read_model_file(path, CriticFile, what="critic", fix="write `model: …`")
     policy = file.locate(workspace, needs_key=needs_keys)
     return CriticPlan(file, path, policy, file.price(workspace, is_needed=has_budget))
 

@@ -131,7 +131,7 @@ class ModelServer:
             if not isinstance(outcome, Retry):
                 self._note_up()
                 return outcome
-            wait_s = attempts.wait_s(outcome, self._wait_s)
+            wait_s = attempts.count_failure(outcome, self._wait_s)
             # An idle connection that the server has closed fails once.
             if outcome.is_down and attempts.num_down > 1:
                 self._note_down(outcome)
@@ -222,13 +222,17 @@ class ModelServer:
         if isinstance(reply, Retry):
             return reply
         if reply.status != 200:
-            return self._refusal(path, reply)
+            return self._check_error(path, reply)
         try:
             return read(reply.body)
         except UnreadableAnswerError as error:
             return retry_unreadable(error)
 
-    def _refusal(self, path: str, reply: HttpReply) -> Retry:
+    def _check_error(self, path: str, reply: HttpReply) -> Retry:
+        """Returns a Retry if the request may succeed when repeated.
+
+        Raises TeacherError or CallFailedError if it cannot.
+        """
         status = reply.status
         message = f"HTTP {status}: {text_of(reply)[:SHOWN]}"
         if (retry := retry_of(reply, message)) is not None:
@@ -237,7 +241,9 @@ class ModelServer:
             name = self.endpoint.api_key_env
             raise TeacherError(
                 f"{self.root + path} rejected the key: {message}",
-                f"check the key in {name}" if name else "set api_key_env to the key's variable",
+                f"check the key in {name}"
+                if name
+                else "set api_key_env to the variable that holds the key",
             )
         if status == 404:
             raise NotServedError(

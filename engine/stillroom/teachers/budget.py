@@ -13,9 +13,9 @@ from stillroom.teachers.pricing import Price
 from stillroom.types import SampledTurn, Usage
 
 _HEADROOM = 1.25
-"""The announced amount, as a multiple of the amount in flight.
+"""The amount passed to `on_outstanding`, as a multiple of the amount in flight.
 
-The margin keeps announcements rare, because each one is recorded in the journal.
+The margin keeps these calls rare, because each one is recorded in the journal.
 """
 _LOWERED_AFTER = 32
 """After this many calls in a row with less than half of the announced amount in flight, a lower
@@ -68,8 +68,8 @@ class Outstanding:
 class Budget:
     """The limits on all calls of a run together, and the amounts spent and reserved so far.
 
-    Each call goes through `reserve`, `send` and `settle` in this order; `give_back` frees the
-    reservation of a call that is not sent after all.
+    Each call goes through `reserve`, `record_sent` and `settle` in this order; `give_back` frees
+    the reservation of a call that is not sent after all.
     """
 
     usd: float = math.inf
@@ -81,10 +81,8 @@ class Budget:
     spent: Cost = NOTHING
     """The cost of all finished calls, including those of earlier processes of the run."""
     unconfirmed: Cost = NOTHING
-    """The part of `spent` that may not have been billed.
-
-    It is the worst case of interrupted calls, and of responses that did not state their usage.
-    """
+    """The part of `spent` that may not have been billed: the worst-case cost of interrupted calls,
+    and of responses that did not state their usage."""
     other_usd: Callable[[], float] = lambda: 0.0
     """Returns further costs in US dollars that count, such as the run's machine at its hourly
     price."""
@@ -148,7 +146,7 @@ class Budget:
         passed_s = 0.0 if self._started is None else self.clock() - self._started
         return self.minutes * 60 - passed_s
 
-    def send(self, worst: Cost) -> None:
+    def record_sent(self, worst: Cost) -> None:
         """Records that the call for which `worst` was reserved is about to be sent."""
         calls, tokens, usd = self._num_out + 1, self._out.tokens + worst.tokens, worst.usd
         usd += self._out.usd
@@ -164,7 +162,7 @@ class Budget:
         self._num_out, self._out = calls, Cost(tokens, usd)
 
     def _announce(self, calls: int, tokens: int, usd: float) -> None:
-        """Announces the amount in flight plus a margin, at most the remaining budget."""
+        """Passes the amount in flight, plus a margin within the budget, to `on_outstanding`."""
         most_usd = min(usd * _HEADROOM, max(usd, self.usd - self.spent.usd))
         most_tokens = min(tokens * _HEADROOM, max(tokens, self.tokens - self.spent.tokens))
         announced = Outstanding(
@@ -189,7 +187,7 @@ class Budget:
     ) -> None:
         """Replaces a call's reservation with its actual cost.
 
-        `unconfirmed` is a possible additional cost. `was_sent` is False if `send` was not
+        `unconfirmed` is a possible additional cost. `was_sent` is False if `record_sent` was not
         called for it.
         """
         if unconfirmed != NOTHING:

@@ -26,7 +26,7 @@ from stillroom.yaml_text import read_yaml
 
 
 class ModelChoice(StrictModel):
-    """The fields that name a model, wherever one is named."""
+    """The fields of a request or a file that name a model and where it runs."""
 
     model: str
     provider: ProviderName = "openai"
@@ -37,7 +37,7 @@ class ModelChoice(StrictModel):
     @model_validator(mode="wrap")
     @classmethod
     def _provider_by_name(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Sets a provider that is not given: openai with a base_url, else by the model's name."""
+        """Sets a missing provider: openai if there is a base_url, else by the model's name."""
         if not isinstance(given, dict) or "provider" in given:
             return handler(given)
         fields = cast("dict[str, Any]", given)
@@ -66,7 +66,7 @@ class ModelChoice(StrictModel):
         return terms_of(self.provider, self.base_url)
 
     def locate(self, workspace: Workspace, *, needs_key: bool = True) -> Endpoint | ModelLocation:
-        """Returns the endpoint, or the files of a model that is loaded into this process.
+        """Returns the endpoint, or the location of a model that is loaded into this process.
 
         Without `needs_key` no call will be made, so the key need not be set.
         Raises InputError if the model is not found, or the endpoint cannot be called.
@@ -102,11 +102,14 @@ class ModelChoice(StrictModel):
         return ModelRecord(role=role, name=self.model, location=location, terms=self.terms)
 
 
-_Choice = TypeVar("_Choice", bound=ModelChoice)
+_ModelFile = TypeVar("_ModelFile", bound=ModelChoice)
 
 
-def read_choice(path: Path, kind: type[_Choice], *, what: str, fix: str) -> _Choice:
-    """Returns the content of a judge.yml or critic.yml. Raises DocumentError if it is malformed."""
+def read_model_file(path: Path, kind: type[_ModelFile], *, what: str, fix: str) -> _ModelFile:
+    """Returns the content of a judge.yml or critic.yml as a `kind`.
+
+    what: the file's role, for the error. Raises DocumentError if the file is malformed.
+    """
     try:
         return kind.model_validate(read_yaml(path.read_text(encoding="utf-8")))
     except ValidationError as error:

@@ -30,14 +30,14 @@ PRICES_FILE = "prices.yml"
 LIST_FILE = "list_prices.yml"
 """The name of the dated list of providers' prices, in this package and in a workspace."""
 MACHINE = "machine"
-"""The line of prices.yml with the price of this machine: `machine: {usd_per_hour: 1.2}`."""
+"""The key of prices.yml that gives the price of this machine: `machine: {usd_per_hour: 1.2}`."""
 _MILLION = 1_000_000
 SOURCE = "https://openrouter.ai/api/v1/models"
 _TIMEOUT_S = 30.0
 _MAX_BYTES = bounds.PRICE_LIST.most
 _MAKERS = frozenset(provider.name for provider in PROVIDERS.values() if provider.makes_models)
 _NAME = re.compile(r"[\w.:~/-]{1,120}")
-_HEAD = """# Prices of models in US dollars per million tokens, as OpenRouter lists them.
+_HEADER = """# Prices of models in US dollars per million tokens, as OpenRouter lists them.
 # Written by `stillroom prices --refresh`; write your own prices into prices.yml, which wins.
 """
 
@@ -60,7 +60,7 @@ FREE = Price(0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class PriceList:
-    """A dated list of the prices of providers' models; the highest price where it varies."""
+    """A dated list of model prices; where providers differ, a model's highest price."""
 
     as_of: str
     models: Mapping[str, Price]
@@ -95,7 +95,7 @@ def read_price_list(path: Path) -> PriceList:
     try:
         read: dict[str, Any] = dict(read_yaml(path.read_text(encoding="utf-8")))
         models: dict[Any, Any] = dict(read["models"])
-        prices = {str(name): _own_price(entry) for name, entry in models.items()}
+        prices = {str(name): _price_of_entry(entry) for name, entry in models.items()}
         return PriceList(str(read["as_of"]), prices)
     except (yaml.YAMLError, AttributeError, TypeError, ValueError, KeyError) as error:
         raise DocumentError(
@@ -162,8 +162,10 @@ def _read_prices(workspace: Workspace) -> _PricesFile:
         machine = read.pop(MACHINE, None)
         hourly = None if machine is None else float(machine["usd_per_hour"])
         if hourly is not None and not hourly >= 0:
-            raise ValueError("usd_per_hour is not a number")
-        return _PricesFile({str(name): _own_price(entry) for name, entry in read.items()}, hourly)
+            raise ValueError("usd_per_hour is negative or not a number")
+        return _PricesFile(
+            {str(name): _price_of_entry(entry) for name, entry in read.items()}, hourly
+        )
     except (yaml.YAMLError, AttributeError, TypeError, ValueError, KeyError) as error:
         raise DocumentError(
             parse_error_message(path, error),
@@ -172,20 +174,21 @@ def _read_prices(workspace: Workspace) -> _PricesFile:
         ) from error
 
 
-def _own_price(entry: dict[str, Any]) -> Price:
+def _price_of_entry(entry: dict[str, Any]) -> Price:
+    """Returns the price in an entry of prices.yml or list_prices.yml."""
     price = Price(float(entry["input"]), float(entry["output"]))
     if not (price.prompt >= 0 and price.completion >= 0):
-        raise ValueError("a price is not a number")
+        raise ValueError("a price is negative or not a number")
     return price
 
 
 @dataclass(frozen=True, slots=True)
 class RefreshedPrices:
-    """A list of prices that was written, and how many listed models had no price."""
+    """The list of prices that was written, and how many models of the source had no price."""
 
     path: Path
     prices: PriceList
-    num_without: int
+    num_unpriced: int
 
 
 def refresh_prices(
@@ -195,7 +198,7 @@ def refresh_prices(
 
     Raises TeacherError if the list cannot be fetched or read; the file then stays as it is.
     """
-    models, num_without = _prices(_fetch(source, transport))
+    models, num_unpriced = _listed_prices(_fetch(source, transport))
     if not models:
         raise TeacherError(f"{source} lists no prices", "try again later; nothing was changed")
     prices = PriceList(now()[:10], models)
@@ -204,13 +207,13 @@ def refresh_prices(
         f"  {name!r}: {{input: {price.prompt:.6g}, output: {price.completion:.6g}}}\n"
         for name, price in sorted(models.items())
     ]
-    text = f"{_HEAD}as_of: {prices.as_of}\nmodels:\n{''.join(lines)}"
+    text = f"{_HEADER}as_of: {prices.as_of}\nmodels:\n{''.join(lines)}"
     write_atomic(path, text.encode())
-    return RefreshedPrices(path, prices, num_without)
+    return RefreshedPrices(path, prices, num_unpriced)
 
 
 def _fetch(source: str, transport: "httpx.BaseTransport | None") -> bytes:
-    # Imported here, since no other call of the server needs it at once.
+    # Imported here, so that the server starts faster.
     import httpx
 
     fix = "check the connection and try again; the prices stay as they are"
@@ -230,7 +233,7 @@ def _fetch(source: str, transport: "httpx.BaseTransport | None") -> bytes:
     return bytes(data)
 
 
-def _prices(data: bytes) -> tuple[dict[str, Price], int]:
+def _listed_prices(data: bytes) -> tuple[dict[str, Price], int]:
     """Returns the prices of the models in OpenRouter's list, and how many have none."""
     try:
         listed: Any = msgspec.json.decode(data)["data"]
@@ -240,22 +243,22 @@ def _prices(data: bytes) -> tuple[dict[str, Price], int]:
             f"the price list has an unexpected format: {error}",
             "write the price that you need into prices.yml",
         ) from error
-    models, num_without = dict[str, Price](), 0
+    models, num_unpriced = dict[str, Price](), 0
     for entry in entries:
-        price = _price(entry)
+        price = _listed_price(entry)
         if price is None:
-            num_without += 1
+            num_unpriced += 1
             continue
         name = str(entry["id"])
         models[name] = price
-        # At OpenRouter the models of these makers have their makers' own prices.
+        # OpenRouter sells the models of these providers at the providers' own prices.
         if name.partition("/")[0] in _MAKERS and ":" not in name:
             models.setdefault(base_model_name(name), price)
-    return models, num_without
+    return models, num_unpriced
 
 
-def _price(entry: dict[str, Any]) -> Price | None:
-    """Returns the price in an entry; None if there is none, or one that varies (-1)."""
+def _listed_price(entry: dict[str, Any]) -> Price | None:
+    """Returns the price in an entry of OpenRouter's list; None if it has none or varies (-1)."""
     try:
         pricing = entry["pricing"]
         price = Price(float(pricing["prompt"]) * _MILLION, float(pricing["completion"]) * _MILLION)

@@ -1,4 +1,4 @@
-"""The table of providers: their addresses, keys, terms, and how requests to them are written."""
+"""The table of providers: their addresses, keys, terms and request formats."""
 
 import re
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _REASONING_MODELS = re.compile(r"gpt-[5-9]|o\d")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provider:
-    """A provider of models: its address, its key, its terms, and how requests to it are written."""
+    """A provider of models: its address, key, terms and request format."""
 
     name: EndpointProvider = "openai"
     base_url: str = ""
@@ -57,8 +57,8 @@ class Provider:
     wants_reasoning_back: bool = False
     """Whether a model's reasoning must be sent back to it with the next request."""
     limit_headers: str = "x-ratelimit-{part}-{unit}"
-    """The response headers that state a rate limit: its part is limit, remaining or reset, its unit
-    requests or tokens."""
+    """The names of the response headers that state a rate limit; `part` is limit, remaining or
+    reset, and `unit` is requests or tokens."""
 
 
 _PROVIDERS = (
@@ -200,6 +200,7 @@ def provider_serving(named: str | None, address: str | None) -> str | None:
 
 
 def _domain(host: str) -> str:
+    """Returns the last two labels of a host name."""
     return ".".join(host.split(".")[-2:])
 
 
@@ -269,7 +270,7 @@ def terms_of(provider: ProviderName, base_url: str | None) -> str | None:
 
 
 def _address(url: str) -> SplitResult:
-    """Returns the parts of a base URL, or raises InputError if no request could be sent to it."""
+    """Returns the parts of a base URL. Raises InputError if no request can be sent to it."""
     fix = "give e.g. http://127.0.0.1:8000/v1, without a query"
     parts = url_parts(url)
     if parts is not None and "@" in parts.netloc:
@@ -304,7 +305,7 @@ def url_parts(url: str) -> SplitResult | None:
 
 
 def _check_azure(parts: SplitResult) -> None:
-    """Raises InputError for an address at which Azure has no chat completions."""
+    """Raises InputError for an address that is not an Azure endpoint for chat completions."""
     path = parts.path.rstrip("/").removesuffix(_CHAT)
     if path.endswith("/v1") or (_VERSION in parts.query and "/deployments/" in path):
         return
@@ -320,8 +321,8 @@ def sampling_fields(endpoint: Endpoint, model: str, sampling: SamplingSettings) 
     """Returns the request fields that set how this endpoint samples, without the seed."""
     provider, effort = endpoint.provider, sampling.reasoning_effort
     fields: dict[str, Any] = {provider.max_tokens_field: sampling.max_tokens}
-    refusing = provider.models_without_temperature
-    if refusing is None or not refusing.match(model):
+    without = provider.models_without_temperature
+    if without is None or not without.match(model):
         fields["temperature"] = sampling.temperature
         if sampling.top_p < 1:
             fields["top_p"] = sampling.top_p
@@ -335,6 +336,7 @@ def sampling_fields(endpoint: Endpoint, model: str, sampling: SamplingSettings) 
 
 
 def _check_key(workspace: Workspace, provider: ProviderName, name: str) -> None:
+    """Raises InputError if the variable `name` is not set, or cannot be sent as an HTTP header."""
     key = workspace.read_key(name)
     if key is None:
         raise InputError(

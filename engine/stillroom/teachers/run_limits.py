@@ -18,11 +18,11 @@ from stillroom.teachers.pricing import machine_usd_per_hour
 
 _HOUR_S = 3600.0
 _KILLED_AFTER_S = 600.0
-"""How many seconds a run that has reached its limit may take to stop."""
+"""The seconds after `hours` are over at which a run that has not stopped is killed."""
 
 
 class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits at which a run stops by itself with a checkpoint, even if it is unreachable."""
+    """The limits at which a run saves a checkpoint and stops, even with no connection to it."""
 
     started: float
     """The monotonic clock of the machine when the run was started."""
@@ -37,21 +37,24 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
     reserve_s: float = 0.0
     """The seconds of machine time reserved for the last checkpoint and for copying back."""
 
-    def machine_usd(self, clock: float, *, with_reserve: bool = False) -> float:
-        """Returns the machine's cost so far; with the reserve, its cost after the run stopped."""
-        used_s = max(0.0, clock - self.started) + (self.reserve_s if with_reserve else 0.0)
+    def machine_usd(self, now: float, *, with_reserve: bool = False) -> float:
+        """Returns the machine's cost in US dollars at `now`, a time of the monotonic clock.
+
+        with_reserve: adds the reserved time, which gives the cost after a stop at `now`.
+        """
+        used_s = max(0.0, now - self.started) + (self.reserve_s if with_reserve else 0.0)
         return self.spent_usd + (self.price_per_hour or 0.0) * used_s / _HOUR_S
 
-    def reached(self, clock: float, teacher_usd: float) -> str | None:
+    def stop_reason(self, now: float, teacher_usd: float) -> str | None:
         """Returns why the run has to stop now; None if it may continue."""
-        if self.hours is not None and clock - self.started >= self.hours * _HOUR_S:
+        if self.hours is not None and now - self.started >= self.hours * _HOUR_S:
             return f"it has reached the machine's max_hours of {self.hours:g}"
         if self.budget_usd is None:
             return None
-        machine_usd = self.machine_usd(clock, with_reserve=True)
+        machine_usd = self.machine_usd(now, with_reserve=True)
         if machine_usd + teacher_usd < self.budget_usd:
             return None
-        parts = f"the machine ${self.machine_usd(clock):.2f}"
+        parts = f"the machine ${self.machine_usd(now):.2f}"
         if teacher_usd:
             parts += f", its teacher ${teacher_usd:.2f}"
         return (
@@ -59,14 +62,13 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
             "last checkpoint and its download"
         )
 
-    def is_overdue(self, clock: float, teacher_usd: float) -> bool:
-        """Returns whether a run that should have stopped must be killed to keep within its
-        limits."""
-        used_s = clock - self.started
+    def is_overdue(self, now: float, teacher_usd: float) -> bool:
+        """Whether a run that was asked to stop must be killed to keep within its limits."""
+        used_s = now - self.started
         if self.hours is not None and used_s >= self.hours * _HOUR_S + _KILLED_AFTER_S:
             return True
         # Half of the reserve is for copying the outputs back.
-        half = self.machine_usd(clock) + (self.price_per_hour or 0.0) * self.reserve_s / 2 / _HOUR_S
+        half = self.machine_usd(now) + (self.price_per_hour or 0.0) * self.reserve_s / 2 / _HOUR_S
         return self.budget_usd is not None and half + teacher_usd >= self.budget_usd
 
 
@@ -92,9 +94,9 @@ def usd_per_hour_of(workspace: Workspace, folder: Path) -> float | None:
 
 
 def machine_share(folder: Path, clock: Callable[[], float] = time.monotonic) -> Callable[[], float]:
-    """Returns a function that returns the machine's share of a run's budget, which grows with time.
+    """Returns a function that returns the part of a run's budget that its machine uses by now.
 
-    A teacher's calls get the rest. The share is 0 for a run without a priced machine.
+    The rest may be spent on the teacher's calls. The part is 0 if the machine has no price.
     """
     limits = read_limits(folder)
     if limits is None or limits.price_per_hour is None:

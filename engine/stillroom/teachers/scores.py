@@ -1,4 +1,4 @@
-"""The log-probabilities that a teacher gives a student's tokens; this module needs no torch."""
+"""A teacher's log-probabilities of a student's tokens; this module needs no torch."""
 
 from dataclasses import dataclass
 

@@ -199,7 +199,7 @@ def test_what_is_out_is_never_more_than_was_told_before(
             if not is_sent:
                 budget.give_back(worst)
                 continue
-            budget.send(worst)
+            budget.record_sent(worst)
             out.append(worst)
             # Answered calls leave more room than their worst case.
             while out and order.random() < 0.45:
@@ -220,7 +220,7 @@ def told_of(waves: list[int], *, usd: float = math.inf) -> list[Outstanding]:
         for wave in waves:
             for _ in range(wave):
                 await budget.reserve(WORST)
-                budget.send(WORST)
+                budget.record_sent(WORST)
             for _ in range(wave):
                 budget.settle(WORST, Cost())
 

@@ -156,7 +156,7 @@ def test_a_refreshed_list_is_dated_and_prices_yml_wins_over_it(workspace: Worksp
 
     written = refresh_prices(workspace, transport=listing(data))
 
-    assert (written.path.name, written.num_without) == ("list_prices.yml", 3)
+    assert (written.path.name, written.num_unpriced) == ("list_prices.yml", 3)
     assert price_list(workspace).as_of >= shipped.as_of
     for name in ("claude-sonnet-9-5", "anthropic/claude-sonnet-9.5", "claude-sonnet-9-5-20270101"):
         assert price_for(workspace, name) == Price(2, 10)

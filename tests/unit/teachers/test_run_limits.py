@@ -43,15 +43,15 @@ def test_the_machine_costs_by_its_own_clock_and_what_it_cost_before_counts() -> 
 def test_a_budget_is_for_machine_and_teacher_together(
     hours: float, teacher_usd: float, reached: str | None
 ) -> None:
-    reason = limits().reached(100.0 + hours * HOUR, teacher_usd)
+    reason = limits().stop_reason(100.0 + hours * HOUR, teacher_usd)
     assert (reason is None) == (reached is None)
     assert reached is None or reached in str(reason)
 
 
 def test_the_hours_count_without_a_price_too() -> None:
     timed = RunLimits(started=0.0, hours=2.0)
-    assert timed.reached(2 * HOUR - 1, 99.0) is None
-    assert "reached the machine's max_hours of 2" in str(timed.reached(2 * HOUR, 0.0))
+    assert timed.stop_reason(2 * HOUR - 1, 99.0) is None
+    assert "reached the machine's max_hours of 2" in str(timed.stop_reason(2 * HOUR, 0.0))
     assert not timed.is_overdue(2 * HOUR + 599, 0.0)
     assert timed.is_overdue(2 * HOUR + 600, 0.0)
 
@@ -125,7 +125,7 @@ def test_a_teacher_gets_only_what_its_machine_leaves_of_the_budget(tmp_path: Pat
                 await budget.reserve(call)
             except BudgetSpentError:
                 return num_calls
-            budget.send(call)
+            budget.record_sent(call)
             clock_s += HOUR / 2  # The machine costs $1 while a call is made.
             budget.settle(call, call)
             num_calls += 1

@@ -18,7 +18,7 @@ from stillroom.rollout.rewards.judge import (
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget
 from stillroom.teachers.endpoint.client import CallSettings, OpenAITeacher, Spending
-from stillroom.teachers.model_choice import ModelChoice, read_choice
+from stillroom.teachers.model_choice import ModelChoice, read_model_file
 from stillroom.teachers.pricing import Price
 from stillroom.teachers.providers import IN_PROCESS, Endpoint
 from stillroom.types import SamplingSettings
@@ -76,7 +76,7 @@ def plan_judge(workspace: Workspace, name: str, *, needs_key: bool = True) -> Ju
         return None
     path = workspace.existing(name, label="judge")
     fix = "write `model: …` and `rubric: what makes an answer good`"
-    file = read_choice(path, JudgeFile, what="judge", fix=fix)
+    file = read_model_file(path, JudgeFile, what="judge", fix=fix)
     endpoint = cast("Endpoint", file.locate(workspace, needs_key=needs_key))
     rubric_file = rubric_path(workspace, file.rubric)
     rubric = rubric_text(file.rubric, rubric_file)

@@ -71,7 +71,7 @@ class AiohttpChannel:
                 continue
             except (aiohttp.ClientError, OSError) as error:
                 if not payload.is_sent:
-                    raise NotConnectedError(self._not_connected(error, timeout_s)) from error
+                    raise NotConnectedError(self._connect_error_text(error, timeout_s)) from error
                 raise _failure_after_sending(error) from error
 
     async def _post(
@@ -119,7 +119,7 @@ class AiohttpChannel:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
         )
 
-    def _not_connected(self, error: Exception, timeout_s: float) -> str:
+    def _connect_error_text(self, error: Exception, timeout_s: float) -> str:
         reason = str(error)
         if isinstance(error, TimeoutError):
             reason = f"timed out after {min(timeout_s, CONNECT_TIMEOUT_S):g} s"
@@ -127,7 +127,7 @@ class AiohttpChannel:
 
 
 class _ReplyProtocol(ResponseHandler):
-    """Parses the head of a reply apart from its body.
+    """Parses the status line and headers of a reply separately from its body.
 
     aiohttp drops a reply, which may have been paid for, if bytes that are not HTTP follow it in the
     same read. If the head is parsed first, it drops only those bytes and closes the connection.
@@ -153,7 +153,7 @@ class _ReplyProtocol(ResponseHandler):
         super().data_received(data)
         payload, error = self._payload, self.exception()
         if error is not None and payload is not None and not payload.is_eof():
-            # aiohttp's parser forgets the body in which it failed, whose reader waits for ever.
+            # aiohttp's parser forgets the body in which it failed, whose reader would wait forever.
             payload.set_exception(aiohttp.ClientPayloadError("the body is not HTTP"), error)
 
 
@@ -198,6 +198,7 @@ class _Request(aiohttp.ClientRequest):
 
 
 def _is_readable(connection: Connection) -> bool:
+    """Whether a connection's socket has data to read, or is closed."""
     transport = connection.transport
     if transport is None:
         return True
@@ -218,6 +219,7 @@ def _failure_after_sending(error: Exception) -> Exception:
 
 
 async def _read(content: aiohttp.StreamReader) -> bytes:
+    """Returns a response's body. Raises UnreadableReplyError if it exceeds MAX_BODY_BYTES."""
     parts: list[bytes] = []
     num_bytes = 0
     async for part in content.iter_any():
@@ -229,12 +231,13 @@ async def _read(content: aiohttp.StreamReader) -> bytes:
 
 
 def _decoded(body: bytes, headers: Mapping[str, str]) -> bytes:
+    """Returns the decompressed body. Raises UnreadableReplyError if it cannot be decompressed."""
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding in ("", "identity"):
         return body
     # The request asks for no compression, but some servers compress all the same.
     if encoding not in ("gzip", "x-gzip", "deflate"):
-        raise UnreadableReplyError(f"the response is encoded as {encoding!r}")
+        raise UnreadableReplyError(f"the response has an unsupported encoding, {encoding!r}")
     try:
         decoded = zlib.decompressobj(_GZIP_OR_ZLIB).decompress(body, MAX_BODY_BYTES + 1)
     except zlib.error as error:

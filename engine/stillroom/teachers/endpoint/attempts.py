@@ -62,10 +62,10 @@ class Attempts:
     down_s: float = 0.0
     """The seconds that the call has waited for a server that is down."""
 
-    def wait_s(self, retry: Retry, wait_s: Callable[[Retry, int], float]) -> float:
-        """Counts a failed attempt and returns the seconds to wait before the next one.
+    def count_failure(self, retry: Retry, wait_s: Callable[[Retry, int], float]) -> float:
+        """Counts a failed attempt, and returns the seconds to wait before the next one.
 
-        `wait_s` computes them from the failure and its number among failures of the same kind,
+        `wait_s` computes these seconds from the failure and its number among failures of its kind,
         counted from 1. Raises CallFailedError if no further attempt is allowed.
         """
         if retry.kind is FailureClass.RATE_LIMIT:

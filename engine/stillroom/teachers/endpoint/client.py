@@ -71,7 +71,7 @@ class CallSettings:
     """The seconds within which a complete response must arrive."""
     limits: LimitSettings = field(default_factory=LimitSettings)
     returns_thinking: bool = False
-    """Whether all earlier reasoning is sent back, even if the provider does not need it."""
+    """Whether all earlier reasoning is sent back, even if the provider does not require it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class OpenAITeacher:
         """
         takes_seed = self.sampling.seed is not None and self._endpoint.provider.takes_seed
         seed = _seed_of(self.sampling.seed or 0, seed_key) if takes_seed else None
-        # Which turns are trained is no field of a request, and strict endpoints would refuse it.
+        # `weight` says which turns are trained; strict endpoints reject unknown fields.
         given = [cast("Message", {k: v for k, v in m.items() if k != "weight"}) for m in messages]
         yield HttpConversation(self, given, list(tools), seed)
 
@@ -192,11 +192,12 @@ class OpenAITeacher:
             outcome = await self._limited_attempt(body)
             if isinstance(outcome, _Answer):
                 return outcome.turn
-            wait_s = attempts.wait_s(outcome, self._wait_s)
+            wait_s = attempts.count_failure(outcome, self._wait_s)
             with self.spending.budget.within_time():
                 await self._sleep(wait_s)
 
     async def _limited_attempt(self, body: bytes) -> _Answer | Retry:
+        """Makes one attempt within the budget and the rate limits, and settles its cost."""
         budget, worst = self.spending.budget, self._worst_case(body)
         await budget.reserve(worst)
         try:
@@ -205,7 +206,7 @@ class OpenAITeacher:
         except BaseException:
             budget.give_back(worst)
             raise
-        budget.send(worst)
+        budget.record_sent(worst)
         try:
             outcome = await run_limited(self.limiter, sent, self._attempt(body, sent))
         except (CallFailedError, TeacherError):
@@ -283,9 +284,13 @@ class OpenAITeacher:
         self.limiter.follow_headers(sent, allowances(reply.headers, datetime.now(UTC)))
         if reply.status == 200:
             return self._turn(reply.body, len(body))
-        return self._refusal(reply)
+        return self._check_error(reply)
 
     def _turn(self, body: bytes, num_sent: int) -> _Answer | Retry:
+        """Returns the turn in a response body; a Retry if it cannot be read.
+
+        num_sent: the size of the request in bytes.
+        """
         try:
             read = read_turn(body)
         except UnreadableTurnError as error:
@@ -293,7 +298,7 @@ class OpenAITeacher:
         self._has_answered = True
         usage = read.usage
         if usage is not None and not usage.prompt_tokens:
-            # No prompt has no tokens: some servers leave out those that were in their cache.
+            # A prompt has at least one token, but some servers do not count those in their cache.
             usage += Usage(prompt_tokens=math.ceil(num_sent / _BYTES_PER_TOKEN))
         cost_usd = self.spending.of(usage, read.reported_usd)
         turn = SampledTurn(
@@ -306,6 +311,7 @@ class OpenAITeacher:
         return _Answer(turn, is_counted=usage is not None)
 
     def _answerer(self, model: str | None, fingerprint: str | None) -> Answerer | None:
+        """Returns the model that a response names; None if it names none."""
         if model is None:
             return None
         last = self._last_answerer
@@ -314,7 +320,11 @@ class OpenAITeacher:
             self._last_answerer = last = Answerer(model=model, fingerprint=fingerprint)
         return last
 
-    def _refusal(self, reply: HttpReply) -> Retry:
+    def _check_error(self, reply: HttpReply) -> Retry:
+        """Returns a Retry if the request may succeed when repeated.
+
+        Raises TeacherError or CallFailedError if it cannot.
+        """
         status, text = reply.status, text_of(reply)
         message = f"HTTP {status}: {text[:SHOWN]}"
         where = f"{self._endpoint.base_url} (model {self.model!r})"
@@ -325,10 +335,10 @@ class OpenAITeacher:
             )
         if (retry := retry_of(reply, message)) is not None:
             return retry
-        # A 403 concerns this prompt, not the key, if the key has worked before or the text says so.
+        # A 403 is about this prompt, not the key, if the key has worked before or the text says so.
         is_of_prompt = status == 403 and (self._has_answered or says_flagged(text))
         if status in (401, 403) and not is_of_prompt:
-            raise self._key_refused(where, message)
+            raise self._key_error(where, message)
         if status == 404:
             raise TeacherError(
                 f"{where} was not found: {message}", "check base_url and the model's name"
@@ -343,11 +353,11 @@ class OpenAITeacher:
         if says_too_long(status, text):
             raise ConversationTooLongError(FailureClass.BAD_REQUEST, message)
         if 300 <= status < 400:
-            target = reply.headers.get("location", "nowhere")[:SHOWN]
-            message = f"{message} (it redirects to {target}: give that as base_url)"
+            target = reply.headers.get("location", "no address")[:SHOWN]
+            message = f"{message} (a redirect to {target}; set base_url to the new address)"
         raise CallFailedError(FailureClass.BAD_REQUEST, message)
 
-    def _key_refused(self, where: str, message: str) -> TeacherError:
+    def _key_error(self, where: str, message: str) -> TeacherError:
         name = self._endpoint.api_key_env
         if name is None:
             return TeacherError(
@@ -383,7 +393,7 @@ class HttpConversation:
         except ConversationTooLongError:
             if len(self._messages) == self._num_given:
                 raise
-            return _no_room()
+            return _context_full_turn()
         if self._tools:
             names = [tool["function"]["name"] for tool in self._tools]
             message = message_with_calls(turn.message, names, first_call=len(self._messages))
@@ -405,13 +415,14 @@ class HttpConversation:
         return None
 
 
-def _no_room() -> SampledTurn:
+def _context_full_turn() -> SampledTurn:
     """Returns an empty turn that ended because the context is full, as in-process models do."""
     message: Message = {"role": "assistant", "content": ""}
     return SampledTurn(message=message, finish_reason="context", usage=Usage(), cost_usd=0.0)
 
 
 def _as_sent(call: ToolCall) -> ToolCall:
+    """Returns a tool call in the form that later requests send back: with JSON arguments."""
     function = call["function"]
     arguments = readable_arguments(function["arguments"])
     return {**call, "function": {**function, "arguments": arguments}}

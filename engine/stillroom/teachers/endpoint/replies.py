@@ -32,7 +32,7 @@ _MAX_USD = 1e9
 _MAX_BYTES_PER_TOKEN = 256
 """More bytes than the longest tokens of today's vocabularies, which are runs of spaces, have."""
 _KEPT_BYTES = 4000
-"""The number of bytes of an unreadable response that an error quotes."""
+"""The number of bytes of a response that an error quotes if it cannot be parsed."""
 _MAX_NAME = 200
 """The number of characters of a model's name or fingerprint that are kept."""
 _NO_CREDIT = re.compile(r"insufficient_quota|credit balance is too low", re.IGNORECASE)
@@ -57,7 +57,7 @@ class UnreadableTurnError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadTurn:
+class ParsedTurn:
     """A turn as an endpoint returned it."""
 
     message: Message
@@ -112,7 +112,7 @@ class _Completion(msgspec.Struct):
 _COMPLETION = msgspec.json.Decoder(_Completion)
 
 
-def read_turn(body: bytes) -> ReadTurn:
+def read_turn(body: bytes) -> ParsedTurn:
     """Returns the turn in a response body.
 
     Servers deviate from the format in many ways; a response is rejected only if its meaning is
@@ -126,7 +126,7 @@ def read_turn(body: bytes) -> ReadTurn:
     if choice.finish_reason == "error":
         raise UnreadableTurnError(f"the turn ended in an error: {_beginning(body)}")
     usage, message = _usage_fields(completion.usage), _message(choice.message)
-    return ReadTurn(
+    return ParsedTurn(
         message=message,
         finish_reason=_FINISHES.get(choice.finish_reason, "stop"),
         usage=_usage(usage, message),
@@ -137,6 +137,7 @@ def read_turn(body: bytes) -> ReadTurn:
 
 
 def _completion(body: bytes) -> _Completion:
+    """Returns a decoded response body, with lone surrogates replaced. Raises DecodeError."""
     try:
         return _COMPLETION.decode(body)
     except msgspec.DecodeError:
@@ -162,6 +163,7 @@ def _name(value: Any) -> str | None:
 
 
 def _message(reply: _Reply) -> Message:
+    """Returns the assistant message of a response."""
     message: Any = {"role": "assistant"}
     for key in _KEPT_KEYS:
         value = getattr(reply, key)
@@ -181,12 +183,12 @@ def _calls(calls: list[_Call]) -> list[ToolCall]:
     taken: set[str] = set()
     for index, call in enumerate(calls):
         given = str(call.id) if isinstance(call.id, str | int) else ""
-        identity = given or f"call_{index}"
-        while identity in taken:
-            identity = f"{identity}_{index}"
-        taken.add(identity)
+        call_id = given or f"call_{index}"
+        while call_id in taken:
+            call_id = f"{call_id}_{index}"
+        taken.add(call_id)
         function: Any = {"name": call.function.name, "arguments": _arguments(call.function)}
-        one: Any = {"id": identity, "type": "function", "function": function}
+        one: Any = {"id": call_id, "type": "function", "function": function}
         if call.extra_content is not None:
             one[_SIGNATURES] = call.extra_content
         made.append(one)
@@ -221,7 +223,7 @@ def _beginning(body: bytes) -> str:
 def _usage(usage_fields: Mapping[str, Any], message: Message) -> Usage | None:
     """Returns the reported usage; None if it is missing or implausible for this message.
 
-    A count of 0 next to a long text would let it pass any budget.
+    If a long text could count as 0 tokens, no budget would limit it.
     """
     prompt, completion = (
         _count(usage_fields, "prompt_tokens"),
@@ -310,7 +312,7 @@ def says_flagged(message: str) -> bool:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Returns the seconds that a response's headers ask to wait; None if they ask for no wait.
+    """Returns the seconds to wait that a response's headers state; None if they state none.
 
     Servers write them in milliseconds, in seconds, or as the date when the wait ends.
     """

@@ -18,7 +18,7 @@ from stillroom.teachers.limits.limit_types import LimitUnit, Sent
 from stillroom.teachers.providers import PROVIDERS
 
 _APART_S = 0.25
-"""Rates are taken from requests that were sent at least this many seconds apart."""
+"""Rates are computed from requests that were sent at least this many seconds apart."""
 _NUM_KEPT = 4
 """The number of latest rates that are compared with each other."""
 _STEADY = 1.15
@@ -38,7 +38,7 @@ _NAMES = [
     for unit in LimitUnit
     for name in dict.fromkeys(provider.limit_headers for provider in PROVIDERS.values())
 ]
-_TELLING = frozenset(names[0] for _, names in _NAMES)
+_LIMIT_HEADERS = frozenset(names[0] for _, names in _NAMES)
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+\.?\d*)s)?(?:(\d+\.?\d*)ms)?")
 
 
@@ -60,7 +60,7 @@ def allowances(headers: Mapping[str, str], now: datetime) -> dict[LimitUnit, All
     A unit is left out if one of its three headers is missing or implausible.
     """
     found: dict[LimitUnit, Allowance] = {}
-    if _TELLING.isdisjoint(headers):
+    if _LIMIT_HEADERS.isdisjoint(headers):
         return found
     for unit, names in _NAMES:
         if all(name in headers for name in names):
@@ -78,9 +78,9 @@ class AllowanceFollower:
 
     def __init__(self) -> None:
         self.pace: float | None = None
-        """The requests or tokens to send per second; None if nothing needs to be held back.
+        """The requests or tokens to send per second; None for no limit.
 
-        That is so if the headers are missing or implausible, or if much of the limit remains.
+        It is None if the headers are missing or implausible, or if much of the limit remains.
         """
         self._rates: deque[float] = deque(maxlen=_NUM_KEPT)
         self._noted: tuple[float, float, float] | None = None
@@ -107,7 +107,7 @@ class AllowanceFollower:
         self.pace = self._pace(allowance, sent_since, now - sent.at)
 
     def accounts_for_refusal(self, sent: float) -> bool:
-        """Returns whether a refusal is one of the few that are expected at this pace.
+        """Counts a refusal, and returns whether it is one of the few expected at this pace.
 
         `sent` is the total amount sent. If refusals are too frequent, the headers are
         distrusted from then on.
@@ -120,6 +120,7 @@ class AllowanceFollower:
         return not self._is_distrusted
 
     def _note(self, allowance: Allowance, now: float, sent: float) -> None:
+        """Notes the refill rate that an allowance implies, and adjusts the scale."""
         rate = (allowance.limit - allowance.remaining) / allowance.reset_s
         if rate <= 0:
             return
@@ -133,6 +134,7 @@ class AllowanceFollower:
         self._noted = (now, allowance.remaining, sent)
 
     def _pace(self, allowance: Allowance, sent_since: float, passed_s: float) -> float | None:
+        """Returns a pace that keeps the reserve; None if the rates vary or much remains."""
         if len(self._rates) < _NUM_KEPT or max(self._rates) > min(self._rates) * _STEADY:
             return None
         rate = sorted(self._rates)[_NUM_KEPT // 2]

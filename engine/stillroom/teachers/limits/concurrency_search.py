@@ -13,11 +13,11 @@ from stillroom.teachers.limits.rate_search import RateSearch, spread
 _MIN_HOLD_S = 1.0
 """The least seconds between a cut or a probe and the next probe."""
 _MAX_SHRINKS = 3
-"""From this number of refusals within the known limit, another reason is assumed."""
+"""After this many refusals within the known limit, the limit is not their reason."""
 _LEAST_SHARE = 0.8
 """With less than this share of the known limit in flight, a refusal has another reason."""
 _NUM_EPISODES = 4
-"""The number of refusals that are compared to find concurrency limited despite a pace."""
+"""The number of refusals that are compared to find a concurrency limit below the pace."""
 _RATES_DIFFER = 0.08
 """Rates differ if their standard deviation is more than this share of their mean."""
 
@@ -52,7 +52,7 @@ class ConcurrencySearch:
         return self._held is not None
 
     def accepted(self, sent: Sent) -> None:
-        """Learns from a request that was accepted."""
+        """Counts a request that was accepted."""
         self._accepted += 1
         self._num_filled += sent.fills_window
         self._most_accepted[-1] = max(self._most_accepted[-1], sent.in_flight)

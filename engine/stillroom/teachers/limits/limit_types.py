@@ -34,10 +34,8 @@ class LimitSettings:
     most: int = 256
     """The most requests in flight at any time."""
     accepted_per_refusal: int = 125
-    """The number of requests that must be accepted per refusal before a limit is probed again.
-
-    The refusals are those that the last probe caused.
-    """
+    """The number of requests that must be accepted, for each refusal that the last probe caused,
+    before a limit is probed again."""
 
     def owed(self, num_refused: int) -> int:
         """Returns how many requests must be accepted before a limit is probed again.

@@ -14,7 +14,7 @@ from stillroom.teachers.limits.limit_types import LimitKind, LimitSettings, Limi
 from stillroom.teachers.limits.rate_search import RateSearch
 
 _CATCH_UP_S = 0.01
-"""A request that is sent at most this much later than it could have been does not delay others."""
+"""A request that is sent up to this much later than allowed does not delay the next ones."""
 _VARIES = 0.1
 """Round trips vary if their mean deviation is more than this share of their mean."""
 _SPACED = 3.0
@@ -66,7 +66,7 @@ class Limiter:
         """
         now = self._clock()
         if not self._queue and self._controller.ready_at(now, tokens) <= now:
-            return self._controller.send(now, tokens)
+            return self._controller.record_sent(now, tokens)
         turn = _Turn(tokens)
         self._queue.append(turn)
         try:
@@ -102,7 +102,7 @@ class Limiter:
             self._controller.follow_headers(sent, self._clock(), unit, allowance)
 
     async def _wait(self, turn: "_Turn") -> None:
-        """Waits until a call is woken; the first one in the queue also wakes when it may go."""
+        """Waits until a call is woken, or may be sent if it is the first in the queue."""
         wait_s = math.inf
         if turn is self._queue[0]:
             wait_s = self._controller.ready_at(self._clock(), turn.tokens) - self._clock()
@@ -124,7 +124,7 @@ class Limiter:
             first.woken.set()
             if self._controller.ready_at(self._clock(), first.tokens) > self._clock():
                 return
-            first.sent = self._controller.send(self._clock(), first.tokens)
+            first.sent = self._controller.record_sent(self._clock(), first.tokens)
             self._queue.popleft()
 
 
@@ -152,7 +152,7 @@ class _Pacer:
     def ready_at(self, amount: float, pace: float) -> float:
         return self.free_at + amount / pace
 
-    def send(self, now: float, amount: float, pace: float) -> None:
+    def record_sent(self, now: float, amount: float, pace: float) -> None:
         ready_at = self.free_at + amount / pace
         self.is_reached |= now - ready_at < max(_CATCH_UP_S, amount / pace)
         self.free_at = max(ready_at, now - _CATCH_UP_S)
@@ -173,7 +173,7 @@ class LimitController:
         information."""
         self._trip_s = self._refusal_trip_s = 0.0
         """The average round trips, in seconds, of accepted and of refused requests."""
-        self._trips_differ_s = 0.0
+        self._trip_deviation_s = 0.0
         """The average deviation of a round trip from `_trip_s`, in seconds."""
         self._rate = RateSearch(settings)
         self._concurrency = ConcurrencySearch(settings)
@@ -209,15 +209,15 @@ class LimitController:
                 ready_at = max(ready_at, paced_at)
         return max(now, min(ready_at, self._last_at + _LONGEST_HELD_S))
 
-    def send(self, now: float, tokens: float = 0.0) -> Sent:
-        """Records a request that is sent now."""
+    def record_sent(self, now: float, tokens: float = 0.0) -> Sent:
+        """Records a request that is sent now, and returns its record."""
         self.in_flight += 1
         self._num_sent += 1
         if self.pace is not None:
-            self._pacer.send(now, _amount(self.unit, tokens), self.pace)
+            self._pacer.record_sent(now, _amount(self.unit, tokens), self.pace)
         for unit, header_limit in self._header_limits.items():
             if header_limit.pace is not None:
-                self._header_pacers[unit].send(now, _amount(unit, tokens), header_limit.pace)
+                self._header_pacers[unit].record_sent(now, _amount(unit, tokens), header_limit.pace)
         sent = Sent(
             number=self._num_sent,
             at=now,
@@ -236,7 +236,7 @@ class LimitController:
         self.in_flight -= 1
         self._trip_s = _smoothed(self._trip_s, now - sent.at)
         difference_s = abs(now - sent.at - self._trip_s)
-        self._trips_differ_s += (difference_s - self._trips_differ_s) * 0.1
+        self._trip_deviation_s += (difference_s - self._trip_deviation_s) * 0.1
         self._rate.accepted(sent, now)
         self._concurrency.accepted(sent)
         if self._concurrency.is_found:
@@ -267,7 +267,7 @@ class LimitController:
         if is_concurrency or (
             kind is LimitKind.UNKNOWN
             and self._concurrency.explains(
-                sent, self._rate, do_trips_vary=self._trips_differ_s > _VARIES * self._trip_s
+                sent, self._rate, do_trips_vary=self._trip_deviation_s > _VARIES * self._trip_s
             )
         ):
             self.window = self._concurrency.cut(sent, now)
@@ -293,7 +293,10 @@ class LimitController:
         return self._trip_s / (self.window * _SPACED)
 
     def _is_paced_refusal(self, unit: LimitUnit | None) -> bool:
-        """Returns whether a refusal is explained by a limit that the endpoint's headers state."""
+        """Whether a limit that the endpoint's headers state explains a refusal.
+
+        If so, delays the next request under that limit.
+        """
         for one in LimitUnit if unit is None else (unit,):
             header_limit = self._header_limits[one]
             if (

@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from stillroom.teachers.limits.limit_types import LimitSettings, LimitUnit, Sent
 
 _HELD_SHARE = 0.98
-"""The share of the measured rate that is used while no higher rate is being probed."""
-_ALMOST = 0.93
-"""A measured rate below this share of the pace before the last step contradicts that pace; this
-share of it is then the next rate."""
+"""The pace, as a share of the measured rate, while no higher rate is being probed."""
+_MIXED_SHARE = 0.93
+"""If the measured rate is below this share of the pace before the last step, which was accepted,
+the measurement is mixed; the next rate is then this share of that pace."""
 _GUESSED_SHARE, _NEXT_CUT = 0.5, 0.75
 """The first pace, as a share of the rate of recent answers, and the factor of each further cut,
 while nothing has been measured."""
 _MIN_MEASURE_COUNT = 6
-"""The least number of requests accepted between two refusals that makes a measurement."""
+"""The least number of requests accepted between two refusals from which a rate is computed."""
 _SMALL_STEP, _SEARCH_STEP, _LARGE_STEP = 1.06, 1.08, 1.3
 """The factors by which a step raises the pace: near a known rate, without one, and after the limit
 has risen."""
@@ -34,14 +34,15 @@ _HIGHEST_TRY, _CREEP = 1.1, 1.005
 """The multiple of the known rate up to which small steps go, and the factor of steps above it."""
 _SURPLUS_COUNT = 2.0
 """If this many more requests are accepted than the known rate allows, the limit has risen."""
-_LEAST_UNSURE, _COUNT_UNSURE = 0.01, 1.5
-"""The relative error of a measured rate: the second divided by its requests, at least the first."""
+_MIN_RELATIVE_ERROR, _RELATIVE_ERROR_OF_ONE = 0.01, 1.5
+"""The relative error of a measured rate is the second of these divided by the number of requests,
+but at least the first."""
 _SAME, _MOVED = 0.05, 0.1
 """The relative differences up to which a measured rate equals the known one, and above which a
 limit has moved."""
-_OWED_UNSURE = 10.0
-"""This divided by the rate's relative error is the most requests that must be accepted before the
-next probe, so a rate that was measured over few requests is probed again sooner."""
+_OWED_PER_ERROR = 10.0
+"""Divided by the rate's relative error, the most requests that must be accepted before the next
+probe. A rate that was measured over few requests is therefore probed again sooner."""
 _SLACK_S, _LONGEST_PAUSE_S = 0.01, 1.0
 """The shortest pause after a refusal, which covers requests that arrive slightly early, and the
 longest pause after doubling."""
@@ -96,11 +97,11 @@ class RateSearch:
         """Requests accepted since the last cut; refusals since the limit was last probed."""
         self._known: float | None = None
         """The last measured rate, in `unit` per second; None if no measurement is valid."""
-        self._unsure = 0.0
+        self._relative_error = 0.0
         """The relative error that the known rate may have."""
         self._is_trying = self._has_risen = False
         """Whether a higher pace is being probed, and whether the limit was found to have risen."""
-        self._good = 0.0
+        self._pace_before_step = 0.0
         """The pace before the last step."""
         self._is_guess = False
         """Whether the pace is an estimate that no measurement supports."""
@@ -136,7 +137,7 @@ class RateSearch:
         return bool(self._answers)
 
     def pause_s(self, amount: float) -> float:
-        """Returns how long to pause after a cut; the pause doubles when cuts follow one another."""
+        """Returns the seconds to pause after a cut; they double when cuts follow one another."""
         if self.pace is None:
             return 0.0
         one_s = amount / self.pace
@@ -148,7 +149,11 @@ class RateSearch:
         self._restart(sent, now)
 
     def cut(self, sent: Sent, now: float, trip_s: float, unit: LimitUnit | None) -> None:
-        """Sets the pace after a refusal; `unit` is what the endpoint said it limits, if it did."""
+        """Lowers the pace after a refusal of the request `sent`.
+
+        trip_s: the average round trip. unit: the unit that the refusal names; None if it names
+        none.
+        """
         measured = self._measure(sent)
         if measured is None:
             self._cut_blindly(now, trip_s, unit)
@@ -159,13 +164,13 @@ class RateSearch:
         old_unit, old_pace = self.unit, self.pace
         self._pauses = 0
         if self._is_mixed(measured) and not self._is_guess:
-            rate, self._known, self._is_guess = self._good * _ALMOST, None, True
+            rate, self._known, self._is_guess = self._pace_before_step * _MIXED_SHARE, None, True
         else:
             self._is_guess = False
-            self._note(measured)
+            self._keep(measured)
             self._choose_unit(unit)
             self._known = rate = measured.rate(self.unit)
-            self._unsure = max(_LEAST_UNSURE, _COUNT_UNSURE / measured.num)
+            self._relative_error = max(_MIN_RELATIVE_ERROR, _RELATIVE_ERROR_OF_ONE / measured.num)
         pace = rate * _HELD_SHARE
         if not self._is_trying and old_pace is not None and self.unit is old_unit:
             pace = min(pace, old_pace * 0.97)
@@ -186,7 +191,7 @@ class RateSearch:
             self._is_trying, self._num_refused = True, 0
         elif now - self._step_at < max(_MIN_STEP_S, 2 * refusal_trip_s):
             return False
-        self._step_at, self._good = now, self.pace
+        self._step_at, self._pace_before_step = now, self.pace
         self._has_risen |= self._takes_more_than_known()
         if self._has_risen:
             self.pace *= _LARGE_STEP
@@ -195,16 +200,17 @@ class RateSearch:
         else:
             # A busy machine sends less than the pace allows, so even a pace above the limit may
             # cause no refusal. The pace therefore keeps creeping up beyond `highest`.
-            highest = self._known * (_HIGHEST_TRY + self._unsure)
+            highest = self._known * (_HIGHEST_TRY + self._relative_error)
             self.pace = max(self.pace * _CREEP, min(self.pace * _SMALL_STEP, highest))
         return True
 
     def _owed(self) -> float:
         """Returns how many requests must be accepted before a higher rate is probed."""
         owed = self._settings.owed(self._num_refused)
-        return min(owed, _OWED_UNSURE / self._unsure) if self._unsure else owed
+        return min(owed, _OWED_PER_ERROR / self._relative_error) if self._relative_error else owed
 
     def _restart(self, sent: Sent, now: float) -> None:
+        """Begins a new measurement at the refused request `sent`."""
         self._mark, self._has_risen = sent, False
         self._accepted, self._cut_at, self._step_at = 0, now, now
         self._last_taken_at = sent.at
@@ -234,17 +240,17 @@ class RateSearch:
         return MeasuredRate(num / passed, taken[LimitUnit.TOKENS] / passed, int(num))
 
     def _is_mixed(self, measured: MeasuredRate) -> bool:
-        """Whether the pace was accepted for a while although it exceeds the measured average.
+        """Whether the measured average is below a pace that was accepted for a while.
 
         Then the limit changed in between, or the bucket was full when the measurement began.
         """
         rate = measured.rate(self.unit)
-        if not self._is_trying or rate >= self._good * _ALMOST:
+        if not self._is_trying or rate >= self._pace_before_step * _MIXED_SHARE:
             return False
         return self._known is None or not _is_close(rate, self._known, _SAME)
 
     def _cut_blindly(self, now: float, trip_s: float, unit: LimitUnit | None) -> None:
-        """Lowers or initialises the pace after a refusal with too few measurements."""
+        """Lowers or initialises the pace when too few requests were accepted to measure a rate."""
         self._is_trying = self._known is None
         if self.pace is not None:
             self._pauses += 1
@@ -260,7 +266,7 @@ class RateSearch:
             self.unit, rate = unit, rate * self._mean_tokens
         self.pace = max(rate * _GUESSED_SHARE, _MIN_PACE)
 
-    def _note(self, measured: MeasuredRate) -> None:
+    def _keep(self, measured: MeasuredRate) -> None:
         """Keeps a measurement, and drops older ones if both units show that the limit moved."""
         last = self.measured[-1] if self.measured else measured
         if all(not _is_close(measured.rate(u), last.rate(u), _MOVED) for u in LimitUnit):
@@ -280,12 +286,13 @@ class RateSearch:
             self.unit = best
 
     def _takes_more_than_known(self) -> bool:
+        """Whether clearly more was accepted since the mark than the known rate allows."""
         if self._known is None or self._mark is None:
             return False
         taken = self._taken[self.unit]
         allowed = self._known * (self._last_taken_at - self._mark.at)
         one = 1.0 if self.unit is LimitUnit.REQUESTS else self._mean_tokens
-        return taken > allowed * (1 + self._unsure) + _SURPLUS_COUNT * one
+        return taken > allowed * (1 + self._relative_error) + _SURPLUS_COUNT * one
 
 
 def _is_close(value: float, other: float, share: float) -> bool:

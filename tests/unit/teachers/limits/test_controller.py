@@ -116,7 +116,7 @@ def test_an_endpoint_whose_word_is_wrong_is_no_longer_believed() -> None:
 
 def test_an_endpoint_that_says_it_counts_calls_is_believed() -> None:
     controller = LimitController(SETTINGS)
-    sent = [controller.send(0.0) for _ in range(20)]
+    sent = [controller.record_sent(0.0) for _ in range(20)]
     for one in sent[:8]:
         controller.accepted(one, 0.05)
     controller.refused(sent[8], 0.05, LimitKind.CONCURRENCY)
@@ -136,13 +136,13 @@ def test_growth_counts_only_while_the_window_is_used() -> None:
     assert result.most_in_flight == 9
     controller = LimitController(SETTINGS)
     for second in range(100):
-        controller.accepted(controller.send(second), second + 0.5)
+        controller.accepted(controller.record_sent(second), second + 0.5)
     assert controller.window == 20
 
 
 def test_a_cut_answers_all_that_were_on_their_way() -> None:
     controller = LimitController(SETTINGS)
-    first = [controller.send(0.0) for _ in range(20)]
+    first = [controller.record_sent(0.0) for _ in range(20)]
     for one in first[:10]:
         controller.accepted(one, 0.05)
     controller.refused(first[10], 0.05)
@@ -156,13 +156,13 @@ def test_a_cut_answers_all_that_were_on_their_way() -> None:
 def test_calls_that_fail_teach_nothing() -> None:
     controller = LimitController(SETTINGS)
     for _ in range(50):
-        controller.failed(controller.send(0.0))
+        controller.failed(controller.record_sent(0.0))
     assert (controller.in_flight, controller.window, controller.pace) == (0, 20, None)
 
 
 def test_refusals_before_any_answer_make_the_window_smaller() -> None:
     controller = LimitController(SETTINGS)
-    sent = [controller.send(0.0) for _ in range(20)]
+    sent = [controller.record_sent(0.0) for _ in range(20)]
     controller.refused(sent[0], 0.002)
     assert controller.pace is None
     assert 1 <= controller.window <= 10
@@ -172,11 +172,11 @@ def test_refusals_before_any_answer_make_the_window_smaller() -> None:
 def test_while_everything_is_refused_the_next_try_is_never_far_away() -> None:
     controller, now = LimitController(SETTINGS), 0.0
     for _ in range(20):
-        controller.accepted(controller.send(now), now + 0.1)
+        controller.accepted(controller.record_sent(now), now + 0.1)
         now += 0.1
     for _ in range(200):
         now = max(now, controller.ready_at(now))
-        controller.refused(controller.send(now), now + 0.01)
+        controller.refused(controller.record_sent(now), now + 0.01)
         assert controller.ready_at(now) <= now + 2.0
 
 
@@ -201,7 +201,7 @@ def test_whatever_an_endpoint_answers_and_tells_the_next_call_is_at_most_a_minut
         ready_at = controller.ready_at(now, tokens)
         assert now <= ready_at <= now + 60.0
         now = ready_at
-        sent = controller.send(now, tokens)
+        sent = controller.record_sent(now, tokens)
         now += trip_s
         controller.follow_headers(
             sent, now, unit, Allowance(limit, max(0.0, limit - used), reset_s)
@@ -219,7 +219,7 @@ def test_a_limit_that_is_told_as_hardly_anything_stops_no_run() -> None:
     controller, now = LimitController(SETTINGS), 0.0
     for _ in range(8):
         now = max(now + 0.3, controller.ready_at(now))
-        sent = controller.send(now)
+        sent = controller.record_sent(now)
         controller.follow_headers(sent, now, LimitUnit.REQUESTS, Allowance(60.0, 0.0, 86_400.0))
         controller.accepted(sent, now)
     assert controller.ready_at(now) <= now + 60.0
