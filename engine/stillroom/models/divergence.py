@@ -178,6 +178,8 @@ def differentiable(logits_NV: Tensor, divergence: Divergence) -> Tensor:
 
 
 class _WithGradient(torch.autograd.Function):
+    """Passes a divergence's closed-form gradient to autograd."""
+
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, divergence: Divergence) -> Tensor:
         if ctx.needs_input_grad[0]:
@@ -211,6 +213,7 @@ def _centred(gaps_NV: Tensor, mean_N: Tensor, probabilities_NV: Tensor) -> Tenso
 
 
 def _dot(left_NV: Tensor, right_NV: Tensor) -> Tensor:
+    """Returns the dot product at each position, [N]."""
     if left_NV.device.type == "cpu":
         # vecdot takes one pass without a buffer; on a GPU it would multiply matrices of one row
         # each.
@@ -260,7 +263,7 @@ def at_temperature(
     *,
     temperature: float,
 ) -> Divergence:
-    """Returns T² times a divergence of both distributions at temperature T.
+    """Returns T² times the divergence `form`, of both distributions at temperature T.
 
     T² keeps the gradient's scale; at T = 1 this is the divergence itself.
     May overwrite `teacher_NV`.

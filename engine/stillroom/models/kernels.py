@@ -150,7 +150,7 @@ def relative_gap(found: Tensor, expected: Tensor) -> float:
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """The attention kernel for packs on a device; None, with the reason, if none is fast there."""
+    """The attention kernel for packs on a device, or None with the reason why none is fast."""
 
     kernel: PackKernel | None
     reason: str = ""
@@ -159,7 +159,7 @@ class KernelChoice:
 def choose_kernel(device: torch.device, dtype: torch.dtype) -> KernelChoice:
     """Returns the kernel of packs on a device where attention is computed in `dtype`.
 
-    Whether it supports the model's attention heads is left to `models.probe`.
+    `models.probe` tests whether it supports the model's attention heads.
     """
     # On CUDA a call for each span would start far more kernels than one padded pass does.
     if device.type != "cuda":
@@ -167,7 +167,11 @@ def choose_kernel(device: torch.device, dtype: torch.dtype) -> KernelChoice:
     if dtype not in _HALF:
         return KernelChoice(None, "torch's variable-length attention needs bf16 or fp16")
     if torch.cuda.get_device_capability(device) < _MIN_CAPABILITY:
-        return KernelChoice(None, "torch's variable-length attention needs a newer GPU")
+        return KernelChoice(
+            None,
+            f"torch's variable-length attention needs a GPU of compute capability "
+            f"{_MIN_CAPABILITY[0]}.{_MIN_CAPABILITY[1]} or later",
+        )
     if _varlen_attention() is None:
         return KernelChoice(
             None, f"torch {torch.__version__} has no variable-length attention with windows"
@@ -185,6 +189,7 @@ def _attend_by_span(
     scale: float | None,
     dropout: float,
 ) -> Tensor:
+    """Returns the attention of a pack, [1, T, h, d], by one call for each span."""
     # split instead of slices: the gradient of a slice is a tensor of zeros as long as the whole
     # pack.
     parts = [tensor.split(pack.lengths, dim=2) for tensor in (query_1hTd, key_1hTd, value_1hTd)]
@@ -217,7 +222,10 @@ def _attend_varlen(
     window: int | None,
     scale: float | None,
 ) -> Tensor:
-    """Raises ValueError for a dtype or head size that the kernel does not support."""
+    """Returns the attention of a pack, [1, T, h, d], by one kernel over all spans.
+
+    Raises ValueError for a dtype or head size that the kernel does not support.
+    """
     attention = _varlen_attention()
     device = query_1hTd.device
     # Under autocast torch's own attention would cast all three; norms may have left them in fp32.
@@ -255,6 +263,7 @@ def _attend_varlen(
 
 
 def _layout(spans: Sequence[PackSpan], device: torch.device) -> KernelLayout:
+    """Returns the layout of spans for the varlen kernel, as tensors on a device."""
     starts = [0, *accumulate(span.length for span in spans)]
     keys: list[int] = []
     key_ends = [0]
@@ -303,7 +312,7 @@ def allow_packing(model: Any) -> bool:
 
 
 def forbid_packing(model: Any) -> None:
-    """Undoes `allow_packing`."""
+    """Switches the model back to torch's own attention (sdpa)."""
     model.set_attn_implementation("sdpa")
 
 

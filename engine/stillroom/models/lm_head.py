@@ -30,15 +30,15 @@ def max_positions(vocab_size: int) -> int:
     return max(1, MAX_LOGITS // vocab_size)
 
 
-class OutputHead:
-    """Runs a causal language model's body and its output head separately, at chosen positions.
+class HeadRunner:
+    """Runs a causal language model's body, and its output head at chosen positions only.
 
-    Logits are those of the model, with soft-capping (Gemma) and scaling (Cohere, Granite).
-    `check` compares them with the model's own forward pass, so that an unsupported head is
-    refused.
+    The logits are the model's own, with soft-capping (Gemma) and scaling (Cohere, Granite). `check`
+    compares them with the model's forward pass, and raises an error for an unsupported head.
     """
 
     def __init__(self, model: nn.Module) -> None:
+        """Patches the RoPE updates and query scaling of `model` in place (see `models.rope`)."""
         self._base = base_model(model)
         self._body = body_of(model)
         self._head = self._base.get_output_embeddings()
@@ -50,7 +50,7 @@ class OutputHead:
         self.may_embed = True
         """Whether the body accepts embeddings instead of token ids."""
         self.notes: list[str] = []
-        """Notes for the user on how rows run: packed on a GPU, or why a slower way is used."""
+        """Notes for the user on how rows run: packed on a GPU, or why a slower layout is used."""
         self._softcap = _softcap(config)
         self._scale = _logit_scale(config)
         self._matrix: MatrixHead | None = None
@@ -62,7 +62,7 @@ class OutputHead:
 
     @property
     def can_pack(self) -> bool:
-        """Whether batches are packed."""
+        """Whether the sequences of a batch are packed into one row."""
         return self.rules.layout == "packed"
 
     def collate(
@@ -78,7 +78,7 @@ class OutputHead:
 
     @property
     def by_hand(self) -> HandGradients | None:
-        """The same model with hand-written gradients of its head; None: autograd only."""
+        """Computes the head's gradients without autograd; None if the head does not support it."""
         if self._matrix is None or self._matrix.weight is not self._head.weight:
             self._matrix = matrix_head(self._head, scale=self._scale, softcap=self._softcap)
         if self._matrix is None:
@@ -115,12 +115,13 @@ class OutputHead:
 
         embed: returns the embeddings, [B, T, H], of token ids; None: the body embeds them.
         """
-        parts = [self._pass_hidden(one, embed) for one in batch.passes]
-        if batch.places_N is None:
+        parts = [self._pass_hidden(one_pass, embed) for one_pass in batch.passes]
+        if batch.output_indices_N is None:
             return parts[0]
-        return torch.cat(parts).index_select(0, batch.places_N)
+        return torch.cat(parts).index_select(0, batch.output_indices_N)
 
     def _pass_hidden(self, one: BatchPass, embed: Callable[[Tensor], Tensor] | None) -> Tensor:
+        """Returns the hidden states that predict the trained tokens of one pass."""
         inputs: dict[str, Any] = {"use_cache": False}
         if embed is None:
             inputs["input_ids"] = one.ids_BT
@@ -178,7 +179,7 @@ class OutputHead:
 def compute_in_tiles(
     compute: Callable[[Tensor, slice], Tensor], hidden_NH: Tensor, *, tile_size: int
 ) -> Tensor:
-    """Applies `compute` to hidden states and their slice, `tile_size` states at a time.
+    """Applies `compute` to each tile of `tile_size` hidden states and its slice; joins the results.
 
     With several tiles, what a tile's gradient needs is recomputed in the backward pass instead of
     kept.
@@ -202,13 +203,13 @@ def compute_in_tiles(
 
 
 def _softcap(config: Any) -> float | None:
-    """Returns the soft-cap of the logits, as Gemma, RecurrentGemma or xLSTM names it."""
+    """Returns the soft-cap of the logits in a configuration; None if there is none."""
     names = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
     return next((cap for name in names if (cap := getattr(config, name, None))), None)
 
 
 def _logit_scale(config: Any) -> float:
-    """Returns the factor of the logits: Cohere's, or from the divisor of Falcon-H1 or Granite."""
+    """Returns the factor that a configuration scales logits by; 1 if it has none."""
     multiplier = getattr(config, "logit_scale", getattr(config, "lm_head_multiplier", None))
     divisor = getattr(config, "logits_scaling", None)
     return float(multiplier or 1.0) / float(divisor or 1.0)

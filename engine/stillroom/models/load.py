@@ -1,4 +1,4 @@
-"""Loads models and tokenizers; failures are raised as errors that say what to do."""
+"""Loads models and tokenizers, and raises errors that say what to do if that fails."""
 
 import json
 import os
@@ -46,7 +46,7 @@ _CHAT: list[Message] = [
     {"role": "user", "content": "Hello"},
     {"role": "assistant", "content": "Hello"},
 ]
-# Below this number of parameters one thread is faster than several, which mostly wait.
+# Models with fewer parameters run faster on one thread than on several, which mostly wait.
 _ONE_THREAD_PARAMETERS = 30_000_000
 
 
@@ -93,7 +93,7 @@ class LoadedModel:
     def check_ids(self, sequences: Iterable[Sequence[int]], user: str) -> None:
         """Raises ModelError for a token that the model has no embedding for.
 
-        user: what needs the tokens, for the error.
+        user: what needs the tokens, as the error names it.
         """
         largest = max((max(ids, default=0) for ids in sequences), default=0)
         if largest >= (num := self.num_embedded):
@@ -117,7 +117,7 @@ def context_length(model: Any) -> int:
 
 
 def load_tokenizer(location: ModelLocation, *, chat_template: str | None = None) -> Any:
-    """Returns a model's tokenizer, on request with another chat template than its own.
+    """Returns a model's tokenizer; `chat_template` replaces its own template.
 
     Raises ModelError unless it has exactly one chat template.
     """
@@ -139,7 +139,8 @@ def load_tokenizer(location: ModelLocation, *, chat_template: str | None = None)
         names = ", ".join(sorted(tokenizer.chat_template))
         raise ModelError(
             f"the tokenizer of {location.name!r} has several chat templates ({names})",
-            "copy the model to a folder and keep only the one to use there, as chat_template.jinja",
+            "copy the model to a folder, and keep only the template to use there, as "
+            "chat_template.jinja",
         )
     return tokenizer
 
@@ -199,9 +200,9 @@ def load_weights(
 ) -> PreTrainedModel:
     """Returns a causal language model on the best available device (CUDA, Apple GPU, CPU).
 
-    keep_on_cpu: leaves the model on the CPU, in the dtype for that device (each process moves its
-    own shard of the weights there). spread: distributes the layers over all GPUs; such a model can
-    run but not be trained.
+    keep_on_cpu: leaves the model on the CPU, but in the dtype of the best device, to which each
+    process later moves its shard; ignored with nf4. spread: distributes the layers over all GPUs;
+    such a model can run but not be trained.
     """
     device = best_device()
     check_options(device, quantization=quantization, spread=spread)
@@ -247,7 +248,7 @@ def read_weights(
     if part:
         make_standalone(model)
     if location.is_gguf:
-        # An adapter's files name the model that the user knows, not the folder made of it.
+        # An adapter saved on this model must name the GGUF file, not the converted folder.
         model.name_or_path = location.location
     set_num_threads(model)
     return model
@@ -330,10 +331,11 @@ def set_num_threads(model: PreTrainedModel) -> None:
 
 
 def _cannot_load(kind: str, location: ModelLocation, error: BaseException) -> ModelError:
+    """Returns the error for a model, tokenizer or adapter (`kind`) that failed to load."""
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
     fix = (
         f"check the files in {Path(location.location)}"
         if location.is_local
-        else "check the name; a hub model needs the internet once (and HF_TOKEN if it is gated)"
+        else "check the name; a hub model must be downloaded once (with HF_TOKEN if it is gated)"
     )
     return ModelError(f"cannot load the {kind} of {location.name!r}: {first_line}", fix)

@@ -24,16 +24,16 @@ from stillroom.models.gguf.folder import files_of
 from stillroom.models.resolve import ModelLocation
 
 # Text parts that transformers has no causal language model for, and equivalent model types: their
-# three-dimensional positions are equal in all dimensions without images.
+# three-dimensional positions are equal in all dimensions if there are no images.
 _SAME_AS = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
-_PICTURE_POSITIONS = ("mrope_section", "mrope_interleaved", "type")
+_IMAGE_ROPE_KEYS = ("mrope_section", "mrope_interleaved", "type")
 # Name prefixes of the text part's weights: in the files, and in a language model.
-_BEGINNINGS = {
+_PREFIXES = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
 }
-KEY_MAPPING = {f"^{re.escape(begin)}": end for begin, end in _BEGINNINGS.items()}
+KEY_MAPPING = {f"^{re.escape(begin)}": end for begin, end in _PREFIXES.items()}
 """Patterns of name prefixes in a multimodal model, with those in a language model."""
 
 # Multimodal models that contain a whole language model, including its head.
@@ -83,7 +83,7 @@ def text_name(name: str) -> str:
 
     Weights outside the text part keep their names.
     """
-    for begin, end in _BEGINNINGS.items():
+    for begin, end in _PREFIXES.items():
         if name.startswith(begin):
             return end + name.removeprefix(begin)
     return name
@@ -125,6 +125,7 @@ def make_standalone(model: Any) -> None:
 
 
 def _has_text_part(config: Any) -> bool:
+    """Whether a configuration is that of a multimodal model whose text part can be loaded alone."""
     text = config.get_text_config()
     if text is config or not hasattr(config, "text_config"):
         return False
@@ -133,11 +134,12 @@ def _has_text_part(config: Any) -> bool:
 
 
 def _text_config(whole: Any) -> Any:
+    """Returns the configuration of a model's text part as a causal language model."""
     text: Any = deepcopy(whole.get_text_config())
     if (same := _SAME_AS.get(text.model_type)) is not None:
         settings = {k: v for k, v in text.to_dict().items() if k != "model_type"}
         rope = settings.get("rope_parameters") or {}
-        settings["rope_parameters"] = {k: v for k, v in rope.items() if k not in _PICTURE_POSITIONS}
+        settings["rope_parameters"] = {k: v for k, v in rope.items() if k not in _IMAGE_ROPE_KEYS}
         text = AutoConfig.for_model(same, **settings)
     # These settings of the whole model take precedence over those of its text part.
     for name in ("tie_word_embeddings", "dtype", "quantization_config"):
@@ -149,6 +151,7 @@ def _text_config(whole: Any) -> Any:
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _ROOT = "base_model.model."
 _NARROWER = ("exclude_modules", "layers_to_transform", "layers_pattern")
+"""The adapter settings that exclude target modules; full module names replace them."""
 
 
 def weight_names(folder: Path) -> list[str]:
@@ -165,24 +168,30 @@ def weight_names(folder: Path) -> list[str]:
 
 def is_for_multimodal(names: Iterable[str]) -> bool:
     """Whether an adapter with these weight names is for a whole multimodal model."""
-    return any(text_name(inner) != inner for inner in map(_inner, names))
+    return any(text_name(inner) != inner for inner in map(_wrapped_name, names))
 
 
 def text_part_names(names: Iterable[str]) -> list[str]:
-    """Returns the weights' names on the text part, from an adapter of a whole model.
+    """Returns an adapter's weight names on the text part, from those on the multimodal model.
 
     Weights outside the text part are left out.
     """
-    inner = [name for name in map(_inner, names) if text_name(name) != name or _is_head(name)]
+    inner = [
+        name for name in map(_wrapped_name, names) if text_name(name) != name or _is_head(name)
+    ]
     return [_ROOT + text_name(name) for name in inner]
 
 
 def trained_other_weights(folder: Path) -> list[str]:
-    """Returns the weights outside the text part that an adapter of a whole model has trained."""
+    """Returns the names of trained adapter weights outside the text part of a multimodal model."""
     names = weight_names(folder)
     if not is_for_multimodal(names):
         return []
-    others = [n for n in names if text_name(_inner(n)) == _inner(n) and not _is_head(_inner(n))]
+    others = [
+        n
+        for n in names
+        if text_name(_wrapped_name(n)) == _wrapped_name(n) and not _is_head(_wrapped_name(n))
+    ]
     with safe_open(folder / ADAPTER_WEIGHTS, "pt") as weights:
         # A new LoRA adapter is a no-op: its second matrix is zero.
         return [n for n in others if ".lora_A." not in n and bool(weights.get_tensor(n).any())]
@@ -191,14 +200,14 @@ def trained_other_weights(folder: Path) -> list[str]:
 def renamed_settings(
     settings: dict[str, Any], names: Iterable[str], rename: Callable[[str], str]
 ) -> dict[str, Any]:
-    """Returns the adapter settings that change when its weights get these names.
+    """Returns the settings of an adapter that change when its weights are renamed to `names`.
 
     Every adapted module is named in full, because a vision tower may have modules with the same
     suffix. rename: returns the new name of one of the adapter's weights.
     """
     parameters: Collection[str] = settings.get("target_parameters") or ()
     wrapped = tuple(parameter.rpartition(".")[0] for parameter in parameters)
-    modules = {_inner(name).partition(".lora_")[0] for name in names if ".lora_" in name}
+    modules = {_wrapped_name(name).partition(".lora_")[0] for name in names if ".lora_" in name}
     targets = {module.removesuffix(".base_layer") for module in modules}
     changed: dict[str, Any] = {name: None for name in _NARROWER if settings.get(name)}
     changed["target_modules"] = sorted(m for m in targets if not m.endswith(wrapped or "/"))
@@ -211,11 +220,12 @@ def renamed_settings(
 
 
 def expand_target_modules(folder: Path) -> None:
-    """Lists the target modules of a text-part adapter in a folder by their full names.
+    """Rewrites adapter_config.json so that `target_modules` has full module names.
 
-    peft shortens long lists to common suffixes, which a vision tower may have too: on the whole
-    model peft would add the adapter to the tower as well, without weights and with a warning at
-    most. With full names it raises an error. Raises OSError or SafetensorError.
+    For an adapter that was trained on the text part of a multimodal model. peft shortens long lists
+    to common suffixes, which a vision tower may have too: on the whole model peft would add the
+    adapter to the tower as well, without weights and with a warning at most. With full names it
+    raises an error. Raises OSError or SafetensorError.
     """
     file = folder / "adapter_config.json"
     settings: dict[str, Any] = json.loads(file.read_bytes())
@@ -229,7 +239,9 @@ def convert_to_multimodal(folder: Path, model_type: str) -> None:
     model_type: of the multimodal model. Raises OSError or SafetensorError.
     """
     weights = load_file(folder / ADAPTER_WEIGHTS)
-    moved = {_ROOT + multimodal_name(_inner(name), model_type): t for name, t in weights.items()}
+    moved = {
+        _ROOT + multimodal_name(_wrapped_name(name), model_type): t for name, t in weights.items()
+    }
     file = folder / "adapter_config.json"
     settings: dict[str, Any] = json.loads(file.read_bytes())
     changed = renamed_settings(settings, moved, lambda name: multimodal_name(name, model_type))
@@ -237,7 +249,8 @@ def convert_to_multimodal(folder: Path, model_type: str) -> None:
     write_json(file, {**settings, **changed})
 
 
-def _inner(name: str) -> str:
+def _wrapped_name(name: str) -> str:
+    """Returns a weight's name in the model that the adapter wraps."""
     return name.removeprefix(_ROOT)
 
 

@@ -12,14 +12,16 @@ if TYPE_CHECKING:
     from stillroom.models.load import LoadedModel
 
 OFF_POLICY_ROUTE = (
-    "use it off-policy: generate_rollouts with this teacher, then filter_dataset, convert_rollouts "
-    "and start_training with dataset_type sft; where rewards exist, continue with "
-    "generate_rollouts(refine=<the student's rollouts>), which corrects the student's failures"
+    "keep the current teacher and train off-policy: generate_rollouts with it, then "
+    "filter_dataset, convert_rollouts, and start_training with dataset_type sft. If rollouts have "
+    "rewards, generate_rollouts(refine=<the student's rollouts>) then corrects the student's "
+    "failures"
 )
-"""The advice for a teacher that cannot score the student's tokens."""
+"""The advice for a teacher that cannot score the student's tokens; always the last in a fix."""
 REREAD_ROUTE = (
-    "compare both byte by byte, each with its own tokenizer (in config.yml of distill: teacher: "
-    "{path: …, tokens: reread} and algorithm: {loss_fn: byte_reverse_kl})"
+    "compare student and teacher byte by byte, each with its own tokenizer (in config.yml, with "
+    "dataset_type distill: teacher: {path: …, tokens: reread} and algorithm: {loss_fn: "
+    "byte_reverse_kl})"
 )
 """The advice for a teacher whose tokenizer or template differs."""
 
@@ -31,13 +33,21 @@ _API_MODELS = re.compile(
 _SHOWN = 40
 
 
+def alternatives(*fixes: str) -> str:
+    """Returns several fixes as one text: (a) …; (b) …; or (c) …."""
+    *others, last = [f"({letter}) {fix}" for letter, fix in zip("abcdefgh", fixes, strict=False)]
+    return "; ".join([*others, f"or {last}"])
+
+
 def refuse_api_teacher(path: str) -> None:
     """Raises ConfigError for a teacher that cannot return the log-probability of given tokens."""
     if _API_MODELS.match(path):
         raise ConfigError(
             f"Unsupported teacher model {path!r}: distill needs the log-probability of every token "
             "the student wrote, which the APIs of OpenAI, Anthropic and Google do not return",
-            f"use an open-weight teacher with the student's tokenizer, or {OFF_POLICY_ROUTE}",
+            alternatives(
+                "use an open-weight teacher with the student's tokenizer", OFF_POLICY_ROUTE
+            ),
         )
 
 
@@ -54,10 +64,13 @@ def check_pair(student: "LoadedModel", teacher: "LoadedModel") -> None:
     if student.stop_ids and beyond:
         marks = ", ".join(repr(student.tokenizer.convert_ids_to_tokens(i)) for i in sorted(beyond))
         raise ModelError(
-            f"{names} have different end-of-turn tokens: the teacher also ends at {marks}, where "
-            "the student would continue up to its limit",
-            "add them to eos_token_id in the student's generation_config.json, "
-            f"{REREAD_ROUTE}, or {OFF_POLICY_ROUTE}",
+            f"{names} have different end-of-turn tokens: the teacher also ends a turn at {marks}, "
+            "where the student would continue up to its limit",
+            alternatives(
+                f"add {marks} to eos_token_id in the student's generation_config.json",
+                REREAD_ROUTE,
+                OFF_POLICY_ROUTE,
+            ),
         )
 
 
@@ -75,14 +88,19 @@ def check_tokenizers(names: str, student: Any, teacher: Any) -> None:
         raise ModelError(
             f"{names} have different tokenizers: {len(differing)} tokens differ, e.g. {example!r} "
             f"is {student_ids.get(example)} and {teacher_ids.get(example)}",
-            f"use a teacher of the student's own family, {REREAD_ROUTE}, or {OFF_POLICY_ROUTE}",
+            alternatives(
+                "use a teacher of the student's model family", REREAD_ROUTE, OFF_POLICY_ROUTE
+            ),
         )
     if student.chat_template != teacher.chat_template:
         raise ModelError(
             f"{names} have different chat templates, so the teacher would score a format that it "
             f"was not trained on: {_difference(student.chat_template, teacher.chat_template)}",
-            f"copy the teacher's chat_template.jinja into the student's folder, {REREAD_ROUTE}, "
-            f"or {OFF_POLICY_ROUTE}",
+            alternatives(
+                "copy the teacher's chat_template.jinja into the student's folder",
+                REREAD_ROUTE,
+                OFF_POLICY_ROUTE,
+            ),
         )
 
 

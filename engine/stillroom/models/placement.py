@@ -38,14 +38,14 @@ def dtype_for(precision: Precision, device: torch.device) -> torch.dtype:
 
 
 def check_options(device: torch.device, *, quantization: Quantization, spread: bool) -> None:
-    """Raises ConfigError for options that need CUDA, on an Apple GPU."""
+    """Raises ConfigError if the device is an Apple GPU and an option needs CUDA."""
     if device.type != "mps":
         return
     named = {"quantization: nf4": quantization is not None, "spread: true": spread}
     if needing := [option for option, is_set in named.items() if is_set]:
         raise ConfigError(
             f"an Apple GPU (mps) does not support {' and '.join(needing)}",
-            "leave it out; precision: bf16 needs half the memory of fp32",
+            f"remove {' and '.join(needing)}; to save memory, set precision: bf16",
         )
 
 
@@ -114,6 +114,8 @@ def enable_gradient_checkpointing(model: nn.Module) -> None:
 
 
 def _checkpoint_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `forward` with checkpointing whenever gradients are enabled."""
+
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)

@@ -14,7 +14,7 @@ _SQUARE_WORTH = 4096
 
 @dataclass(frozen=True, slots=True)
 class SharedPiece:
-    """Tokens `start` … `stop` - 1 of sequence `holder`; `before`: the pieces that precede it."""
+    """The tokens `start` … `stop` - 1 of the sequence `holder`, after the pieces `before`."""
 
     holder: int
     start: int
@@ -130,11 +130,11 @@ class PrefixIndex:
 
     def longest(self, ids: list[int]) -> SharedPrefix | None:
         """Returns the longest prefix of `ids` shared with a sequence; None without sequences."""
-        place = bisect.bisect_left(self._ordered, (ids, -1))
+        position = bisect.bisect_left(self._ordered, (ids, -1))
         # In lexicographic order, one of the two neighbours shares the longest prefix.
         shares = [
             SharedPrefix(index, num_common(ids, neighbour))
-            for neighbour, index in self._ordered[max(0, place - 1) : place + 1]
+            for neighbour, index in self._ordered[max(0, position - 1) : position + 1]
         ]
         return max(shares, key=lambda share: share.num_tokens, default=None)
 
@@ -144,14 +144,14 @@ class PrefixIndex:
             if length > len(ids):
                 continue
             prefix = ids[:length]
-            place = bisect.bisect_left(self._ordered, (prefix, -1))
-            if place < len(self._ordered) and self._ordered[place][0] == prefix:
-                return SharedPrefix(self._ordered[place][1], length)
+            position = bisect.bisect_left(self._ordered, (prefix, -1))
+            if position < len(self._ordered) and self._ordered[position][0] == prefix:
+                return SharedPrefix(self._ordered[position][1], length)
         return None
 
 
 def shared_prefixes(sequences: Sequence[list[int]]) -> list[SharedPrefix | None]:
-    """Returns for each sequence the longest prefix to copy from one that runs before it, or None.
+    """Returns the longest prefix that each sequence copies from an earlier one, or None.
 
     No two sequences wait for each other. Of equal sequences all but one copy everything, from the
     one that copies least.

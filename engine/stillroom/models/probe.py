@@ -28,7 +28,7 @@ from stillroom.models.kernels import (
     forbid_packing,
     relative_gap,
 )
-from stillroom.models.lm_head import OutputHead
+from stillroom.models.lm_head import HeadRunner
 from stillroom.models.placement import input_device
 from stillroom.models.small_copy import LONGEST_BOUNDARY, build_copy, small_configs
 
@@ -41,24 +41,24 @@ _TOLERANCE = {torch.float32: 1e-3}
 _SHORT_TOLERANCE = 8e-2
 # The same for one attention call in bf16 or fp16: its output and its gradients.
 _KERNEL_TOLERANCE = 5e-2
-# What a model that does not support a layout may raise.
-_CANNOT = (
+# The errors that a model may raise if it does not support a layout.
+_UNSUPPORTED_ERRORS = (
     TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, StrictDataclassError,
 )  # fmt: skip
-_INSTEAD: dict[PassLayout, str] = {
+_FALLBACKS: dict[PassLayout, str] = {
     "packed": "padded to the longest row of their pass (slower)",
     "padded": "run one by one (slower)",
 }
 
 
 def choose_passes(
-    head: OutputHead,
+    head: HeadRunner,
     *,
     device: torch.device | None = None,
     compute_dtype: torch.dtype | None = None,
     kernel: PackKernel | Literal["auto"] | None = "auto",
 ) -> None:
-    """Sets the head's rules to the fastest that do not change its logits, and its notes.
+    """Sets the head's rules to the fastest ones that do not change its logits, and its notes.
 
     device: where the model will run, if it is not there yet (sharded weights). compute_dtype: the
     dtype of matrix products there, if it differs from the weights'. kernel: the attention kernel of
@@ -78,7 +78,7 @@ def choose_passes(
     if choice.kernel is not None and allow_packing(model):
         layouts = ["packed", *layouts]
     elif choice.reason and gaps.get("packed", math.inf) <= exact:
-        head.notes.append(f"rows of {name} are {_INSTEAD['packed']}: {choice.reason}")
+        head.notes.append(f"rows of {name} are {_FALLBACKS['packed']}: {choice.reason}")
     for layout in layouts:
         head.rules = replace(head.rules, layout=layout, kernel=choice.kernel or "spans")
         gap = gaps.get(layout, math.inf if layout == "packed" else 0.0)
@@ -93,21 +93,26 @@ def choose_passes(
             return
         if layout == "packed":
             forbid_packing(model)
-        if layout in _INSTEAD:
-            reason = f"{gap:.1%} of the largest" if math.isfinite(gap) else "an unknown amount"
+        if layout in _FALLBACKS:
             head.notes.append(
-                f"rows of {name} are {_INSTEAD[layout]}: {layout} rows would change some logits by "
-                f"{reason}"
+                f"rows of {name} are {_FALLBACKS[layout]}: {layout} rows are not exact "
+                f"({_describe_gap(gap)})"
             )
     raise ModelError(
-        f"the forward pass of {name} is not supported (its logits differ by {gap:.1%} of the "
-        "largest)",
+        f"the forward pass of {name} is not supported: {_describe_gap(gap)}",
         "use a model of another family (Qwen, Llama, Mistral, Gemma, Phi are tested)",
     )
 
 
-def _model_gap(head: OutputHead, dtype: torch.dtype | None) -> float:
-    """Returns the error of the model itself when packed; 0 if rounding explains it.
+def _describe_gap(gap: float) -> str:
+    """Returns how far logits are off, as a clause of a message; infinite if the pass failed."""
+    if not math.isfinite(gap):
+        return "the pass fails or gives logits that are not finite"
+    return f"some logits differ by {gap:.1%} of the largest"
+
+
+def _model_gap(head: HeadRunner, dtype: torch.dtype | None) -> float:
+    """Returns how far packing changes the model's logits; 0 if rounding explains it.
 
     dtype: the dtype that it computes in; None: the model is not on its device yet, and packs run
     span by span in the dtype of its weights.
@@ -138,10 +143,10 @@ def _kernel_gap(
     for config in configs:
         try:
             model = build_copy(config_class, config)
-        except _CANNOT:
+        except _UNSUPPORTED_ERRORS:
             continue
         if model is not None and allow_packing(model):
-            head, check = OutputHead(model.to(device)), KernelCheck(dtype)
+            head, check = HeadRunner(model.to(device)), KernelCheck(dtype)
             head.rules = replace(head.rules, layout="packed")
             if math.isfinite(_Reference(head, _LONG).gap(head, check=check)):
                 return check.gap if check.gap > _KERNEL_TOLERANCE else 0.0
@@ -157,13 +162,14 @@ def _copy_gaps(config_class: type[PreTrainedConfig], *configs: str) -> Mapping[s
     for config in configs:
         try:
             if (model := build_copy(config_class, config)) is not None:
-                return _layout_gaps(OutputHead(model))
-        except _CANNOT:
+                return _layout_gaps(HeadRunner(model))
+        except _UNSUPPORTED_ERRORS:
             continue
     return {}
 
 
-def _layout_gaps(head: OutputHead) -> Mapping[str, float]:
+def _layout_gaps(head: HeadRunner) -> Mapping[str, float]:
+    """Returns the error with each layout, and of a pass over embeddings (`embedded`)."""
     reference = _Reference(head, _LONG)
     gaps = {"padded": reference.gap(head)}
     gaps["embedded"] = reference.gap(head, head.base.get_input_embeddings())
@@ -180,7 +186,7 @@ class _Reference:
     """Test sequences, and the logits of each from a plain forward pass of its own."""
 
     @torch.no_grad()
-    def __init__(self, head: OutputHead, lengths: Sequence[int]) -> None:
+    def __init__(self, head: HeadRunner, lengths: Sequence[int]) -> None:
         ids = _probe_ids(lengths, head.vocab_size)
         self._sequences = [TokenSequence(one, [True] * len(one)) for one in ids]
         with _eval_mode(head.base) as model:
@@ -193,12 +199,12 @@ class _Reference:
     @torch.no_grad()
     def gap(
         self,
-        head: OutputHead,
+        head: HeadRunner,
         embed: Callable[[Tensor], Tensor] | None = None,
         *,
         check: KernelCheck | None = None,
     ) -> float:
-        """Returns the largest difference of a batch's logits, relative to the largest logit.
+        """Returns the largest error of a batch's logits, relative to the largest logit.
 
         It is infinite if the batch cannot run. check: also compares the attention kernels of packs.
         """
@@ -209,7 +215,7 @@ class _Reference:
                     if one.pack is not None:
                         one.pack.observer = check
                 logits_NV = head.logits(head.batch_hidden(batch, embed))
-        except _CANNOT:
+        except _UNSUPPORTED_ERRORS:
             return math.inf
         return relative_gap(logits_NV, self._logits_NV)
 

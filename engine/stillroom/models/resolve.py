@@ -56,12 +56,12 @@ class ModelLocation:
 
     @property
     def is_gguf(self) -> bool:
-        """Whether this is a GGUF file, which `gguf.folder.converted` makes a folder of."""
+        """Whether this is a GGUF file, which `gguf.folder.convert_gguf` makes a folder of."""
         return self.is_local and self.folder.is_file()
 
     @property
     def recorded(self) -> str:
-        """Its name in records: a hub id, or its path on the user's machine."""
+        """Its location as manifests record it: a hub id, or a path on the user's machine."""
         return home_path(self.location) if self.is_local else self.location
 
     @property
@@ -112,7 +112,11 @@ def locate_model(workspace: Workspace, name: str) -> ModelLocation:
         )
     if _HUB_ID.fullmatch(name):
         return ModelLocation(name, name, is_local=False)
-    raise ModelError(f"there is no model {name!r} (no folder {path}, no run, no hub id)", _ACCEPTED)
+    raise ModelError(
+        f"there is no model {name!r}: {path} is not a folder or GGUF file, and {name!r} is not "
+        "a run id or hub id",
+        _ACCEPTED,
+    )
 
 
 def adapter_base(workspace: Workspace, location: ModelLocation) -> ModelLocation:
@@ -140,7 +144,7 @@ def _checkpoint_of_run(name: str, run: Path) -> ModelLocation:
     if final.is_dir():
         return ModelLocation(name, str(final.resolve()), is_local=True)
     steps = sorted(p.name for p in (run / CHECKPOINTS).glob("step_*"))
-    fix = f"see its state (get_run with run_id={name})"
+    fix = f"check the run's state with get_run(run_id={name!r})"
     if steps:
         fix = f"give its last checkpoint, runs/{run.name}/{CHECKPOINTS}/{steps[-1]}, as the model"
     raise ModelError(f"run {name!r} has no final checkpoint", fix)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_MARK = "stillroom_forgets_longer_passes"
+_PATCHED_MARK = "stillroom_forgets_longer_passes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ def reset_dynamic_frequencies(body: nn.Module) -> None:
     for module in body.modules():
         types: Any = getattr(module, "rope_type", None)
         names = types.values() if isinstance(types, Mapping) else [types]
-        if any("dynamic" in str(name) for name in names) and not hasattr(module, _MARK):
+        if any("dynamic" in str(name) for name in names) and not hasattr(module, _PATCHED_MARK):
             module.register_forward_pre_hook(_reset_frequencies)
-            setattr(module, _MARK, True)
+            setattr(module, _PATCHED_MARK, True)
 
 
 def scale_by_positions(body: nn.Module) -> None:
@@ -75,6 +75,7 @@ def scale_by_positions(body: nn.Module) -> None:
 
 
 def _keep_positions(layer: Any, _inputs: Any, options: Mapping[str, Any]) -> None:
+    """Stores a pass's position ids on the attention module, for `_scale_queries`."""
     layer.self_attn.positions_BT = options["position_ids"]
 
 
@@ -89,6 +90,7 @@ def _scale_queries(attention: Any, _module: Any, _inputs: Any, query_BTH: Tensor
 
 
 def _boundaries(text: Any, sets: Iterable[Mapping[str, Any]]) -> Iterable[RopeBoundary]:
+    """Yields the boundary of each set of RoPE parameters that has one."""
     for parameters in sets:
         kind = str(parameters.get("rope_type", parameters.get("type", "")))
         if "dynamic" in kind:

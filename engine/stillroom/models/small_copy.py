@@ -64,7 +64,7 @@ def small_configs(model: Any) -> list[str]:
 
 
 def build_copy(config_class: type[PreTrainedConfig], config: str) -> Any:
-    """Returns a model with random weights on the CPU, or None if it would be too large.
+    """Returns a model of this configuration with random weights on the CPU; None if too large.
 
     Errors of the model's own code are raised. The random state is left unchanged.
     """
@@ -115,13 +115,13 @@ def _cut_to_layers(config: dict[str, Any], total: int, num: int) -> dict[str, An
 def _lower_boundaries(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the configuration with every boundary lowered to a few dozen tokens."""
 
-    def moved(name: str, value: Any) -> Any:
+    def lowered(name: str, value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: moved(key, inner) for key, inner in value.items()}
+            return {key: lowered(key, inner) for key, inner in value.items()}
         near = _BOUNDARIES.get(name)
         return near if near is not None and isinstance(value, int) and value > near else value
 
-    near = {name: moved(name, value) for name, value in config.items()}
+    near = {name: lowered(name, value) for name, value in config.items()}
     if "dynamic" in json.dumps(near.get("rope_parameters")):
         near["max_position_embeddings"] = _CONTEXT
     return near
@@ -173,6 +173,7 @@ def _reduce_heads(narrow: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cap(value: Any, most: int) -> Any:
+    """Returns a number, or each number of a list, limited to `most`; other values unchanged."""
     if isinstance(value, list):
         return [_cap(one, most) for one in value]
     return min(value, most) if isinstance(value, int) else value

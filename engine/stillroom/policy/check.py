@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from stillroom.errors import ModelError
-from stillroom.models.lm_head import OutputHead, token_logprobs
+from stillroom.models.lm_head import HeadRunner, token_logprobs
 from stillroom.models.load import LoadedModel
 from stillroom.models.resolve import ModelLocation
 from stillroom.models.small_copy import LONGEST_BOUNDARY, build_copy, small_configs
@@ -37,9 +37,9 @@ _MAX_STEPS = 200
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 _HALF_TOLERANCE = 0.25
 # An architecture that cannot be run in one of the ways may raise any of these.
-_CANNOT = (ValueError, TypeError, AttributeError, IndexError, KeyError, RuntimeError)
+_UNSUPPORTED_ERRORS = (ValueError, TypeError, AttributeError, IndexError, KeyError, RuntimeError)
 _ELSEWHERE = "serve the model with vLLM or SGLang and give its URL with provider openai"
-_INSTEAD: dict[SamplingMode, str] = {
+_FALLBACKS: dict[SamplingMode, str] = {
     "batched, given tokens singly": "is sampled with its prompt tokens run one by one",
     "row by row": "is sampled row by row over transformers' own cache, which is far slower",
     "without a cache": "is sampled without a cache, with a forward pass over the whole "
@@ -95,7 +95,7 @@ def check_decoding(loaded: LoadedModel) -> list[str]:
         if found.gap <= _TOLERANCE[torch.float32]:
             found = _gap(loaded, _SHORT)
         if found.gap <= tolerance:
-            notes = [f"{name} {_INSTEAD[mode]}: {reason}"] if mode in _INSTEAD else []
+            notes = [f"{name} {_FALLBACKS[mode]}: {reason}"] if mode in _FALLBACKS else []
             if found.graph_refusal is not None:
                 notes.append(f"{name} {_WITHOUT_GRAPHS}: {found.graph_refusal}")
             return notes
@@ -130,8 +130,8 @@ def _copy_gap(
             model = build_copy(config_class, config)
             if model is None:
                 continue
-            OutputHead(model).check()
-        except (*_CANNOT, ModelError):
+            HeadRunner(model).check()
+        except (*_UNSUPPORTED_ERRORS, ModelError):
             continue
         set_sampling_mode(model, mode)
         words = _CopyTokenizer(int(model.config.get_text_config().vocab_size))
@@ -154,11 +154,11 @@ class _CopyTokenizer:
 def _gap(loaded: LoadedModel, trial: _Trial) -> _TrialResult:
     """Returns how far sampled log-probabilities are off from those of plain forward passes."""
     try:
-        head = OutputHead(loaded.model)
+        head = HeadRunner(loaded.model)
         engine = DecodeEngine(loaded, max_rows=trial.max_rows, max_context=loaded.max_context)
         sequences = _sample_trial(engine, loaded, trial)
         gaps = [_largest_gap(loaded, head, sequence) for sequence in sequences]
-    except _CANNOT as error:
+    except _UNSUPPORTED_ERRORS as error:
         return _TrialResult(math.inf, f"{type(error).__name__}: {error}")
     gap = max(gaps)
     return _TrialResult(math.inf if math.isnan(gap) else gap, graph_refusal=engine.graph_refusal)
@@ -201,7 +201,7 @@ def _ids(length: int, seed: int, vocabulary: int) -> list[int]:
     return [(37 * index + 11 * seed + 5) % vocabulary for index in range(length)]
 
 
-def _largest_gap(loaded: LoadedModel, head: OutputHead, sequence: DecodedSequence) -> float:
+def _largest_gap(loaded: LoadedModel, head: HeadRunner, sequence: DecodedSequence) -> float:
     """Returns the largest difference (nats) of log-probabilities from those of a forward pass."""
     ids_1T = torch.tensor([sequence.ids], device=loaded.device)
     logits_NV = head.logits(head.hidden(ids_1T)[0, :-1])

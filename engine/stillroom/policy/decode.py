@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stillroom.models.batches import microbatches
-from stillroom.models.lm_head import OutputHead, token_logprobs
+from stillroom.models.lm_head import HeadRunner, token_logprobs
 from stillroom.models.load import LoadedModel
 from stillroom.models.prefixes import SharedPrefix, shared_prefixes
 from stillroom.models.rope import length_class, rope_boundaries
@@ -48,7 +48,7 @@ class DecodeEngine:
         self._max_rows = max_rows
         self._max_context = max_context
         self._passes = passes_for(model, num_slots=max_rows)
-        self._head = OutputHead(model)
+        self._head = HeadRunner(model)
         self._boundaries = rope_boundaries(model.config)
         self._graphs = self._step_graphs()
         self._min_shared = _MIN_SHARED_CUDA if self._device.type == "cuda" else _MIN_SHARED

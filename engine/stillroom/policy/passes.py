@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from stillroom.models.lm_head import OutputHead
+from stillroom.models.lm_head import HeadRunner
 from stillroom.models.placement import base_model, body_of, input_device
 from stillroom.models.rope import rope_boundaries
 from stillroom.policy.mamba import own_formulas, prepare_mamba
@@ -89,7 +89,7 @@ class SlotPasses:
         self.cache, self.can_continue = cache, can_continue
         self._formulas = own_formulas if has_own_formulas else nullcontext
         self.is_recurrent = cache.is_recurrent
-        self._head = OutputHead(model)
+        self._head = HeadRunner(model)
         self._device = input_device(base_model(model))
         self._dtype = model.dtype
         self._is_eager = model.config._attn_implementation == "eager"
@@ -231,7 +231,7 @@ class PlainPasses:
         """`keeps_cache`: whether rows keep their caches; else every pass runs all their tokens."""
         self.cache = _RowCaches()
         self._keeps_cache = keeps_cache
-        self._head = OutputHead(model)
+        self._head = HeadRunner(model)
         self._body = body_of(model)
         self._device = input_device(base_model(model))
         parameters = inspect.signature(self._body.forward).parameters

@@ -277,14 +277,14 @@ class _Models:
         options = self.plan.options
         # Imported here because the server process checks requests with this package, without torch.
         try:
-            from stillroom.models.lm_head import OutputHead
+            from stillroom.models.lm_head import HeadRunner
             from stillroom.models.load import load_model
             from stillroom.policy.check import check_decoding
             from stillroom.policy.hf import HFPolicy
         except ModuleNotFoundError as error:
             raise missing_extra("train", f"running {options.model!r} in-process") from error
         loaded = await anyio.to_thread.run_sync(load_model, self.plan.workspace, location)
-        OutputHead(loaded.model).check()
+        HeadRunner(loaded.model).check()
         self.notes.extend(check_decoding(loaded))
         policy = HFPolicy(loaded, sampling, max_rows=options.concurrency)
         opened = await self.stack.enter_async_context(policy)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stillroom.models.batches import TokenBatch, TokenSequence, microbatches
-from stillroom.models.lm_head import OutputHead
+from stillroom.models.lm_head import HeadRunner
 from stillroom.models.load import LoadedModel
 from stillroom.models.probe import choose_passes
 
@@ -19,7 +19,7 @@ class LocalTeacher:
 
     def __init__(self, loaded: LoadedModel, *, max_batch_tokens: int = 16384) -> None:
         self.loaded = loaded
-        self.head = OutputHead(loaded.model)
+        self.head = HeadRunner(loaded.model)
         self.head.check()
         choose_passes(self.head)
         self._max_batch_tokens = max_batch_tokens

@@ -10,7 +10,7 @@ from stillroom.models.batches import (
     collate,
     microbatches,
 )
-from stillroom.models.lm_head import OutputHead
+from stillroom.models.lm_head import HeadRunner
 
 CPU = torch.device("cpu")
 
@@ -86,7 +86,7 @@ def test_microbatches_hold_every_sequence_once_within_the_padded_size(lengths, m
 
 
 def test_empty_passes_change_no_hidden_state():
-    head = OutputHead(build_family("phi4-mini"))
+    head = HeadRunner(build_family("phi4-mini"))
     rows = [list(range(3, 12)), list(range(5, 40))]
     both = head.collate([TokenSequence(row, [True] * len(row)) for row in rows])
     single = head.collate([TokenSequence(rows[0], [True] * 9)])

@@ -14,7 +14,7 @@ from fakes.varlen import varlen_attn
 from stillroom.models import kernels
 from stillroom.models.batches import TokenSequence
 from stillroom.models.kernels import KernelChoice, Pack, PackSpan, attend, choose_kernel
-from stillroom.models.lm_head import OutputHead
+from stillroom.models.lm_head import HeadRunner
 from stillroom.models.probe import choose_passes
 
 ALONE = [PackSpan(5), PackSpan(1), PackSpan(9)]
@@ -122,7 +122,7 @@ def test_on_cuda_all_spans_run_at_once_if_torch_and_the_gpu_can(monkeypatch):
     assert chosen(torch.float32) == KernelChoice(
         None, "torch's variable-length attention needs bf16 or fp16"
     )
-    assert "needs a newer GPU" in chosen(capability=(7, 5)).reason
+    assert "compute capability 8.0 or later" in chosen(capability=(7, 5)).reason
     monkeypatch.setattr(kernels, "_varlen_attention", lambda: None)
     assert "has no variable-length attention" in chosen().reason
 
@@ -158,7 +158,7 @@ def sequences():
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3"])
 def test_a_model_packs_by_the_kernel_of_cuda_and_says_so(family):
-    head = OutputHead(build_family(family))
+    head = HeadRunner(build_family(family))
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
         padded = head.batch_logits(head.collate(sequences()))
@@ -198,7 +198,7 @@ def broken(change):
 def test_a_kernel_that_computes_something_else_is_found_out(monkeypatch, attention):
     monkeypatch.setattr(kernels, "_varlen_attention", lambda: attention)
     # The result for a copy is kept, and other tests have probed this one.
-    head = OutputHead(build_family("gemma3", initializer_range=0.31))
+    head = HeadRunner(build_family("gemma3", initializer_range=0.31))
 
     choose_passes(head, compute_dtype=torch.bfloat16, kernel="varlen")
 
@@ -216,7 +216,7 @@ def test_weights_that_are_yet_to_be_sharded_are_probed_where_they_are(monkeypatc
     monkeypatch.setattr(kernels, "_varlen_attention", lambda: attention)
     # Another device to torch, on which a copy of the model can be run here all the same.
     other = torch.device("cpu", 0)
-    head = OutputHead(build_family("qwen3", initializer_range=0.32))
+    head = HeadRunner(build_family("qwen3", initializer_range=0.32))
 
     choose_passes(head, device=other, compute_dtype=torch.bfloat16, kernel="varlen")
 
@@ -232,7 +232,7 @@ def test_weights_that_are_yet_to_be_sharded_are_probed_where_they_are(monkeypatc
 
 def test_a_kernel_that_cannot_run_a_models_heads_leaves_it_to_padded_rows():
     # DeepSeek's keys are wider than its values.
-    head = OutputHead(build_family("deepseek-v3"))
+    head = HeadRunner(build_family("deepseek-v3"))
 
     choose_passes(head, compute_dtype=torch.bfloat16, kernel="varlen")
 
@@ -241,7 +241,7 @@ def test_a_kernel_that_cannot_run_a_models_heads_leaves_it_to_padded_rows():
 
 
 def test_where_packs_would_be_slow_rows_are_padded_and_the_note_says_why(monkeypatch):
-    head = OutputHead(build_family("qwen3"))
+    head = HeadRunner(build_family("qwen3"))
     monkeypatch.setattr(
         "stillroom.models.probe.choose_kernel", lambda *_: KernelChoice(None, "no kernel here")
     )

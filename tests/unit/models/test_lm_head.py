@@ -6,7 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from fakes.tiny_models import ARCHITECTURES, build_model, build_tokenizer
 from stillroom.errors import ModelError
 from stillroom.models.batches import TokenSequence, collate
-from stillroom.models.lm_head import OutputHead, compute_in_tiles, token_logprobs
+from stillroom.models.lm_head import HeadRunner, compute_in_tiles, token_logprobs
 
 IDS = torch.randint(0, 352, (2, 20), generator=torch.Generator().manual_seed(0))
 TOKENIZER = build_tokenizer("chatml")
@@ -22,7 +22,7 @@ def chosen_positions(ids):
 @torch.no_grad()
 def test_the_logits_are_the_models_own(architecture):
     model = build_model(architecture, TOKENIZER)
-    head = OutputHead(model)
+    head = HeadRunner(model)
     batch = chosen_positions(IDS)
 
     head.check()
@@ -41,16 +41,16 @@ def test_the_models_short_number_format_is_not_taken_for_another_head(architectu
     # Large logits, so that soft-capping works on them and rounding is at its worst.
     model.get_output_embeddings().weight.mul_(8)
 
-    OutputHead(model).check()
+    HeadRunner(model).check()
 
 
 @torch.no_grad()
 def test_the_head_runs_the_adapter_of_a_peft_model():
     base = build_model("llama", TOKENIZER)
-    plain = OutputHead(base).hidden(IDS)
+    plain = HeadRunner(base).hidden(IDS)
     config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
     model = get_peft_model(base, config)
-    head = OutputHead(model)
+    head = HeadRunner(model)
 
     head.check()
 
@@ -79,7 +79,7 @@ def test_an_unknown_head_is_refused(size):
     model = OddHead(config)
 
     with pytest.raises(ModelError, match="the output head of OddHead is not supported"):
-        OutputHead(model).check()
+        HeadRunner(model).check()
 
 
 @pytest.mark.parametrize("most", [1, 5, 100])

@@ -5,7 +5,7 @@ import torch
 
 from fakes.tiny_models import ARCHITECTURES, build_model, build_tokenizer
 from stillroom.models.batches import TokenSequence
-from stillroom.models.lm_head import OutputHead
+from stillroom.models.lm_head import HeadRunner
 from stillroom.models.probe import choose_passes
 
 TOKENIZER = build_tokenizer("chatml")
@@ -32,7 +32,7 @@ def model_of(architecture, **changes):
 @pytest.mark.parametrize("architecture", PACKING)
 @torch.no_grad()
 def test_what_stands_beside_a_sequence_changes_nothing(architecture):
-    head = OutputHead(model_of(architecture))
+    head = HeadRunner(model_of(architecture))
     padded = head.batch_hidden(head.collate(sequences()))
     choose_passes(head)
 
@@ -53,7 +53,7 @@ def test_other_passes_go_on_as_before(architecture):
     mask[0, :6] = 0
     before = model(input_ids=ids, attention_mask=mask).logits
 
-    choose_passes(OutputHead(model))
+    choose_passes(HeadRunner(model))
 
     assert torch.equal(model(input_ids=ids, attention_mask=mask).logits, before)
 
@@ -61,7 +61,7 @@ def test_other_passes_go_on_as_before(architecture):
 def test_soft_capped_attention_is_left_to_padded_rows():
     model = model_of("gemma2")
 
-    head = OutputHead(model)
+    head = HeadRunner(model)
     choose_passes(head)
 
     assert head.rules.layout == "padded"
@@ -80,7 +80,7 @@ def test_a_model_that_does_not_hand_the_pack_on_is_left_to_padded_rows():
     for layer in model.model.layers:
         layer.self_attn.__class__ = Deaf
 
-    head = OutputHead(model)
+    head = HeadRunner(model)
     choose_passes(head)
 
     assert head.rules.layout == "padded"
@@ -90,7 +90,7 @@ def test_a_model_that_does_not_hand_the_pack_on_is_left_to_padded_rows():
 
 def test_saving_a_model_that_packs_says_nothing_of_it(tmp_path):
     model = model_of("qwen3")
-    choose_passes(OutputHead(model))
+    choose_passes(HeadRunner(model))
 
     model.save_pretrained(tmp_path)
 

@@ -8,7 +8,7 @@ from fakes.tiny_models import ARCHITECTURES, build_model, build_tokenizer
 from stillroom.errors import ConfigError, ModelError
 from stillroom.models import load
 from stillroom.models.batches import TokenSequence
-from stillroom.models.lm_head import OutputHead
+from stillroom.models.lm_head import HeadRunner
 from stillroom.models.load import load_model
 from stillroom.models.placement import (
     best_device,
@@ -140,7 +140,7 @@ class Held:
 @pytest.mark.parametrize("is_training", [True, False])
 def test_gradients_stay_and_less_is_kept(architecture, is_training):
     model = build_model(architecture, TOKENIZER).train(is_training)
-    head = OutputHead(model)
+    head = HeadRunner(model)
     choose_passes(head)
     rows = [list(range(5, 45)), list(range(40, 52))]
     sequences = [TokenSequence(row, [True] * len(row)) for row in rows]

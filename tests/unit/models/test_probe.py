@@ -5,13 +5,13 @@ import torch
 import transformers
 
 from fakes.families import build_family
-from stillroom.models.lm_head import OutputHead
+from stillroom.models.lm_head import HeadRunner
 from stillroom.models.probe import choose_passes
 
 
 @pytest.mark.parametrize("family", ["qwen2.5-sliding", "gemma3n", "deepseek-v3", "phi4-mini"])
 def test_families_whose_windows_packs_know_are_packed(family):
-    head = OutputHead(build_family(family))
+    head = HeadRunner(build_family(family))
 
     choose_passes(head)
 
@@ -23,7 +23,7 @@ def test_families_whose_windows_packs_know_are_packed(family):
 def test_a_window_that_only_the_mask_holds_switches_packing_off(dtype):
     # A window of 4096 tokens, as released checkpoints have: no short sequence would show it.
     model = build_family("qwen2-moe", sliding_window=4096).to(dtype)
-    head = OutputHead(model)
+    head = HeadRunner(model)
 
     choose_passes(head)
 
@@ -33,7 +33,7 @@ def test_a_window_that_only_the_mask_holds_switches_packing_off(dtype):
 
 @pytest.mark.parametrize("family", ["qwen3.5", "granite4-dense", "lfm2", "nemotron-h", "llama4"])
 def test_recurrent_layers_and_chunks_are_padded(family):
-    head = OutputHead(build_family(family))
+    head = HeadRunner(build_family(family))
     head.check()
 
     choose_passes(head)
@@ -49,7 +49,7 @@ def test_rows_run_one_by_one_where_tokens_pick_the_few_that_they_attend_to():
         qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, index_topk=2048, index_n_heads=2,
         index_head_dim=16, first_k_dense_replace=2,
     )  # fmt: skip
-    head = OutputHead(transformers.AutoModelForCausalLM.from_config(config))
+    head = HeadRunner(transformers.AutoModelForCausalLM.from_config(config))
 
     choose_passes(head)
 
@@ -70,7 +70,7 @@ def test_rows_that_padding_would_change_run_one_by_one(monkeypatch):
 
     monkeypatch.setattr(body, "forward", mixing)
     monkeypatch.setattr("stillroom.models.probe.allow_packing", lambda _model: False)
-    head = OutputHead(model)
+    head = HeadRunner(model)
     choose_passes(head)
 
     assert head.rules.layout == "alone"
@@ -82,7 +82,7 @@ def test_the_probe_leaves_random_numbers_and_the_mode_alone():
     model = build_family("olmo2", hidden_size=16).train()
     state = torch.get_rng_state()
 
-    choose_passes(OutputHead(model))
+    choose_passes(HeadRunner(model))
 
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training

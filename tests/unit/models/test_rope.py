@@ -5,7 +5,7 @@ import torch
 
 from fakes.families import ORIGINAL_CONTEXT, build_family
 from stillroom.models.batches import PassRules, TokenSequence
-from stillroom.models.lm_head import OutputHead, token_logprobs
+from stillroom.models.lm_head import HeadRunner, token_logprobs
 from stillroom.models.probe import choose_passes
 from stillroom.models.rope import RopeBoundary, rope_boundaries
 
@@ -33,7 +33,7 @@ def gradients_of(model, loss):
 def test_a_batch_across_the_original_context_is_as_exact_as_single_passes(family):
     torch.set_num_threads(1)
     model, plain = build_family(family), build_family(family)
-    head = OutputHead(model)
+    head = HeadRunner(model)
     choose_passes(head)
     batch = head.collate(sequences())
     logprobs_N = head.batch_logprobs(batch)

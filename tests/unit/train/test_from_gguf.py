@@ -17,7 +17,7 @@ from stillroom.export.request import ExportModel
 from stillroom.export.run import ExportResult, export_model
 from stillroom.files import file_sha256
 from stillroom.lineage import read_manifest
-from stillroom.models.gguf.folder import converted
+from stillroom.models.gguf.folder import convert_gguf
 from stillroom.models.load import load_model
 from stillroom.models.resolve import adapter_base, locate_model
 from stillroom.trace.request import ShowLineage, State
@@ -96,7 +96,7 @@ def test_merged_weights_and_an_adapter_answer_as_the_checkpoint_does(project):
     assert "Base model: mit, according to the metadata of tiny.gguf." in card
     # Other programs find the base in the folder that was made of the file.
     named = json.loads((adapter / "adapter_config.json").read_bytes())["base_model_name_or_path"]
-    assert named == str(converted(project.root / "tiny.gguf"))
+    assert named == str(convert_gguf(project.root / "tiny.gguf"))
 
 
 def test_a_stated_licence_gives_way_to_that_of_the_file(project):

@@ -1,7 +1,7 @@
 """Hand-written gradients for models on the CPU; the only module of this package to import.
 
 Everywhere else, and for models that this does not support, autograd computes the gradients.
-`OutputHead.by_hand` says which: a `HandGradients`, or None.
+`HeadRunner.by_hand` is a `HandGradients` for supported models, else None.
 
 They exist for speed where there is no GPU. With a vocabulary of 152k and a hidden size of
 256 (benchmarks/on_policy, full reverse KL) an update by autograd takes 1.40 times the CPU time
@@ -36,7 +36,7 @@ class TeacherTile:
     """The teacher's log-probabilities (nats) of the sampled tokens, [n]."""
     divergence: Divergence | None = None
     entropy_n: Tensor | None = None
-    """The entropy (nats) of the student's distributions, [n]; None: estimated by the negative
+    """The entropy (nats) of the student's distributions, [n]; None to estimate it by the negative
     log-probability of the token."""
 
 
@@ -164,6 +164,8 @@ def _embed(table: nn.Embedding, ids_BT: Tensor) -> Tensor:
 
 
 class _TokenLogprobs(torch.autograd.Function):
+    """Makes a `MatrixHead`'s log-probabilities differentiable with respect to hidden states."""
+
     @staticmethod
     def forward(ctx: Any, hidden_NH: Tensor, targets_N: Tensor, matrix: MatrixHead) -> Tensor:
         scores = matrix.score(hidden_NH, targets_N)

@@ -48,9 +48,9 @@ class MatrixHead:
         gradient_NH = torch.empty_like(hidden_NH)
         for part in self._tiles(len(targets_N)):
             hidden_nH = hidden_NH[part]
-            logprobs_N[part], wrong_nV = self._nll_gradient(hidden_nH, targets_N[part])
-            gradient_NH[part] = (wrong_nV @ self.weight).mul_(scale)
-            self._add_to_weight(wrong_nV, hidden_nH, scale)
+            logprobs_N[part], gradient_nV = self._nll_gradient(hidden_nH, targets_N[part])
+            gradient_NH[part] = (gradient_nV @ self.weight).mul_(scale)
+            self._add_to_weight(gradient_nV, hidden_nH, scale)
         return logprobs_N, gradient_NH
 
     @torch.no_grad()
@@ -58,52 +58,56 @@ class MatrixHead:
         """Returns the tokens' log-probabilities, for a loss whose gradient is not known yet."""
         logprobs_N = hidden_NH.new_empty(len(targets_N), dtype=torch.float32)
         gradient_NH = torch.empty_like(hidden_NH)
-        wrong_nV = None
+        gradient_nV = None
         tiles = list(self._tiles(len(targets_N)))
         for part in tiles:
-            logprobs_N[part], wrong_nV = self._nll_gradient(hidden_NH[part], targets_N[part])
-            torch.mm(wrong_nV, self.weight, out=gradient_NH[part])
+            logprobs_N[part], gradient_nV = self._nll_gradient(hidden_NH[part], targets_N[part])
+            torch.mm(gradient_nV, self.weight, out=gradient_NH[part])
         return MatrixScores(
             logprobs_N,
             hidden_NH,
             targets_N,
             gradient_NH,
-            wrong_nV if len(tiles) == 1 else None,
+            gradient_nV if len(tiles) == 1 else None,
             self._num_tiles_formed,
         )
 
     @torch.no_grad()
     def score_gradient(self, scores: "MatrixScores", weights_N: Tensor) -> Tensor:
-        """Adds the weight's gradient of Σ weights_N × log-probability; call once per `scores`.
+        """Adds the weight's gradient of Σ weights_N × log-probability. Call it once per `scores`.
 
         Returns the gradient with respect to the hidden states, [N, H].
         """
         if self.weight.requires_grad:
             for part in self._tiles(len(weights_N)):
                 hidden_nH = scores.hidden_NH[part]
-                wrong_nV = scores.logit_gradient_NV
+                gradient_nV = scores.logit_gradient_NV
                 # Recomputed unless the head's buffer still holds it from the only tile: another
                 # caller may have used the buffer.
-                if wrong_nV is None or scores.num_tiles_formed != self._num_tiles_formed:
-                    _, wrong_nV = self._nll_gradient(hidden_nH, scores.targets_N[part])
+                if gradient_nV is None or scores.num_tiles_formed != self._num_tiles_formed:
+                    _, gradient_nV = self._nll_gradient(hidden_nH, scores.targets_N[part])
                 weighted_nH = hidden_nH * weights_N[part, None].to(hidden_nH.dtype)
-                self._add_to_weight(wrong_nV, weighted_nH, -1.0)
+                self._add_to_weight(gradient_nV, weighted_nH, -1.0)
         return scores.gradient_NH.mul_(-weights_N[:, None].to(scores.gradient_NH.dtype))
 
     @torch.no_grad()
     def add_gradient(
-        self, hidden_NH: Tensor, learn: Callable[[slice, Tensor], Tensor], *, tile_numbers: int
+        self,
+        hidden_NH: Tensor,
+        logit_gradient: Callable[[slice, Tensor], Tensor],
+        *,
+        tile_numbers: int,
     ) -> Tensor:
         """Adds the weight's gradient of any loss, tile by tile; returns the hidden states', [N, H].
 
-        learn: takes a tile's slice and its logits, which it may overwrite, and returns the gradient
-        of the loss with respect to them.
+        logit_gradient: takes a tile's slice and its logits, which it may overwrite, and returns the
+        gradient of the loss with respect to them.
         tile_numbers: the maximum number of logits per tile.
         """
         gradient_NH = torch.empty_like(hidden_NH)
         for part in self._tiles(len(hidden_NH), tile_numbers):
             logits_nV, slope_nV = self._scale_and_cap(self._product(hidden_NH[part]))
-            gradient_nV = self._product_gradient(learn(part, logits_nV), slope_nV)
+            gradient_nV = self._product_gradient(logit_gradient(part, logits_nV), slope_nV)
             torch.mm(gradient_nV, self.weight, out=gradient_NH[part])
             self._add_to_weight(gradient_nV, hidden_NH[part], 1.0)
         return gradient_NH
@@ -137,12 +141,12 @@ class MatrixHead:
         logits_nV, slope_nV = self._scale_and_cap(self._product(hidden_nH))
         chosen_n1 = logits_nV.gather(1, targets_n[:, None])
         greatest_n = logits_nV.amax(-1)
-        wrong_nV = torch.softmax(logits_nV, -1, out=logits_nV)
+        gradient_nV = torch.softmax(logits_nV, -1, out=logits_nV)
         # The greatest probability is 1 / Σ exp(logit - greatest logit), so the softmax that is
         # needed anyway also gives the norm, without a second pass of exponentials.
-        logprobs_n = chosen_n1[:, 0] - greatest_n + wrong_nV.amax(-1).log()
-        wrong_nV.scatter_add_(1, targets_n[:, None], torch.full_like(chosen_n1, -1.0))
-        return logprobs_n, self._product_gradient(wrong_nV, slope_nV)
+        logprobs_n = chosen_n1[:, 0] - greatest_n + gradient_nV.amax(-1).log()
+        gradient_nV.scatter_add_(1, targets_n[:, None], torch.full_like(chosen_n1, -1.0))
+        return logprobs_n, self._product_gradient(gradient_nV, slope_nV)
 
     def _scale_and_cap(self, logits_nV: Tensor) -> tuple[Tensor, Tensor | None]:
         """Scales and soft-caps the product in place; returns it and the cap's slope, if any."""
@@ -196,7 +200,7 @@ class MatrixScores:
     logit_gradient_NV: Tensor | None
     """The gradient with respect to the logits, if all tokens fit one tile; else None."""
     num_tiles_formed: int
-    """How many tiles the head had computed by then; each overwrites the previous one."""
+    """The number of tiles that the head had computed by then; each overwrites the previous one."""
 
 
 def matrix_head(head: Any, *, scale: float, softcap: float | None) -> MatrixHead | None:

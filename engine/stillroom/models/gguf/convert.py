@@ -1,7 +1,7 @@
 """Writes a GGUF file's model as a Hugging Face folder: configuration, weights and tokenizer.
 
-transformers reads such files too, but takes sizes from defaults that the file states, and leaves
-out weights without a word.
+transformers can load such files too, but it replaces sizes that the file states with defaults, and
+silently leaves out weights.
 """
 
 import contextlib
@@ -29,14 +29,14 @@ from stillroom.models.gguf.header import OTHER_FORM, GgufHeader, StoredTensor, r
 from stillroom.models.gguf.tokenizer import check_saved, special_ids, tokenizer_of
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16}
-"""The dtypes of files of floats; weights from blocks are stored in bf16, as models come."""
+"""The dtype of the converted weights by `number_format`; bf16 for all other formats."""
 _SPARE_BYTES = 64 << 20
-_TOP = {
+_MODEL_NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
 }
-_IN_A_LAYER = {
+_LAYER_NAMES = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
@@ -49,13 +49,14 @@ _IN_A_LAYER = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
 }
-_IN_A_GEMMA_LAYER = {
-    **_IN_A_LAYER,
+_GEMMA_LAYER_NAMES = {
+    **_LAYER_NAMES,
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-"""The names of weights in llama.cpp and in transformers."""
+"""The names of weights in llama.cpp, each with its name in transformers: outside of layers, in a
+layer, and in a layer of Gemma."""
 _CONFIGS: dict[str, Any] = {
     "llama": LlamaConfig,
     "qwen2": Qwen2Config,
@@ -63,7 +64,7 @@ _CONFIGS: dict[str, Any] = {
     "gemma3": Gemma3TextConfig,
 }
 _ROPE_FACTORS = "rope_freqs.weight"
-# Of Llama 3.1 and later; only the factor differs between their sizes.
+# The RoPE scaling of Llama 3.1 and later; only the factor differs between model sizes.
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "low_freq_factor": 1.0,
@@ -77,13 +78,13 @@ _GEMMA3_27B_LAYERS = 62
 def write_folder(path: Path, target: Path) -> None:
     """Writes the model of a GGUF file to the folder `target`, from which transformers loads it.
 
-    Raises ModelError unless exactly the file's weights are those of its model.
+    Raises ModelError if the file lacks a weight of its model, or has one that is not the model's.
     """
     header = read_header(path)
     dtype = _DTYPES.get(header.number_format, torch.bfloat16)
     _require_space(target, header.loaded_bytes())
     transformers.utils.logging.disable_progress_bar()
-    # Whether a run converts or finds the folder must not change its random numbers.
+    # A run must draw the same random numbers whether it converts the file or finds the folder.
     with torch.random.fork_rng(), contextlib.redirect_stderr(io.StringIO()):
         try:
             tokenizer = tokenizer_of(header)
@@ -98,8 +99,9 @@ def write_folder(path: Path, target: Path) -> None:
 
 
 def _load(header: GgufHeader, dtype: torch.dtype) -> Any:
+    """Returns the model with the file's weights."""
     config = _config(header)
-    # Without weights, which the file's replace; only the file's are saved.
+    # The meta device allocates no weights; the file's weights are assigned below.
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
     weights = {name: tensor.to(dtype) for name, tensor in _weights(header)}
@@ -113,21 +115,21 @@ def _load(header: GgufHeader, dtype: torch.dtype) -> Any:
         )
     if unknown := report.unexpected_keys:
         raise ModelError(
-            f"{header.path} holds {len(unknown)} weights that the {header.architecture} of "
-            f"transformers does not take, e.g. {unknown[0]}",
+            f"{header.path} has {len(unknown)} weights that a {header.architecture} model in "
+            f"transformers does not have, e.g. {unknown[0]}",
             OTHER_FORM,
         )
     special = special_ids(header)
     model.generation_config = GenerationConfig(
-        bos_token_id=special.bos, eos_token_id=special.ends, pad_token_id=special.pad
+        bos_token_id=special.bos, eos_token_id=special.eos, pad_token_id=special.pad
     )
     return model
 
 
 def _weights(header: GgufHeader) -> Iterator[tuple[str, Tensor]]:
-    """Yields each weight under its name in transformers, as transformers computes with it."""
+    """Yields each weight with its name and its layout in transformers."""
     kind = header.architecture
-    inside = _IN_A_GEMMA_LAYER if kind == "gemma3" else _IN_A_LAYER
+    inside = _GEMMA_LAYER_NAMES if kind == "gemma3" else _LAYER_NAMES
     heads = {
         "attn_q": header.of_model("attention.head_count"),
         "attn_k": header.of_model("attention.head_count_kv"),
@@ -137,19 +139,19 @@ def _weights(header: GgufHeader) -> Iterator[tuple[str, Tensor]]:
             continue
         part, _, ending = stored.rpartition(".")
         *layer, part = part.split(".")
-        # A weight without a known name is reported under its own.
-        name = _TOP.get(part) if not layer else inside.get(part)
-        data = _read(header, tensor)
+        # A weight of unknown name keeps it, and is reported as unexpected.
+        name = _MODEL_NAMES.get(part) if not layer else inside.get(part)
+        data = _read_tensor(header, tensor)
         if kind == "llama" and part in heads:
-            data = _apart(data, heads[part])
+            data = _deinterleave_heads(data, heads[part])
         if kind == "gemma3" and part.endswith("norm"):
             data -= 1
-        before = f"model.layers.{layer[1]}." if layer[:1] == ["blk"] else ""
-        yield (f"{before}{name}.{ending}" if name else stored), data
+        prefix = f"model.layers.{layer[1]}." if layer[:1] == ["blk"] else ""
+        yield (f"{prefix}{name}.{ending}" if name else stored), data
 
 
-def _read(header: GgufHeader, tensor: StoredTensor) -> Tensor:
-    """Returns the numbers of a tensor, computed from its blocks."""
+def _read_tensor(header: GgufHeader, tensor: StoredTensor) -> Tensor:
+    """Returns the weights of a tensor in float32, dequantized."""
     import gguf
 
     start = header.weights_start + tensor.offset
@@ -161,36 +163,36 @@ def _read(header: GgufHeader, tensor: StoredTensor) -> Tensor:
     return torch.from_numpy(numbers.astype(np.float32))
 
 
-def _apart(data: Tensor, num_heads: int) -> Tensor:
-    """Returns a projection with the halves of each head apart, which llama.cpp interleaves."""
+def _deinterleave_heads(data: Tensor, num_heads: int) -> Tensor:
+    """Returns a projection with the two halves of each head in turn; llama.cpp interleaves them."""
     half = data.shape[0] // num_heads // 2
     return data.reshape(num_heads, half, 2, *data.shape[1:]).transpose(1, 2).reshape(data.shape)
 
 
 def _config(header: GgufHeader) -> Any:
-    """Returns the configuration that the file states, or llama.cpp implies."""
+    """Returns the configuration in the file, with llama.cpp's defaults for what it omits."""
 
-    def of(key: str) -> Any:
+    def required(key: str) -> Any:
         if (value := header.of_model(key)) is None:
-            raise ValueError(f"it does not say its {key}")
+            raise ValueError(f"its metadata has no {header.architecture}.{key}")
         return value
 
-    width, heads = of("embedding_length"), of("attention.head_count")
+    width, heads = required("embedding_length"), required("attention.head_count")
     lengths = ("attention.key_length", "rope.dimension_count")
     head_dim = next((n for key in lengths if (n := header.of_model(key))), width // heads)
     special = special_ids(header)
     settings: dict[str, Any] = {
         "vocab_size": header.tensors["token_embd.weight"].shape[0],
         "hidden_size": width,
-        "intermediate_size": of("feed_forward_length"),
-        "num_hidden_layers": of("block_count"),
+        "intermediate_size": required("feed_forward_length"),
+        "num_hidden_layers": required("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": header.of_model("attention.head_count_kv") or heads,
-        "max_position_embeddings": of("context_length"),
-        "rms_norm_eps": of("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": required("context_length"),
+        "rms_norm_eps": required("attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "bos_token_id": special.bos,
-        "eos_token_id": special.ends,
+        "eos_token_id": special.eos,
         "pad_token_id": special.pad,
     }
     theta = {"rope_type": "default", "rope_theta": header.of_model("rope.freq_base") or 10_000.0}
@@ -199,12 +201,12 @@ def _config(header: GgufHeader) -> Any:
         case "qwen2":
             own = {"rope_parameters": theta}
         case "gemma3":
-            is_largest = of("block_count") == _GEMMA3_27B_LAYERS
+            is_largest = required("block_count") == _GEMMA3_27B_LAYERS
             own = {
                 "head_dim": head_dim,
-                "sliding_window": of("attention.sliding_window"),
+                "sliding_window": required("attention.sliding_window"),
                 "query_pre_attn_scalar": width // heads if is_largest else head_dim,
-                # Layers with a window have another base, which no file states.
+                # Sliding-window layers have their own RoPE base, which GGUF files do not state.
                 "rope_parameters": {
                     "full_attention": theta,
                     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
@@ -219,10 +221,10 @@ def _config(header: GgufHeader) -> Any:
 
 
 def _set_llama3_rope(config: Any, header: GgufHeader) -> None:
-    """Finds the scaling of Llama 3's positions, of which the file holds only the result."""
+    """Sets the RoPE scaling of Llama 3 that gives the frequency factors in the file."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    stored = _read(header, header.tensors[_ROPE_FACTORS]).double()
+    stored = _read_tensor(header, header.tensors[_ROPE_FACTORS]).double()
     theta, dimension = config.rope_parameters["rope_theta"], config.head_dim
     unscaled = 1.0 / theta ** (torch.arange(0, dimension, 2, dtype=torch.float64) / dimension)
     for factor in _LLAMA3_FACTORS:
@@ -231,7 +233,9 @@ def _set_llama3_rope(config: Any, header: GgufHeader) -> None:
         if torch.allclose(unscaled / scaled.double(), stored, rtol=1e-3):
             return
     raise ModelError(
-        f"{header.path} scales its positions in a way that is none of Llama 3's", OTHER_FORM
+        f"{header.path} uses a RoPE scaling that matches no Llama 3 release, so it cannot be "
+        "converted",
+        OTHER_FORM,
     )
 
 
@@ -240,6 +244,6 @@ def _require_space(target: Path, num_bytes: int) -> None:
     if free < needed:
         raise ModelError(
             f"the converted model needs about {needed / 1e9:.1f} GB, and {target.parent} has "
-            f"{free / 1e9:.1f} GB",
+            f"{free / 1e9:.1f} GB free",
             "free disk space there, or set XDG_CACHE_HOME to a folder on another disk",
         )

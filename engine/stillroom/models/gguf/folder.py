@@ -12,26 +12,26 @@ from stillroom.models.gguf.header import check_gguf
 from stillroom.models.resolve import ModelLocation
 from stillroom.places import make_folder, rename_folder
 
-# To be raised when a conversion writes something else than before.
-_CONVERSION = 1
+# Increase it when the converter writes something different for the same file.
+_CONVERTER_VERSION = 1
 _POLL_S = 0.2
 _LONGEST_WAIT_S = 2 * 3600.0
 
 
 def files_of(location: ModelLocation) -> str:
-    """Returns what transformers loads: a hub id, or a folder, to which a GGUF file is converted."""
-    return str(converted(location.folder)) if location.is_gguf else location.location
+    """Returns the hub id or folder that transformers loads; a GGUF file is converted first."""
+    return str(convert_gguf(location.folder)) if location.is_gguf else location.location
 
 
-def converted(path: Path) -> Path:
-    """Returns the folder that holds a GGUF file's model, and converts the file first if need be.
+def convert_gguf(path: Path) -> Path:
+    """Converts a GGUF file unless that is cached, and returns the folder with its model.
 
-    Of several processes one converts, while the others wait. Raises ModelError for a file that
-    cannot be converted, and MissingExtraError without the package gguf.
+    If several processes need the file, one converts it while the others wait. Raises ModelError for
+    a file that cannot be converted, and MissingExtraError if the package gguf is not installed.
     """
     check_gguf(path)
-    before = _stamp(path)
-    folder = cache_folder() / f"{_sha256(path, before)[:32]}-{_CONVERSION}"
+    stamp = _stamp(path)
+    folder = cache_folder() / f"{_sha256(path, stamp)[:32]}-{_CONVERTER_VERSION}"
     if folder.is_dir():
         return folder
     if find_spec("gguf") is None:
@@ -41,7 +41,7 @@ def converted(path: Path) -> Path:
         make_folder(folder.parent)
         _acquire(lock, path)
         if not folder.is_dir():
-            _convert(path, folder, before)
+            _convert(path, folder, stamp)
     except OSError as error:
         raise ModelError(
             f"{path} cannot be converted into {folder.parent}: {error}",
@@ -55,23 +55,23 @@ def converted(path: Path) -> Path:
 def cache_folder() -> Path:
     """Returns the folder of converted models: `stillroom/gguf` in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME")
-    # Nothing is written through a link, and a home folder may be one.
+    # Resolved, since the home folder may be a link, and files are not written through links.
     return (Path(base) if base else Path.home() / ".cache").resolve() / "stillroom" / "gguf"
 
 
-def _convert(path: Path, folder: Path, before: tuple[int, int]) -> None:
-    # It loads torch.
+def _convert(path: Path, folder: Path, stamp: tuple[int, int]) -> None:
+    # Imported here, since it loads torch.
     from stillroom.models.gguf.convert import write_folder
 
     partial = folder.with_name(f".{folder.name}.partial")
-    # What a process that was killed left behind: this one has the lock.
+    # Left by a process that was killed: no other process converts while this one has the lock.
     shutil.rmtree(partial, ignore_errors=True)
     make_folder(partial)
     try:
         write_folder(path, partial)
-        if _stamp(path) != before:
+        if _stamp(path) != stamp:
             raise ModelError(
-                f"{path} has changed while it was converted",
+                f"{path} changed while it was being converted",
                 "repeat the call once no other program writes to the file",
             )
         for file in (*partial.iterdir(), partial):
@@ -86,11 +86,12 @@ def _acquire(lock: FileLock, path: Path) -> None:
     if not lock.acquire_within(_LONGEST_WAIT_S, poll_s=_POLL_S):
         raise ModelError(
             f"another process has been converting {path} for {_LONGEST_WAIT_S / 3600:g} hours",
-            f"end the process that holds {lock.path}",
+            f"end the process that holds {lock.path}, and repeat the call",
         )
 
 
 def _stamp(path: Path) -> tuple[int, int]:
+    """Returns a file's size and modification time, which change when it is written."""
     stat = path.stat()
     return stat.st_size, stat.st_mtime_ns
 

@@ -1,4 +1,4 @@
-"""Reads what a GGUF file says of its model, within bounds; needs no torch.
+"""Reads and checks the header of a GGUF file, within bounds; needs no torch.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -17,9 +17,9 @@ from stillroom.errors import ModelError
 
 SUFFIX = ".gguf"
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
-"""The architectures whose conversion was compared with llama.cpp's answers."""
-_WORDS = ("gpt-2", "smollm", "llama-bpe", "qwen2")
-"""The ways to cut a text into words (`tokenizer.ggml.pre`) of byte-level tokenizers."""
+"""The supported architectures: the conversion of each was compared with llama.cpp's answers."""
+_PRE_TOKENIZERS = ("gpt-2", "smollm", "llama-bpe", "qwen2")
+"""The supported pre-tokenizers (`tokenizer.ggml.pre`) of byte-level tokenizers."""
 
 OTHER_FORM = "give the model's Hugging Face folder or hub id"
 
@@ -37,52 +37,54 @@ _BLOCKS = {
     20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82),
     23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56),
 }  # fmt: skip
-"""By the number of a tensor's type: its name, the weights of a block and the block's bytes."""
+"""By the number of a tensor's type in ggml: its name, the weights per block, and the bytes per
+block."""
 _TYPES = {**_FLOATS, **_BLOCKS}
 _OTHER_TYPES = {34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0"}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of a GGUF file: its place, and how its numbers are stored."""
+    """One tensor of a GGUF file: its name, shape, type and offset."""
 
     name: str
     shape: tuple[int, ...]
-    """The size of each dimension, the one whose weights are next to one another last."""
+    """The dimensions in torch's order: the last one is contiguous in the file."""
     kind: int
+    """The number of its type in ggml."""
     offset: int
     """From the start of the weights, in bytes."""
 
     @property
     def num_weights(self) -> int:
-        """The number of its weights."""
+        """The number of weights in the tensor."""
         return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
-        """The bytes that it takes in the file. Raises KeyError for an unknown type."""
+        """The size of the tensor in the file, in bytes. Raises KeyError for an unknown type."""
         _, weights, size = _TYPES[self.kind]
         return self.num_weights // weights * size
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """All that a GGUF file says before its weights."""
+    """The header of a GGUF file: everything before its weights."""
 
     path: Path
     values: Mapping[str, Any]
-    """The metadata; of a list of texts only its length."""
+    """The metadata by key; in place of a list of strings its length."""
     tensors: Mapping[str, StoredTensor]
     weights_start: int
 
     @property
     def architecture(self) -> str:
-        """The kind of model, as llama.cpp names it."""
+        """The model's architecture, as llama.cpp names it."""
         return str(self.values.get("general.architecture"))
 
     @property
     def number_format(self) -> str:
-        """The format of its numbers: `F32`, `F16`, `BF16`, or the name of most of its blocks."""
+        """The type of its weights: `F32`, `F16`, `BF16`, or the quantized type of most weights."""
         sizes: dict[str, int] = {}
         for tensor in self.tensors.values():
             name = _TYPES[tensor.kind][0]
@@ -91,12 +93,12 @@ class GgufHeader:
         return max(blocks or sizes, key=lambda name: sizes[name], default="F32")
 
     def loaded_bytes(self, *, bits: int | None = None) -> int:
-        """Returns the bytes of its weights once converted, or in a format of so many bits."""
+        """Returns the size in bytes of the converted weights, or of weights of `bits` bits each."""
         num_weights = sum(tensor.num_weights for tensor in self.tensors.values())
         return num_weights * (bits or (32 if self.number_format == "F32" else 16)) // 8
 
     def of_model(self, key: str) -> Any:
-        """Returns the architecture's own value under a key, such as `block_count`, or None."""
+        """Returns the value of a key of its architecture (e.g. `block_count`); None if missing."""
         return self.values.get(f"{self.architecture}.{key}")
 
 
@@ -105,7 +107,7 @@ def _float_names() -> set[str]:
 
 
 def is_gguf(path: Path) -> bool:
-    """Returns whether a path is a file that names itself a GGUF file, or is named like one."""
+    """Returns whether a path is a file that begins as a GGUF file does, or ends in .gguf."""
     if not path.is_file():
         return False
     with path.open("rb") as stream:
@@ -113,7 +115,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def check_gguf(path: Path) -> None:
-    """Raises ModelError for a GGUF file that cannot be converted, naming what it has."""
+    """Raises ModelError, with the reason, for a GGUF file that cannot be converted."""
     stat = path.stat()
     _check(path, stat.st_size, stat.st_mtime_ns)
 
@@ -121,46 +123,58 @@ def check_gguf(path: Path) -> None:
 @lru_cache(maxsize=32)
 def _check(path: Path, size: int, _changed: int) -> None:
     header = read_header(path)
-    _check_kind(header)
+    _check_architecture(header)
     _check_tokenizer(header)
     _check_weights(header, size)
 
 
-def _refuse(header: GgufHeader, has: str, fix: str) -> ModelError:
-    return ModelError(f"{header.path} {has}", fix)
+def _error(header: GgufHeader, problem: str, fix: str) -> ModelError:
+    return ModelError(f"{header.path} {problem}", fix)
 
 
-def _check_kind(header: GgufHeader) -> None:
+def _check_architecture(header: GgufHeader) -> None:
     if header.architecture not in ARCHITECTURES:
-        raise _refuse(
+        raise _error(
             header,
-            f"holds a model of architecture {header.architecture!r}, which is not converted",
-            f"{OTHER_FORM}; GGUF files are taken of {', '.join(ARCHITECTURES)}",
+            f"has a model of architecture {header.architecture!r}, which cannot be loaded from "
+            "GGUF",
+            f"{OTHER_FORM}; supported GGUF architectures: {', '.join(ARCHITECTURES)}",
         )
     if (num_parts := header.values.get("split.count", 0)) > 1:
-        raise _refuse(
+        raise _error(
             header,
-            f"is one of {num_parts} parts of a model",
-            "join them with llama.cpp's `llama-gguf-split --merge`, and give the whole file",
+            f"is one of {num_parts} parts of a split model",
+            "join the parts with llama.cpp's `llama-gguf-split --merge`, and give the merged file",
         )
     if num_experts := header.of_model("expert_count"):
-        raise _refuse(header, f"has {num_experts} experts, which are not converted", OTHER_FORM)
+        raise _error(
+            header,
+            f"has a mixture of {num_experts} experts, which cannot be loaded from GGUF",
+            OTHER_FORM,
+        )
     scaling = header.of_model("rope.scaling.type")
     if scaling not in (None, "none"):
-        raise _refuse(header, f"has rope scaling of type {scaling!r}, not converted", OTHER_FORM)
+        raise _error(
+            header,
+            f"has RoPE scaling {scaling!r}, which cannot be loaded from GGUF",
+            OTHER_FORM,
+        )
 
 
 def _check_tokenizer(header: GgufHeader) -> None:
     model = header.values.get("tokenizer.ggml.model")
-    words = header.values.get("tokenizer.ggml.pre", "default")
+    pre_tokenizer = header.values.get("tokenizer.ggml.pre", "default")
     is_gemma = header.architecture.startswith("gemma")
-    if model == ("llama" if is_gemma else "gpt2") and (is_gemma or words in _WORDS):
+    if model == ("llama" if is_gemma else "gpt2") and (
+        is_gemma or pre_tokenizer in _PRE_TOKENIZERS
+    ):
         return
-    raise _refuse(
+    raise _error(
         header,
-        f"has a tokenizer of kind {model!r} that cuts text as {words!r}, which is not converted: "
-        "texts would get other tokens than the model was trained on",
-        f"{OTHER_FORM}; kinds that are converted: gpt2 with {', '.join(_WORDS)}, and Gemma's",
+        f"has a tokenizer {model!r} with the pre-tokenizer {pre_tokenizer!r}, which cannot be "
+        "loaded from GGUF: texts would be encoded differently than in training",
+        f"{OTHER_FORM}; supported: Gemma's tokenizer, and gpt2 with one of the pre-tokenizers "
+        f"{', '.join(_PRE_TOKENIZERS)}",
     )
 
 
@@ -168,20 +182,23 @@ def _check_weights(header: GgufHeader, size: int) -> None:
     for tensor in header.tensors.values():
         if tensor.kind not in _TYPES:
             name = _OTHER_TYPES.get(tensor.kind, f"number {tensor.kind}")
-            raise _refuse(
+            raise _error(
                 header,
-                f"stores {tensor.name} in the type {name}, which is not converted",
-                f"give a file with {', '.join(name for name, _, _ in _TYPES.values())}",
+                f"stores the tensor {tensor.name} in the type {name}, which is not supported",
+                f"{OTHER_FORM}, or a GGUF file with only the types "
+                f"{', '.join(name for name, _, _ in _TYPES.values())}",
             )
     ends = [tensor.offset + tensor.num_bytes for tensor in header.tensors.values()]
     if (end := header.weights_start + max(ends, default=0)) > size:
-        raise _refuse(header, f"is incomplete: {size} bytes of {end}", "download or copy it again")
+        raise _error(
+            header, f"is incomplete: it has {size} of {end} bytes", "download or copy it again"
+        )
 
 
 def read_header(path: Path) -> GgufHeader:
     """Returns the header of a GGUF file.
 
-    Raises ModelError for a file that is damaged or of another version.
+    Raises ModelError for a file that is damaged or has an unsupported version.
     """
     with path.open("rb") as stream:
         try:
@@ -190,7 +207,8 @@ def read_header(path: Path) -> GgufHeader:
         except (struct.error, ValueError, OverflowError, KeyError) as error:
             reason = str(error) or "it ends early"
             raise ModelError(
-                f"{path} is no readable GGUF file: {reason}", "download or copy it again"
+                f"{path} cannot be read as a GGUF file: {reason}",
+                f"download or copy it again; if that doesn't help, {OTHER_FORM}",
             ) from error
 
 
@@ -199,9 +217,12 @@ def _read(path: Path, reader: "_Reader") -> GgufHeader:
     if magic != _MAGIC:
         raise ValueError("it does not begin with GGUF")
     if version not in _VERSIONS:
-        raise ValueError(f"its version {version} is none of {_VERSIONS} (little-endian)")
+        raise ValueError(f"its version is {version}; 2 and 3 (little-endian) are supported")
     if max(num_tensors, num_values) > bounds.GGUF_ENTRIES.most:
-        raise ValueError(f"it says it has {num_values} values and {num_tensors} tensors")
+        raise ValueError(
+            f"its header claims {num_values} metadata values and {num_tensors} tensors; at most "
+            f"{bounds.GGUF_ENTRIES.size} of each are read"
+        )
     values: dict[str, Any] = {}
     for _ in range(num_values):
         key = reader.text()
@@ -211,54 +232,58 @@ def _read(path: Path, reader: "_Reader") -> GgufHeader:
         name = reader.text()
         (num_dimensions,) = reader.unpack("<I")
         if num_dimensions > 4:
-            raise ValueError(f"its tensor {name} has {num_dimensions} dimensions")
+            raise ValueError(
+                f"its tensor {name} has {num_dimensions} dimensions; at most 4 are allowed"
+            )
         shape = reader.unpack(f"<{num_dimensions}Q")
         kind, offset = reader.unpack("<IQ")
         tensors[name] = StoredTensor(name, shape[::-1], kind, offset)
     alignment = int(values.get("general.alignment", _ALIGNMENT)) or _ALIGNMENT
-    start = -(-reader.place // alignment) * alignment
+    start = -(-reader.offset // alignment) * alignment
     return GgufHeader(path, values, tensors, start)
 
 
 class _Reader:
-    """Reads values one after the other, never more than the file and the bounds hold."""
+    """Reads values in order, never beyond the end of the file or the limit of a header."""
 
     def __init__(self, stream: BinaryIO, size: int) -> None:
         self._stream, self._left = stream, min(size, bounds.GGUF_HEADER.most)
-        self.place = 0
+        self.offset = 0
 
     def _take(self, num_bytes: int) -> None:
         self._left -= num_bytes
-        self.place += num_bytes
+        self.offset += num_bytes
         if self._left < 0:
-            raise ValueError("it ends early, or its metadata is longer than a model's")
+            raise ValueError(f"it ends early, or its header exceeds {bounds.GGUF_HEADER.size}")
 
     def unpack(self, layout: str) -> tuple[Any, ...]:
-        """Returns the next values of a fixed layout."""
+        """Returns the next values, in a layout of `struct`."""
         size = struct.calcsize(layout)
         self._take(size)
         return struct.unpack(layout, self._stream.read(size))
 
     def text(self) -> str:
-        """Returns the next text."""
+        """Returns the next string."""
         (length,) = self.unpack("<Q")
         self._take(length)
         return self._stream.read(length).decode("utf-8", errors="replace")
 
     def value(self) -> Any:
-        """Returns the next value; of a list of texts only its length."""
+        """Returns the next value of the metadata; for a list of strings its length."""
         (kind,) = self.unpack("<I")
         if kind == _STRING:
             return self.text()
         if kind != _ARRAY:
+            if kind not in _FORMATS:
+                raise ValueError(f"it has a value of the unknown type {kind}")
             return self.unpack(f"<{_FORMATS[kind]}")[0]
         inner, num = self.unpack("<IQ")
         if inner in _FORMATS:
             if num > self._left:
-                raise ValueError(f"it has a list of {num} values")
+                raise ValueError(f"it has a list of {num} values, more than the rest of its header")
             return list(self.unpack(f"<{num}{_FORMATS[inner]}"))
         if inner != _STRING:
-            raise ValueError(f"it has a list of type {inner}")
+            raise ValueError(f"it has a list of the unsupported type {inner}")
         for _ in range(num):
             (length,) = self.unpack("<Q")
             self._take(length)

@@ -7,7 +7,12 @@ from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.chat.template import ReasoningMode, reasoning_variables
 from stillroom.errors import ConfigError, ModelError
 from stillroom.models.load import LoadedModel, stop_ids_of_tokenizer
-from stillroom.models.pairing import OFF_POLICY_ROUTE, check_pair, check_tokenizers
+from stillroom.models.pairing import (
+    OFF_POLICY_ROUTE,
+    alternatives,
+    check_pair,
+    check_tokenizers,
+)
 from stillroom.models.reread.byte_units import ReadingSide
 from stillroom.models.reread.rereading import Reader, ReadingPair, render_turn
 from stillroom.models.reread.token_bytes import PROBE, encode
@@ -45,7 +50,7 @@ def open_pair(
         _reader(role, model.location.name, model.tokenizer, model.stop_ids, reasoning_mode)
         for role, model in (("student", student), ("teacher", teacher))
     )
-    return _check(ReadingPair(*readers, max_context=teacher.max_context))
+    return _checked(ReadingPair(*readers, max_context=teacher.max_context))
 
 
 def open_pair_with_tokenizer(
@@ -73,7 +78,7 @@ def open_pair_with_tokenizer(
             "teacher", teacher_name, tokenizer, stop_ids_of_tokenizer(tokenizer), reasoning_mode
         ),
     )
-    return _check(ReadingPair(*readers, max_context=max_context))
+    return _checked(ReadingPair(*readers, max_context=max_context))
 
 
 def reading_note(teacher: str, pair: ReadingPair | None, *, is_served: bool = False) -> str:
@@ -85,10 +90,10 @@ def reading_note(teacher: str, pair: ReadingPair | None, *, is_served: bool = Fa
             f"student's own tokens ({loss_fn})"
         )
     probe = "The answer is 1234. What do seven red lamps cost in the shop?"
-    counts = [len(encode(one.tokenizer, probe)) for one in (pair.student, pair.teacher)]
+    counts = [len(encode(model.tokenizer, probe)) for model in (pair.student, pair.teacher)]
     return (
         f"{pair.teacher.name} scores the student's text with its own tokenizer ({counts[1]} tokens "
-        f"where the student has {counts[0]}), and both are compared byte by byte "
+        f"where the student has {counts[0]}), and the two models are compared byte by byte "
         "(byte_reverse_kl); see the metrics byte_share, not_compared and teacher_tokens"
     )
 
@@ -106,8 +111,11 @@ def check_reading(pair: ReadingPair) -> None:
         raise ModelError(
             f"{names}: the teacher's chat template always thinks before an answer, and the "
             "student's does not",
-            "set rollout.reasoning_mode: disabled if the teacher's template supports it, use a "
-            f"teacher that answers without thinking, or {OFF_POLICY_ROUTE}",
+            alternatives(
+                "set rollout.reasoning_mode: disabled if the teacher's template supports it",
+                "use a teacher that answers without thinking",
+                OFF_POLICY_ROUTE,
+            ),
         )
     for tools in ([], [_TOOL]):
         choices = pair.choices(tools)
@@ -116,16 +124,21 @@ def check_reading(pair: ReadingPair) -> None:
                 raise ModelError(
                     f"the chat template of {reader.name} writes no end of turn after an answer, so "
                     "the ends of answers cannot be compared",
-                    f"add an end-of-turn token to chat_template.jinja, or {OFF_POLICY_ROUTE}",
+                    alternatives(
+                        "add an end-of-turn token to chat_template.jinja", OFF_POLICY_ROUTE
+                    ),
                 )
-            _check_shown(side, reader, tools)
+            _check_rendering(side, reader, tools)
     plain = pair.choices([])
     if plain.student.marks.has_thought and not plain.teacher.marks.has_thought:
         raise ModelError(
             f"{names}: the student may think before it answers, but the teacher's chat template "
             "does not render thinking",
-            "set rollout.reasoning_mode: disabled if the student's template supports it, use a "
-            f"teacher that thinks, or {OFF_POLICY_ROUTE}",
+            alternatives(
+                "set rollout.reasoning_mode: disabled if the student's template supports it",
+                "use a teacher that thinks",
+                OFF_POLICY_ROUTE,
+            ),
         )
 
 
@@ -137,14 +150,18 @@ def check_calls(pair: ReadingPair) -> None:
             raise ModelError(
                 f"the chat template of {reader.name} does not render tool calls verbatim, so turns "
                 "with calls cannot be compared with the teacher and would train nothing",
-                "use a teacher whose chat template renders tool calls, add them to "
-                "chat_template.jinja, train without tools (move tools.py away, and leave "
-                f"rollout.mcp_url and rollout.browse out), or {OFF_POLICY_ROUTE}",
+                alternatives(
+                    "use a model whose chat template renders tool calls",
+                    "add tool calls to its chat_template.jinja",
+                    "train without tools (move tools.py away, and remove rollout.mcp_url and "
+                    "rollout.browse)",
+                    OFF_POLICY_ROUTE,
+                ),
             )
 
 
-def _check_shown(side: ReadingSide, reader: Reader, tools: Sequence[ToolSchema]) -> None:
-    """Raises ModelError unless the template renders a turn as its parts with markers between."""
+def _check_rendering(side: ReadingSide, reader: Reader, tools: Sequence[ToolSchema]) -> None:
+    """Raises ModelError unless the template renders the parts of a turn verbatim."""
     probe = PROBE.strip()
     turns: list[tuple[Message, list[TurnPart]]] = [
         ({"role": "assistant", "content": probe}, [TurnPart("text", probe.encode())])
@@ -159,14 +176,14 @@ def _check_shown(side: ReadingSide, reader: Reader, tools: Sequence[ToolSchema])
         parts = [TurnPart("name", b"look_up"), TurnPart("arguments", _ARGUMENTS.encode())]
         turns.append((message, parts))
     for message, parts in turns:
-        shown = render_turn(side, TurnParts(parts, [], is_ended=True), has_end=True)
+        rendered = render_turn(side, TurnParts(parts, [], is_ended=True), has_end=True)
         written = reader.renderer.turn_text(message, tools)
-        if shown is None or shown.text != written:
+        if rendered is None or rendered.text != written:
             kind: Kind = parts[-1].kind
             raise ModelError(
                 f"the chat template of {reader.name} changes the {kind} of an assistant's turn, so "
                 "the student's text cannot be located in it",
-                f"fix chat_template.jinja, or {OFF_POLICY_ROUTE}",
+                alternatives("fix its chat_template.jinja", OFF_POLICY_ROUTE),
             )
 
 
@@ -177,7 +194,7 @@ def _reader(
     stop_ids: frozenset[int],
     reasoning_mode: ReasoningMode | None,
 ) -> Reader:
-    """Returns one side of a pair, with the reasoning mode if its template supports it."""
+    """Returns a model as a `Reader`, in the reasoning mode if its chat template supports it."""
     try:
         variables = reasoning_variables(tokenizer.chat_template, reasoning_mode)
     except ConfigError:
@@ -186,6 +203,7 @@ def _reader(
     return Reader(f"{role} {name!r}", tokenizer, renderer, stop_ids)
 
 
-def _check(pair: ReadingPair) -> ReadingPair:
+def _checked(pair: ReadingPair) -> ReadingPair:
+    """Returns the pair after `check_reading`, whose errors it raises."""
     check_reading(pair)
     return pair

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stillroom.errors import ModelError
+from stillroom.models.pairing import OFF_POLICY_ROUTE, alternatives
 
 PROBE = (
     "The answer is 1234.5, of\u00a0course:\r\n\tna\u00efve \u65e5\u672c\u8a9e "
@@ -32,14 +33,15 @@ It is in Unicode form NFC, to which some byte-level tokenizers normalise every t
 
 @lru_cache(maxsize=1)
 def byte_letters() -> dict[str, int]:
-    """Returns the byte of each letter of the alphabet of byte-level tokenizers."""
+    """Returns the byte for each character of byte-level vocabularies (GPT-2's encoding)."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in plain]
     letters = {chr(byte): byte for byte in plain}
-    return letters | {chr(256 + place): byte for place, byte in enumerate(others)}
+    return letters | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 def _byte_level(token: str) -> bytes:
+    """Returns the bytes of a token of byte-level BPE, from its string in the vocabulary."""
     letters = byte_letters()
     if all(letter in letters for letter in token):
         return bytes(letters[letter] for letter in token)
@@ -47,6 +49,7 @@ def _byte_level(token: str) -> bytes:
 
 
 def _sentence_piece(token: str) -> bytes:
+    """Returns the bytes of a SentencePiece token, from its string in the vocabulary."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes([int(token[3:5], 16)])
     return token.replace("\u2581", " ").encode()
@@ -68,7 +71,7 @@ class TokenBytes:
     def of(cls, tokenizer: Any, name: str) -> "TokenBytes":
         """Returns the bytes of a tokenizer's tokens; name: the model's name in errors.
 
-        Raises ModelError if the tokens of a text do not join to its bytes.
+        Raises ModelError if the bytes of a text's tokens, joined, are not the text.
         """
         added: dict[int, Any] = tokenizer.added_tokens_decoder
         vocabulary: dict[str, int] = tokenizer.get_vocab()
@@ -90,7 +93,7 @@ class TokenBytes:
         raise _tokenizer_error(tokenizer, name, ids)
 
     def text(self, ids: Sequence[int]) -> bytes:
-        """Returns the bytes of tokens, markers included."""
+        """Returns the joined bytes of tokens, markers included."""
         return b"".join(self.of_token[token_id] for token_id in ids)
 
 
@@ -113,8 +116,11 @@ def _tokenizer_error(tokenizer: Any, name: str, ids: list[int]) -> ModelError:
         problem = "has tokens whose bytes are not known"
     return ModelError(
         f"the tokenizer of {name} {problem}, so its tokens cannot be compared by bytes",
-        "use a model with a byte-level tokenizer, or SentencePiece with byte fallback and no "
-        "space before a text",
+        alternatives(
+            "use a model whose tokenizer is byte-level BPE, or SentencePiece with byte_fallback "
+            "and without add_dummy_prefix",
+            OFF_POLICY_ROUTE,
+        ),
     )
 
 
@@ -169,6 +175,7 @@ class ByteTrie:
         return node
 
     def _range(self, prefix: bytes) -> tuple[int, int]:
+        """Returns the range of sorted tokens that begin with a prefix."""
         low = bisect_left(self._words, prefix)
         following = prefix.rstrip(b"\xff")
         if not following:

@@ -18,7 +18,7 @@ from stillroom.data.chat.template import reasoning_variables
 from stillroom.data.formats import Task
 from stillroom.errors import ConfigError, ModelError
 from stillroom.models.cpu.gradients import tile_positions
-from stillroom.models.lm_head import OutputHead, max_positions
+from stillroom.models.lm_head import HeadRunner, max_positions
 from stillroom.models.load import LoadedModel, context_length, load_tokenizer
 from stillroom.models.multimodal import language_config
 from stillroom.models.pairing import check_pair
@@ -103,7 +103,7 @@ def size_of(model: Any, *, is_quantized: bool = False) -> ModelSize:
         num_trained=sum(p.numel() for p in trained),
         activation_bytes=_activation_bytes(model),
         vocab_size=vocabulary,
-        tile_positions=min(OutputHead(model).max_positions, tile_positions(vocabulary)),
+        tile_positions=min(HeadRunner(model).max_positions, tile_positions(vocabulary)),
     )
 
 

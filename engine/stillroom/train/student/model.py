@@ -14,7 +14,7 @@ from stillroom.errors import DivergedError, ModelError
 from stillroom.lineage import ModelRecord
 from stillroom.models.batches import TokenBatch, TokenSequence, add_empty_passes, microbatches
 from stillroom.models.cpu.gradients import HandGradients
-from stillroom.models.lm_head import OutputHead
+from stillroom.models.lm_head import HeadRunner
 from stillroom.models.load import LoadedModel, load_weights, stop_token_ids
 from stillroom.models.multimodal import multimodal_config
 from stillroom.models.placement import enable_gradient_checkpointing, input_device
@@ -152,7 +152,7 @@ class Student:
     """A trainable model with its tokenizer and output head."""
 
     loaded: LoadedModel
-    head: OutputHead
+    head: HeadRunner
     base: ModelLocation
     """The model that training starts from; for an adapter, its base model."""
     is_adapter: bool
@@ -345,7 +345,7 @@ def load_student(
     _check_finite(model, section.path)
     if section.gradient_checkpointing:
         enable_gradient_checkpointing(model)
-    head = OutputHead(model)
+    head = HeadRunner(model)
     head.check()
     # Sharded weights are still on the CPU.
     device = torch.device(peers.device) if peers.is_sharded else input_device(model)

@@ -7,13 +7,13 @@ import torch
 
 from fakes.tiny_models import ARCHITECTURES, build_model, build_tokenizer
 from stillroom.models.batches import TokenSequence, collate
-from stillroom.models.lm_head import OutputHead
+from stillroom.models.lm_head import HeadRunner
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_models_gradient_is_autograds(architecture):
     model = build_model(architecture, build_tokenizer("chatml"))
-    head = OutputHead(model)
+    head = HeadRunner(model)
     # 0 is the padding token, which a text may hold too.
     rows = [[*range(5, 25), 0, 7, 7], [*range(40, 52), 0]]
     sequences = [TokenSequence(row, [i % 3 == 2 for i in range(len(row))]) for row in rows]
@@ -42,7 +42,7 @@ def test_the_models_gradient_is_autograds(architecture):
 
 def test_a_head_is_not_held_by_what_it_gives_out():
     """A circle would hold a model's memory after its last use."""
-    head = OutputHead(build_model("llama", build_tokenizer("chatml")))
+    head = HeadRunner(build_model("llama", build_tokenizer("chatml")))
     gone = weakref.ref(head)
     assert head.by_hand is not None
 

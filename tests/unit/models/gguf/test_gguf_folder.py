@@ -19,7 +19,7 @@ from fakes.mask_families import MASK_FAMILIES, mask_tokenizer
 from fakes.tiny_models import TinyModels, build_tokenizer
 from stillroom.errors import MissingExtraError, ModelError
 from stillroom.files import FileLock, file_sha256
-from stillroom.models.gguf.folder import cache_folder, converted, files_of
+from stillroom.models.gguf.folder import cache_folder, convert_gguf, files_of
 from stillroom.models.load import LoadedModel, load_model, load_tokenizer, read_weights
 from stillroom.models.resolve import ModelLocation, identify, locate_model
 from stillroom.settings import Workspace
@@ -100,8 +100,8 @@ def test_the_folder_has_the_logits_and_tokens_of_the_model_in_the_file(tmp_path,
 def test_a_tokenizer_that_transformers_would_load_otherwise_is_refused(tmp_path):
     path = write_gguf(tmp_path / "tiny.gguf", tiny("qwen2"))
 
-    with pytest.raises(ModelError, match=r"does not cut texts as .* says \('gpt-2'\) for qwen2"):
-        converted(path)
+    with pytest.raises(ModelError, match=r"'gpt-2', which transformers does not use for qwen2"):
+        convert_gguf(path)
 
 
 def test_qwen3_takes_the_size_of_its_heads_from_the_file(tmp_path, tiny_models: TinyModels):
@@ -141,7 +141,7 @@ def test_tied_weights_are_tied_and_stored_once(tmp_path):
 
     assert tied.get_input_embeddings().weight is tied.get_output_embeddings().weight
     assert own.get_input_embeddings().weight is not own.get_output_embeddings().weight
-    sizes = [(converted(tmp_path / f) / "model.safetensors").stat().st_size
+    sizes = [(convert_gguf(tmp_path / f) / "model.safetensors").stat().st_size
              for f in ("tied.gguf", "own.gguf")]  # fmt: skip
     assert sizes[1] - sizes[0] >= tied.get_input_embeddings().weight.nbytes
 
@@ -152,7 +152,7 @@ def test_the_ends_of_texts_and_of_turns_both_stop_the_model(tmp_path):
     before.tokenizer.chat_template = None
     path = write_gguf(tmp_path / "tiny.gguf", before, turn_end="<|im_end|>")
 
-    model = AutoModelForCausalLM.from_pretrained(converted(path))
+    model = AutoModelForCausalLM.from_pretrained(convert_gguf(path))
 
     names = before.tokenizer.convert_ids_to_tokens(model.generation_config.eos_token_id)
     assert names == ["<|endoftext|>", "<|im_end|>"]
@@ -214,10 +214,10 @@ def test_llama_3s_positions_are_found_from_their_factors(tmp_path):
     ("changes", "problem"),
     [
         ({"general.architecture": "mamba"}, "architecture 'mamba'"),
-        ({"tokenizer.ggml.pre": "poro-chat"}, "cuts text as 'poro-chat'"),
-        ({"tokenizer.ggml.model": "bert"}, "kind 'bert'"),
+        ({"tokenizer.ggml.pre": "poro-chat"}, "pre-tokenizer 'poro-chat'"),
+        ({"tokenizer.ggml.model": "bert"}, "tokenizer 'bert'"),
         ({"llama.expert_count": 8}, "8 experts"),
-        ({"llama.rope.scaling.type": "yarn"}, "rope scaling of type 'yarn'"),
+        ({"llama.rope.scaling.type": "yarn"}, "RoPE scaling 'yarn'"),
         ({"split.count": 3}, "one of 3 parts"),
     ],
 )
@@ -236,7 +236,7 @@ def test_a_type_of_numbers_that_is_not_converted_is_named(tmp_path):
     path = tmp_path / "tiny.gguf"
     write_gguf(path, tiny(), quantized=gguf.GGMLQuantizationType.MXFP4)
 
-    with pytest.raises(ModelError, match=r"stores \S+ in the type MXFP4"):
+    with pytest.raises(ModelError, match=r"stores the tensor \S+ in the type MXFP4"):
         locate_model(Workspace(tmp_path), "tiny.gguf")
 
 
@@ -245,8 +245,8 @@ def test_weights_that_the_model_would_leave_out_are_refused(tmp_path):
     bias = {"blk.0.attn_norm_2.weight": np.ones(32, np.float32)}
     write_gguf(path, tiny(), extra_tensors=bias)
 
-    with pytest.raises(ModelError, match=r"does not take, e\.g\. blk\.0\.attn_norm_2"):
-        converted(path)
+    with pytest.raises(ModelError, match=r"does not have, e\.g\. blk\.0\.attn_norm_2"):
+        convert_gguf(path)
     assert not list(cache_folder().glob("*-*[0-9]"))
 
 
@@ -256,7 +256,7 @@ def test_missing_weights_are_refused(tmp_path):
     path = write_gguf(tmp_path / "tiny.gguf", before)
 
     with pytest.raises(ModelError, match=r"lacks \d+ of its model's weights"):
-        converted(path)
+        convert_gguf(path)
 
 
 @pytest.mark.parametrize("kept", [10, 200, 0.5, 0.99])
@@ -265,7 +265,7 @@ def test_a_file_that_was_cut_is_refused(tmp_path, kept):
     data = path.read_bytes()
     path.write_bytes(data[: int(kept * len(data)) if kept < 1 else kept])
 
-    with pytest.raises(ModelError, match=r"incomplete|no readable GGUF file"):
+    with pytest.raises(ModelError, match=r"incomplete|cannot be read as a GGUF file"):
         locate_model(Workspace(tmp_path), "tiny.gguf")
 
 
@@ -285,18 +285,18 @@ def test_a_file_that_was_cut_is_refused(tmp_path, kept):
 def test_a_header_that_claims_too_much_is_refused_at_once(tmp_path, header):
     (tmp_path / "bad.gguf").write_bytes(header + bytes(64))
 
-    with pytest.raises(ModelError, match="no readable GGUF file"):
+    with pytest.raises(ModelError, match="cannot be read as a GGUF file"):
         locate_model(Workspace(tmp_path), "bad.gguf")
 
 
 def test_a_file_is_converted_once_and_again_when_it_changes(tmp_path):
     path = write_gguf(tmp_path / "tiny.gguf", tiny())
-    first = converted(path)
+    first = convert_gguf(path)
     stamp = (first / "config.json").stat().st_mtime_ns
 
-    again = converted(path)
+    again = convert_gguf(path)
     write_gguf(path, tiny("llama-own-head"))
-    other = converted(path)
+    other = convert_gguf(path)
 
     assert again == first
     assert (first / "config.json").stat().st_mtime_ns == stamp
@@ -308,7 +308,7 @@ def test_two_that_need_it_at_once_share_one_folder(tmp_path):
     path = write_gguf(tmp_path / "tiny.gguf", tiny())
 
     with ThreadPoolExecutor(2) as threads:
-        first, second = threads.map(converted, [path, path])
+        first, second = threads.map(convert_gguf, [path, path])
 
     assert first == second
     assert [f.name for f in cache_folder().iterdir() if f.is_dir()] == [first.name]
@@ -321,7 +321,7 @@ def test_what_a_killed_conversion_left_is_replaced(tmp_path):
     left.mkdir(parents=True)
     (left / "model.safetensors").write_bytes(b"half")
 
-    folder = converted(path)
+    folder = convert_gguf(path)
 
     assert folder.name == name
     assert not left.exists()
@@ -335,7 +335,7 @@ def test_converting_draws_no_random_numbers(tmp_path):
     torch.manual_seed(5)
     before = torch.get_rng_state()
 
-    converted(path)
+    convert_gguf(path)
 
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -345,7 +345,7 @@ def test_without_the_package_the_error_says_what_to_install(tmp_path, monkeypatc
     monkeypatch.setitem(sys.modules, "gguf", None)
 
     with pytest.raises(MissingExtraError) as caught:
-        converted(path)
+        convert_gguf(path)
     assert "stillroom[gguf]" in caught.value.fix
 
 

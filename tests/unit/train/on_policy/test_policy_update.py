@@ -9,7 +9,7 @@ from fakes.decoding import random_prompts
 from fakes.training import gradients, largest_gap, make_student
 from stillroom.errors import DataError, TeacherError
 from stillroom.models.batches import TokenSequence
-from stillroom.models.lm_head import OutputHead
+from stillroom.models.lm_head import HeadRunner
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.teachers.scores import TeacherScores
 from stillroom.train.config.distill_sections import AlgorithmSection
@@ -149,7 +149,7 @@ def with_another_head(student):
     """The same student, whose head has a bias: its gradients are left to autograd."""
     head = student.module.get_output_embeddings()
     head.bias = torch.nn.Parameter(torch.zeros(head.weight.shape[0]))
-    student = replace(student, head=OutputHead(student.module))
+    student = replace(student, head=HeadRunner(student.module))
     assert student.by_hand is None
     return student
 

@@ -24,7 +24,7 @@ from stillroom.data.formats import SftRow
 from stillroom.errors import ConfigError, ModelError
 from stillroom.export.history import read_history
 from stillroom.lineage import read_manifest
-from stillroom.models.lm_head import OutputHead
+from stillroom.models.lm_head import HeadRunner
 from stillroom.models.load import load_tokenizer
 from stillroom.models.resolve import identify, locate_model
 from stillroom.settings import Workspace
@@ -146,7 +146,7 @@ def _without_hand_gradients(student):
     """The student as one whose output head only autograd can run."""
     module = student.loaded.model
     module.set_output_embeddings(_OtherHead(module.get_output_embeddings()))
-    student = replace(student, head=OutputHead(module))
+    student = replace(student, head=HeadRunner(module))
     assert student.by_hand is None
     return student
 
