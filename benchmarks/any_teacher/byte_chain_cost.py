@@ -28,7 +28,7 @@ from work import save_models
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.models.batches import TokenSequence
 from stillroom.models.load import load_model
-from stillroom.models.reread.byte_units import Places, WrittenParts, turn_units
+from stillroom.models.reread.comparison_points import TokenOffsets, WrittenParts, turn_points
 from stillroom.models.reread.rereading import ByteReading, Reader, ReadingPair
 from stillroom.models.reread.turns import TurnPart
 from stillroom.models.resolve import locate_model
@@ -67,8 +67,8 @@ def write_words(file: Path) -> None:
 
 def rollouts(pair: ReadingPair, num: int, num_tokens: int) -> list[TrainingSequence]:
     """Returns answers of random words, each with a reading in as many of the teacher's tokens."""
-    choices = pair.choices([])
-    side = choices.student
+    symbol_sets = pair.symbol_sets([])
+    side = symbol_sets.student
     draws = random.Random(0)
     words = [i for i, word in enumerate(side.tokens.of_token) if word.isalpha() or word[:1] == b" "]
     prompt = pair.student.renderer.prompt_ids([{"role": "user", "content": "Go on."}], [])
@@ -76,11 +76,13 @@ def rollouts(pair: ReadingPair, num: int, num_tokens: int) -> list[TrainingSeque
     for _ in range(num):
         ids = draws.choices(words, k=num_tokens)
         text = side.tokens.text(ids)
-        written = WrittenParts(Places(side, ids), [0])
-        units = turn_units(choices, [TurnPart("text", text)], written, written, is_ended=False)
+        written = WrittenParts(TokenOffsets(side, ids), [0])
+        points = turn_points(
+            symbol_sets, [TurnPart("text", text)], written, written, is_ended=False
+        )
         is_turn = [False] * len(prompt) + [True] * num_tokens
         tokens = TokenSequence(prompt + ids, is_turn)
-        reading = ByteReading(tokens, units, pair, choices, len(text), len(text), 0)
+        reading = ByteReading(tokens, points, pair, symbol_sets, len(text), len(text), 0)
         made.append(TrainingSequence(tokens, [-10.0] * num_tokens, reading=reading))
     return made
 
@@ -122,14 +124,14 @@ def main() -> None:
                 # The first round warms up, and looks up prefixes that later ones know.
                 seconds[name].append(time.process_time() - begun)
     whole, ours = (statistics.median(seconds[name]) for name in works)
-    units = sum(len(one.reading.units) for one in sequences if one.reading is not None)
+    points = sum(len(one.reading.points) for one in sequences if one.reading is not None)
     print(
         json.dumps(
             {
                 "shape": given.shape,
                 "vocabulary": student.head.vocab_size,
                 "tokens": given.rollouts * given.tokens,
-                "places": units,
+                "places": points,
                 "full_reverse_kl_s": round(whole, 2),
                 "byte_reverse_kl_s": round(ours, 2),
                 "on_top": round(ours / whole - 1, 3),

@@ -15,7 +15,7 @@ from stillroom.evaluate.request import KLModels
 from stillroom.models.batches import TokenSequence, microbatches, sampled_sequence
 from stillroom.models.divergence import reverse_kl, shared_logprobs
 from stillroom.models.load import load_model
-from stillroom.models.reread.byte_chain import NextSymbols, SortedSums, SummedSymbols, TriePlaces
+from stillroom.models.reread.byte_chain import NextSymbols, SortedSums, SummedSymbols, TrieNodes
 from stillroom.models.reread.pair_check import open_pair
 from stillroom.models.reread.rereading import ByteReading
 from stillroom.models.reread.tile_divergence import ByteDivergences
@@ -146,7 +146,7 @@ def _byte_kl(
     teacher_KV = teacher.logits(teacher_batch).softmax(-1).to(student_NV.device)
     order_P = torch.from_numpy(readings[0].pair.teacher_trie.order).to(student_NV.device)
 
-    def symbols(part: slice, cuts: Sequence[TriePlaces]) -> NextSymbols:
+    def symbols(part: slice, cuts: Sequence[TrieNodes]) -> NextSymbols:
         return SummedSymbols(SortedSums(teacher_KV[part], order_P, cuts))
 
     counts = [sequence.num_trained for sequence in sequences]

@@ -1,12 +1,12 @@
 """The reverse KL over next bytes, between two models with different tokenizers on the same text.
 
-At each position of a turn (a `Unit`) a model's next-token probabilities are summed into next-byte
-probabilities, given the bytes of the current token that are already fixed; ends of turns and
-openings of calls are symbols in addition to the 256 bytes. Symbols that only one side distinguishes
-count as one. This assumes each tokenizer's own segmentation; other ways of splitting the same text
-have almost no probability.
-Shapes: n positions of a tile, V vocabulary, P tokens of a trie (sorted), R ranges of them, M units,
-S symbols.
+At each position of a turn (a `ComparisonPoint`) a model's next-token probabilities are summed into
+next-byte probabilities, given the bytes of the current token that are already fixed; ends of turns
+and openings of calls are symbols in addition to the 256 bytes. Symbols that only one model
+distinguishes count as one. This assumes each tokenizer's own segmentation; other ways of splitting
+the same text have almost no probability.
+Shapes: n positions of a tile, V vocabulary, P tokens of a trie (sorted), R ranges of them, M
+comparison points of a batch, m of them with the same symbol set, S symbols.
 """
 
 from collections.abc import Sequence
@@ -18,51 +18,58 @@ import torch
 from torch import Tensor
 
 from stillroom.models.placement import to_float64
-from stillroom.models.reread.byte_units import Choice
+from stillroom.models.reread.comparison_points import SymbolSet
 from stillroom.models.reread.token_bytes import ByteTrie
 
-LEAST = 1e-7
+MIN_PROBABILITY = 1e-7
 """The minimum probability of a symbol, so that one symbol costs at most 16 nats."""
 NUM_BYTES = 256
 _SMALL_VOCABULARY = 2048
-"""Below it, summing row by row is slower on the CPU: 36 µs a row for the demo's 569 tokens, against
-5; with 152k tokens it is 0.26 ms against 2.7."""
+"""With a smaller vocabulary, summing row by row is slower on the CPU: 36 µs a row for the demo's
+569 tokens, against 5; with 152k tokens it takes 0.26 ms against 2.7."""
 
 
 @dataclass(frozen=True, slots=True)
-class TriePlaces:
-    """The positions of units in one side's trie: a few numbers for each prefix that occurs."""
+class TrieNodes:
+    """The trie nodes of comparison points for one model, one entry per point (see `TrieNode`)."""
 
     low_M: Tensor
     high_M: Tensor
+    """The sorted tokens that begin with the point's prefix are `low` to `high`."""
     starts_M: Tensor
     """The first sorted token that continues with each byte, and the end, [M, 257]."""
     is_root_M: Tensor
+    """Whether the prefix is empty, so that any token may follow."""
 
-    def part(self, part: slice) -> "TriePlaces":
+    def part(self, part: slice) -> "TrieNodes":
         """Returns the entries of a slice."""
-        return TriePlaces(
+        return TrieNodes(
             self.low_M[part], self.high_M[part], self.starts_M[part], self.is_root_M[part]
         )
 
-    def rows(self, chosen_m: Tensor) -> "TriePlaces":
+    def rows(self, indices_m: Tensor) -> "TrieNodes":
         """Returns the entries at these indices."""
-        return TriePlaces(
-            self.low_M[chosen_m],
-            self.high_M[chosen_m],
-            self.starts_M[chosen_m],
-            self.is_root_M[chosen_m],
+        return TrieNodes(
+            self.low_M[indices_m],
+            self.high_M[indices_m],
+            self.starts_M[indices_m],
+            self.is_root_M[indices_m],
         )
 
 
-def trie_places(trie: ByteTrie, prefixes: Sequence[bytes], device: torch.device) -> TriePlaces:
-    """Returns the trie positions of units whose tokens begin with these bytes."""
-    index = {prefix: place for place, prefix in enumerate(dict.fromkeys(prefixes))}
-    nodes = [trie.node(prefix) for prefix in index]
+def trie_nodes(trie: ByteTrie, prefixes: Sequence[bytes], device: torch.device) -> TrieNodes:
+    """Returns the nodes of comparison points in a trie.
+
+    prefixes: the bytes of each point's token before the point.
+    """
+    index = {prefix: number for number, prefix in enumerate(dict.fromkeys(prefixes))}
+    distinct = [trie.node(prefix) for prefix in index]
     of_unit = np.array([index[prefix] for prefix in prefixes], dtype=np.int64)
-    starts = np.stack([node.starts for node in nodes]) if nodes else np.zeros((0, 257), np.int32)
-    bounds = np.array([(node.low, node.high) for node in nodes], dtype=np.int64).reshape(-1, 2)
-    return TriePlaces(
+    starts = (
+        np.stack([node.starts for node in distinct]) if distinct else np.zeros((0, 257), np.int32)
+    )
+    bounds = np.array([(node.low, node.high) for node in distinct], dtype=np.int64).reshape(-1, 2)
+    return TrieNodes(
         torch.from_numpy(bounds[of_unit, 0]).to(device),
         torch.from_numpy(bounds[of_unit, 1]).to(device),
         torch.from_numpy(starts[of_unit]).to(device),
@@ -71,19 +78,19 @@ def trie_places(trie: ByteTrie, prefixes: Sequence[bytes], device: torch.device)
 
 
 class TokenRanges:
-    """Ranges of one side's sorted tokens, split wherever the sums of some units begin or end.
+    """Ranges of sorted tokens, split wherever a sum for a comparison point begins or ends.
 
-    A tile's units need few of the possible sums, so that everything after one pass over the
+    A tile's points need few of the possible sums, so that everything after one pass over the
     probabilities works on R ranges; markers, which are not text, are in no range.
     """
 
-    def __init__(self, order_P: Tensor, vocab_size: int, cuts: Sequence[TriePlaces] | None) -> None:
-        """cuts: the trie positions of the units; None: every token is a range of its own."""
+    def __init__(self, order_P: Tensor, vocab_size: int, cuts: Sequence[TrieNodes] | None) -> None:
+        """cuts: the trie nodes of the points; None to make every token a range of its own."""
         num_sorted = len(order_P)
         is_cut = torch.full((num_sorted + 1,), cuts is None, device=order_P.device)
         is_cut[0] = is_cut[num_sorted] = True
-        for places in cuts or ():
-            for tokens in (places.starts_M, places.low_M, places.high_M):
+        for nodes in cuts or ():
+            for tokens in (nodes.starts_M, nodes.low_M, nodes.high_M):
                 is_cut[tokens.flatten().long()] = True
         self.order_P = order_P
         self.number_P = is_cut.cumsum(0) - 1
@@ -105,9 +112,9 @@ class SortedSums:
         self,
         probabilities_nV: Tensor,
         order_P: Tensor,
-        cuts: Sequence[TriePlaces] | None = None,
+        cuts: Sequence[TrieNodes] | None = None,
     ) -> None:
-        """cuts: the trie positions at which sums are needed; None for any."""
+        """cuts: the trie nodes at which sums are needed; None for any."""
         self.probabilities_nV = probabilities_nV
         self.ranges = TokenRanges(order_P, probabilities_nV.shape[1], cuts)
         is_small = probabilities_nV.shape[1] < _SMALL_VOCABULARY
@@ -116,7 +123,7 @@ class SortedSums:
             probabilities_nV, self.ranges
         )
 
-    def at(self, rows_m: Tensor, tokens: Tensor) -> Tensor:
+    def before(self, rows_m: Tensor, tokens: Tensor) -> Tensor:
         """Returns the cumulative sums before sorted tokens, [m] or [m, k], in rows `rows_m`."""
         base = rows_m * self._sums.shape[1]
         numbers = self.ranges.number_P[tokens]
@@ -149,84 +156,90 @@ def sums_of_sorted(probabilities_nV: Tensor, ranges: TokenRanges) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class SideSymbols:
-    """One side's probabilities of the symbols at some units."""
+class SymbolProbabilities:
+    """A model's probabilities of the next symbols at points that share one symbol set."""
 
     probabilities_mS: Tensor
-    """[m, 256 + the choice's symbols], in float64."""
+    """[m, 256 + the symbols of the set], in float64."""
     is_known_mS: Tensor
-    """Which symbols the side can distinguish there."""
+    """Which symbols the model can distinguish there."""
     total_m: Tensor
     """The probability of the bytes that are already fixed in the token."""
 
 
-def side_symbols(
-    sums: SortedSums, rows_m: Tensor, places: TriePlaces, choice: Choice, *, is_student: bool
-) -> SideSymbols:
-    """Returns the probabilities of the next symbols at units of one choice."""
-    starts = places.starts_M.long()
-    edges = sums.at(rows_m, starts)
+def symbol_probabilities(
+    sums: SortedSums, rows_m: Tensor, nodes: TrieNodes, symbol_set: SymbolSet, *, is_student: bool
+) -> SymbolProbabilities:
+    """Returns next-symbol probabilities at comparison points that share one symbol set."""
+    starts = nodes.starts_M.long()
+    edges = sums.before(rows_m, starts)
     bytes_m = (edges[:, 1:] - edges[:, :-1]).clamp_min(0)
     known_m = starts[:, 1:] > starts[:, :-1]
-    inside_m = sums.at(rows_m, places.high_M) - sums.at(rows_m, places.low_M)
+    inside_m = sums.before(rows_m, nodes.high_M) - sums.before(rows_m, nodes.low_M)
     total_m = inside_m
-    if not choice.is_conditional:
-        total_m = torch.where(places.is_root_M, torch.ones_like(inside_m), inside_m)
+    if not symbol_set.is_conditional:
+        total_m = torch.where(nodes.is_root_M, torch.ones_like(inside_m), inside_m)
     columns, known = [bytes_m], [known_m]
     hidden = torch.zeros(NUM_BYTES, dtype=torch.bool, device=bytes_m.device)
-    hidden[:] = not (choice.has_bytes or choice.is_conditional)
-    for symbol in choice.symbols:
+    hidden[:] = not (symbol_set.has_bytes or symbol_set.is_conditional)
+    for symbol in symbol_set.symbols:
         ids = symbol.student_ids if is_student else symbol.teacher_ids
         letters = list(symbol.student_bytes if is_student else symbol.teacher_bytes)
         mass_m = bytes_m[:, letters].sum(1)
         is_known = known_m[:, letters].all(1)
         if ids:
             marks_m = to_float64(sums.probabilities_nV[:, list(ids)][rows_m]).sum(1)
-            mass_m, is_known = mass_m + marks_m, is_known & places.is_root_M
+            mass_m, is_known = mass_m + marks_m, is_known & nodes.is_root_M
         columns.append(mass_m[:, None])
         known.append(is_known[:, None])
         hidden[[*symbol.student_bytes, *symbol.teacher_bytes]] = True
     known[0] = known_m & ~hidden
-    return SideSymbols(
+    return SymbolProbabilities(
         torch.cat(columns, 1) / total_m.clamp_min(1e-300)[:, None], torch.cat(known, 1), total_m
     )
 
 
 def with_longer_tokens(
-    side: SideSymbols, sums: SortedSums, rows_m: Tensor, before: TriePlaces, choice: Choice
-) -> SideSymbols:
-    """Returns a teacher's symbols at the ends of its tokens, including longer tokens.
+    after: SymbolProbabilities,
+    sums: SortedSums,
+    rows_m: Tensor,
+    before: TrieNodes,
+    symbol_set: SymbolSet,
+) -> SymbolProbabilities:
+    """Returns a teacher's probabilities at the ends of its tokens, including longer tokens.
 
     The student's text is tokenized as the teacher's tokenizer does, but the teacher may be nearly
     sure of a longer token: after `c` of an item `candle`, its distribution after the token `c` does
     not count, as that token has no probability. So a next byte's probability is the sum over longer
     tokens and, weighted by the token itself, over what follows it.
-    rows_m, before: the rows of the previous tokens, and their positions; the root stands for none.
+    rows_m, before: the rows of the previous tokens, and their trie nodes; the root for no token.
     """
     starts = before.starts_M.long()
-    edges = sums.at(rows_m, starts)
+    edges = sums.before(rows_m, starts)
     longer_m = (edges[:, 1:] - edges[:, :-1]).clamp_min(0)
-    low_m, high_m = sums.at(rows_m, before.low_M), sums.at(rows_m, before.high_M)
+    low_m, high_m = sums.before(rows_m, before.low_M), sums.before(rows_m, before.high_M)
     total_m = (high_m - low_m).clamp_min(1e-300)
     share_m = ((edges[:, 0] - low_m) / total_m)[:, None]
     marks = [
-        longer_m[:, list(symbol.teacher_bytes)].sum(1, keepdim=True) for symbol in choice.symbols
+        longer_m[:, list(symbol.teacher_bytes)].sum(1, keepdim=True)
+        for symbol in symbol_set.symbols
     ]
-    mixed = torch.cat([longer_m, *marks], 1) / total_m[:, None] + share_m * side.probabilities_mS
+    mixed = torch.cat([longer_m, *marks], 1) / total_m[:, None] + share_m * after.probabilities_mS
     has_before = ~before.is_root_M[:, None]
-    probabilities = torch.where(has_before, mixed, side.probabilities_mS)
-    return SideSymbols(probabilities, side.is_known_mS, side.total_m)
+    probabilities = torch.where(has_before, mixed, after.probabilities_mS)
+    return SymbolProbabilities(probabilities, after.is_known_mS, after.total_m)
 
 
 class NextSymbols(Protocol):
     """A teacher's next-symbol probabilities at some of its positions."""
 
-    def at(
-        self, rows_m: Tensor, places: TriePlaces, before: TriePlaces, choice: Choice
-    ) -> SideSymbols:
-        """Returns the probabilities of the next symbols at units of one choice.
+    def probabilities_at(
+        self, rows_m: Tensor, nodes: TrieNodes, before: TrieNodes, symbol_set: SymbolSet
+    ) -> SymbolProbabilities:
+        """Returns next-symbol probabilities at comparison points that share one symbol set.
 
-        rows_m: their positions; `places` and `before` as in `with_longer_tokens`.
+        rows_m: the rows of the points' tokens in the teacher's predictions. nodes: the points' own
+        trie nodes. before: those of the teacher's previous tokens, as in `with_longer_tokens`.
         """
         ...
 
@@ -237,44 +250,46 @@ class SummedSymbols:
 
     sums: SortedSums
 
-    def at(
-        self, rows_m: Tensor, places: TriePlaces, before: TriePlaces, choice: Choice
-    ) -> SideSymbols:
-        """Returns the probabilities of the next symbols at units of one choice."""
-        side = side_symbols(self.sums, rows_m, places, choice, is_student=False)
+    def probabilities_at(
+        self, rows_m: Tensor, nodes: TrieNodes, before: TrieNodes, symbol_set: SymbolSet
+    ) -> SymbolProbabilities:
+        """Returns next-symbol probabilities at comparison points that share one symbol set."""
+        after = symbol_probabilities(self.sums, rows_m, nodes, symbol_set, is_student=False)
         rows_before_m = (rows_m - 1).clamp_min(0)
-        return with_longer_tokens(side, self.sums, rows_before_m, before, choice)
+        return with_longer_tokens(after, self.sums, rows_before_m, before, symbol_set)
 
 
 @dataclass(frozen=True, slots=True)
-class UnitKl:
-    """The reverse KL at units of one choice."""
+class PointKl:
+    """The reverse KL at comparison points that share one symbol set."""
 
     value_m: Tensor
     gaps_mS: Tensor
     """log p_student - log p_teacher of each symbol and, last, of all others, [m, S + 1]."""
     is_shared_mS: Tensor
-    """Which symbols both sides can distinguish."""
+    """Which symbols both models can distinguish."""
 
 
-def unit_kl(student: SideSymbols, teacher: SideSymbols) -> UnitKl:
-    """Returns KL(student || teacher) over the symbols that both sides can distinguish."""
+def point_kl(student: SymbolProbabilities, teacher: SymbolProbabilities) -> PointKl:
+    """Returns KL(student || teacher) over the symbols that both models can distinguish."""
     is_shared = student.is_known_mS & teacher.is_known_mS
-    ours, their = (_with_others(side, is_shared) for side in (student, teacher))
-    gaps = ours.log() - their.log()
-    return UnitKl((ours * gaps).sum(1), gaps, is_shared)
+    student_mS, teacher_mS = (_with_others(model, is_shared) for model in (student, teacher))
+    gaps_mS = student_mS.log() - teacher_mS.log()
+    return PointKl((student_mS * gaps_mS).sum(1), gaps_mS, is_shared)
 
 
-def _with_others(side: SideSymbols, is_shared_mS: Tensor) -> Tensor:
-    symbols = side.probabilities_mS.masked_fill(~is_shared_mS, 0.0)
+def _with_others(probabilities: SymbolProbabilities, is_shared_mS: Tensor) -> Tensor:
+    """Returns the probabilities of the shared symbols and, last, of all others, [m, S + 1]."""
+    symbols = probabilities.probabilities_mS.masked_fill(~is_shared_mS, 0.0)
     others = 1 - symbols.sum(1, keepdim=True)
-    return torch.cat([symbols, others], 1).clamp_min(LEAST)
+    return torch.cat([symbols, others], 1).clamp_min(MIN_PROBABILITY)
 
 
-class SlopeSums:
+class GradientSums:
     """Accumulates the derivative of the divergence with respect to each token's probability.
 
-    What is added to a range of sorted tokens is stored at its two ends, and summed up once.
+    A value for a range of sorted tokens is added at one end of it and subtracted at the other;
+    `gradient` computes the cumulative sums once.
     """
 
     def __init__(self, ranges: TokenRanges, num_rows: int) -> None:
@@ -285,31 +300,36 @@ class SlopeSums:
         self._marks: list[tuple[Tensor, tuple[int, ...], Tensor]] = []
 
     def add(
-        self, rows_m: Tensor, places: TriePlaces, choice: Choice, kl: UnitKl, student: SideSymbols
+        self,
+        rows_m: Tensor,
+        nodes: TrieNodes,
+        symbol_set: SymbolSet,
+        kl: PointKl,
+        student: SymbolProbabilities,
     ) -> None:
-        """Adds the derivatives at units of one choice."""
+        """Adds the derivatives at comparison points that share one symbol set."""
         others_m = kl.gaps_mS[:, -1]
         slopes_mS = (kl.gaps_mS[:, :-1] - others_m[:, None]) * kl.is_shared_mS
         slopes_mS = slopes_mS / student.total_m.clamp_min(1e-300)[:, None]
         slopes_m = slopes_mS[:, :NUM_BYTES]
-        for index, symbol in enumerate(choice.symbols):
+        for index, symbol in enumerate(symbol_set.symbols):
             of_symbol = slopes_mS[:, NUM_BYTES + index]
             for letter in symbol.student_bytes:
                 slopes_m[:, letter] = of_symbol
             if symbol.student_ids:
                 self._marks.append((rows_m, symbol.student_ids, of_symbol))
         ends = torch.nn.functional.pad(slopes_m, (1, 1)).diff(dim=1)
-        self._put(rows_m[:, None], places.starts_M.long(), ends)
+        self._put(rows_m[:, None], nodes.starts_M.long(), ends)
         base = (others_m - kl.value_m) / student.total_m.clamp_min(1e-300)
-        is_all = places.is_root_M & (not choice.is_conditional)
+        is_all = nodes.is_root_M & (not symbol_set.is_conditional)
         self._rows.index_add_(0, rows_m, base.masked_fill(~is_all, 0.0))
         base = base.masked_fill(is_all, 0.0)
-        self._put(rows_m, places.low_M, base)
-        self._put(rows_m, places.high_M, -base)
+        self._put(rows_m, nodes.low_M, base)
+        self._put(rows_m, nodes.high_M, -base)
 
     def _put(self, rows: Tensor, tokens: Tensor, values: Tensor) -> None:
-        places = rows * self._ends.shape[1] + self._ranges.number_P[tokens]
-        self._ends.view(-1).index_add_(0, places.flatten(), values.flatten())
+        flat = rows * self._ends.shape[1] + self._ranges.number_P[tokens]
+        self._ends.view(-1).index_add_(0, flat.flatten(), values.flatten())
 
     def gradient(self, probabilities_nV: Tensor, out_nV: Tensor) -> Tensor:
         """Returns the gradient with respect to the student's logits, [n, V], in `out_nV`."""
@@ -340,7 +360,7 @@ class ListedTokens:
 
     ids_kK: Tensor
     """The ids; -1 where fewer tokens are listed."""
-    places_kK: Tensor
+    indices_kK: Tensor
     """The tokens' indices in the teacher's trie; -1 for those that are not in it."""
     probabilities_kK: Tensor
     """In float64; 0 where fewer tokens are listed."""
@@ -368,13 +388,13 @@ class ListedTokens:
         own_ids_k[is_listed_k] = -1
         own_k = np.exp(np.array([logprob for _, logprob in own], np.float64)) * ~is_listed_k
         ids_kK = np.concatenate([ids_kK, own_ids_k[:, None]], 1)
-        place_V = np.full(int(max(trie.order.max(initial=0), ids_kK.max(initial=0))) + 1, -1)
-        place_V[trie.order] = np.arange(len(trie.order))
-        places_kK = np.where(ids_kK >= 0, place_V[ids_kK], -1)
+        index_V = np.full(int(max(trie.order.max(initial=0), ids_kK.max(initial=0))) + 1, -1)
+        index_V[trie.order] = np.arange(len(trie.order))
+        indices_kK = np.where(ids_kK >= 0, index_V[ids_kK], -1)
         probabilities_kK = np.concatenate([np.exp(logprobs_kK), own_k[:, None]], 1)
         return cls(
             torch.from_numpy(ids_kK).to(device),
-            torch.from_numpy(places_kK).to(device),
+            torch.from_numpy(indices_kK).to(device),
             torch.from_numpy(probabilities_kK).to(device),
             len(trie.order),
         )
@@ -384,48 +404,46 @@ class ListedTokens:
         return replace(
             self,
             ids_kK=self.ids_kK[part],
-            places_kK=self.places_kK[part],
+            indices_kK=self.indices_kK[part],
             probabilities_kK=self.probabilities_kK[part],
         )
 
-    def at(
-        self, rows_m: Tensor, places: TriePlaces, before: TriePlaces, choice: Choice
-    ) -> SideSymbols:
-        """Returns the probabilities of the next symbols at units of one choice.
+    def probabilities_at(
+        self, rows_m: Tensor, nodes: TrieNodes, before: TrieNodes, symbol_set: SymbolSet
+    ) -> SymbolProbabilities:
+        """Returns next-symbol probabilities at comparison points that share one symbol set.
 
-        rows_m: their positions; `places` and `before` as in `with_longer_tokens`.
+        rows_m: their rows in the listed tokens. The others: see `NextSymbols.probabilities_at`.
         """
-        is_all_m = places.is_root_M & (not choice.is_conditional)
-        here = self._continuations(rows_m, places, is_all_m)
+        is_all_m = nodes.is_root_M & (not symbol_set.is_conditional)
+        here = self._continuations(rows_m, nodes, is_all_m)
         symbols_m = [
             here.bytes_m[:, list(symbol.teacher_bytes)].sum(1)
-            + self._marker_probability(rows_m, symbol.teacher_ids) * places.is_root_M
-            for symbol in choice.symbols
+            + self._marker_probability(rows_m, symbol.teacher_ids) * nodes.is_root_M
+            for symbol in symbol_set.symbols
         ]
         after_mS = torch.column_stack([here.bytes_m, *symbols_m]) / here.total_m[:, None]
         # The previous token might have been a longer one, see `with_longer_tokens`.
         longer = self._continuations((rows_m - 1).clamp_min(0), before, torch.zeros_like(is_all_m))
         longer_m = [
-            longer.bytes_m[:, list(symbol.teacher_bytes)].sum(1) for symbol in choice.symbols
+            longer.bytes_m[:, list(symbol.teacher_bytes)].sum(1) for symbol in symbol_set.symbols
         ]
         longer_mS = torch.column_stack([longer.bytes_m, *longer_m])
         mixed_mS = (longer_mS + longer.ended_m[:, None] * after_mS) / longer.total_m[:, None]
         probabilities_mS = torch.where(before.is_root_M[:, None], after_mS, mixed_mS)
-        return SideSymbols(probabilities_mS, probabilities_mS > 0, here.total_m)
+        return SymbolProbabilities(probabilities_mS, probabilities_mS > 0, here.total_m)
 
-    def _continuations(
-        self, rows_m: Tensor, places: TriePlaces, is_all_m: Tensor
-    ) -> _Continuations:
-        """Returns the continuations of the bytes at `places`; `is_all_m`: any token counts."""
-        probabilities_mK, places_mK = self.probabilities_kK[rows_m], self.places_kK[rows_m]
-        is_inside = (places_mK >= places.low_M[:, None]) & (places_mK < places.high_M[:, None])
+    def _continuations(self, rows_m: Tensor, nodes: TrieNodes, is_all_m: Tensor) -> _Continuations:
+        """Returns the continuations of the bytes at `nodes`; `is_all_m`: any token counts."""
+        probabilities_mK, indices_mK = self.probabilities_kK[rows_m], self.indices_kK[rows_m]
+        is_inside = (indices_mK >= nodes.low_M[:, None]) & (indices_mK < nodes.high_M[:, None])
         inside_mK = probabilities_mK * is_inside
         # Column 0: tokens that end with these bytes; column b + 1: those that continue with byte b.
-        columns_mK = torch.searchsorted(places.starts_M.long(), places_mK, right=True)
+        columns_mK = torch.searchsorted(nodes.starts_M.long(), indices_mK, right=True)
         sums = inside_mK.new_zeros(len(rows_m), NUM_BYTES + 2)
         sums.scatter_add_(1, columns_mK, inside_mK)
-        num_listed_m = (places_mK >= 0).sum(1)
-        num_here_m = places.high_M - places.low_M - is_inside.sum(1)
+        num_listed_m = (indices_mK >= 0).sum(1)
+        num_here_m = nodes.high_M - nodes.low_M - is_inside.sum(1)
         share_m = num_here_m / (self.num_sorted - num_listed_m).clamp_min(1)
         tail_m = (1 - probabilities_mK.sum(1)).clamp_min(0)
         total_m = inside_mK.sum(1) + tail_m * share_m

@@ -13,10 +13,10 @@ from stillroom.models.pairing import (
     check_pair,
     check_tokenizers,
 )
-from stillroom.models.reread.byte_units import ReadingSide
+from stillroom.models.reread.comparison_points import TurnFormat
 from stillroom.models.reread.rereading import Reader, ReadingPair, render_turn
 from stillroom.models.reread.token_bytes import PROBE, encode
-from stillroom.models.reread.turns import Kind, TurnPart, TurnParts
+from stillroom.models.reread.turns import PartKind, TurnPart, TurnParts
 from stillroom.types import Message, ToolCall, ToolSchema
 
 _TOOL: ToolSchema = {
@@ -118,9 +118,12 @@ def check_reading(pair: ReadingPair) -> None:
             ),
         )
     for tools in ([], [_TOOL]):
-        choices = pair.choices(tools)
-        for side, reader in ((choices.student, pair.student), (choices.teacher, pair.teacher)):
-            if not side.marks.end_text:
+        symbol_sets = pair.symbol_sets(tools)
+        for turn_format, reader in (
+            (symbol_sets.student, pair.student),
+            (symbol_sets.teacher, pair.teacher),
+        ):
+            if not turn_format.marks.end_text:
                 raise ModelError(
                     f"the chat template of {reader.name} writes no end of turn after an answer, so "
                     "the ends of answers cannot be compared",
@@ -128,8 +131,8 @@ def check_reading(pair: ReadingPair) -> None:
                         "add an end-of-turn token to chat_template.jinja", OFF_POLICY_ROUTE
                     ),
                 )
-            _check_rendering(side, reader, tools)
-    plain = pair.choices([])
+            _check_rendering(turn_format, reader, tools)
+    plain = pair.symbol_sets([])
     if plain.student.marks.has_thought and not plain.teacher.marks.has_thought:
         raise ModelError(
             f"{names}: the student may think before it answers, but the teacher's chat template "
@@ -144,9 +147,12 @@ def check_reading(pair: ReadingPair) -> None:
 
 def check_calls(pair: ReadingPair) -> None:
     """Raises ModelError unless both templates render tool calls in a form that can be compared."""
-    choices = pair.choices([_TOOL])
-    for side, reader in ((choices.student, pair.student), (choices.teacher, pair.teacher)):
-        if not side.marks.has_calls:
+    symbol_sets = pair.symbol_sets([_TOOL])
+    for turn_format, reader in (
+        (symbol_sets.student, pair.student),
+        (symbol_sets.teacher, pair.teacher),
+    ):
+        if not turn_format.marks.has_calls:
             raise ModelError(
                 f"the chat template of {reader.name} does not render tool calls verbatim, so turns "
                 "with calls cannot be compared with the teacher and would train nothing",
@@ -160,13 +166,13 @@ def check_calls(pair: ReadingPair) -> None:
             )
 
 
-def _check_rendering(side: ReadingSide, reader: Reader, tools: Sequence[ToolSchema]) -> None:
+def _check_rendering(turn_format: TurnFormat, reader: Reader, tools: Sequence[ToolSchema]) -> None:
     """Raises ModelError unless the template renders the parts of a turn verbatim."""
     probe = PROBE.strip()
     turns: list[tuple[Message, list[TurnPart]]] = [
         ({"role": "assistant", "content": probe}, [TurnPart("text", probe.encode())])
     ]
-    if tools and side.marks.has_calls:
+    if tools and turn_format.marks.has_calls:
         call: ToolCall = {
             "id": "abcdefghi",
             "type": "function",
@@ -176,10 +182,10 @@ def _check_rendering(side: ReadingSide, reader: Reader, tools: Sequence[ToolSche
         parts = [TurnPart("name", b"look_up"), TurnPart("arguments", _ARGUMENTS.encode())]
         turns.append((message, parts))
     for message, parts in turns:
-        rendered = render_turn(side, TurnParts(parts, [], is_ended=True), has_end=True)
+        rendered = render_turn(turn_format, TurnParts(parts, [], is_ended=True), has_end=True)
         written = reader.renderer.turn_text(message, tools)
         if rendered is None or rendered.text != written:
-            kind: Kind = parts[-1].kind
+            kind: PartKind = parts[-1].kind
             raise ModelError(
                 f"the chat template of {reader.name} changes the {kind} of an assistant's turn, so "
                 "the student's text cannot be located in it",

@@ -7,48 +7,48 @@ from typing import Any
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import ModelError
 from stillroom.models.batches import TokenSequence
-from stillroom.models.reread.byte_units import (
-    Choices,
-    Places,
-    ReadingSide,
-    Unit,
+from stillroom.models.reread.comparison_points import (
+    ComparisonPoint,
+    SymbolSets,
+    TokenOffsets,
+    TurnFormat,
     WrittenParts,
     is_whole_call,
-    turn_units,
+    turn_points,
 )
 from stillroom.models.reread.token_bytes import ByteTrie, TokenBytes, encode
-from stillroom.models.reread.turns import Kind, TurnParts, read_turn, texts_between, turn_marks
+from stillroom.models.reread.turns import PartKind, TurnParts, read_turn, texts_between, turn_marks
 from stillroom.types import Message, TokenTrace, ToolSchema
 
 
 @dataclass(frozen=True, slots=True)
 class ByteReading:
-    """A rollout in the teacher's tokens, and the positions at which both models are compared."""
+    """A rollout in the teacher's tokens, and the points at which the models are compared."""
 
     tokens: TokenSequence
     """The rollout in the teacher's tokens; those of the student's turns count as trained."""
-    units: list[Unit]
-    """The positions of comparison. Student tokens are indices among the sampled tokens, teacher
-    tokens among the trained ones of `tokens`."""
+    points: list[ComparisonPoint]
+    """The points at which the models are compared. Student tokens are numbered among the sampled
+    tokens, teacher tokens among the trained ones of `tokens`."""
     pair: "ReadingPair"
-    choices: Choices
-    """The choices that the units refer to by index."""
+    symbol_sets: SymbolSets
+    """The symbol sets that the points refer to by index."""
     num_bytes: int
-    """The bytes that the student sampled, without the text of its template."""
+    """The number of bytes that the student sampled, without markers."""
     num_compared: int
-    """The bytes among them that are compared."""
+    """The number of these bytes that are compared."""
     num_left_out: int
-    """The sampled tokens without any comparison."""
+    """The number of sampled tokens without any comparison point."""
 
     def of_tokens(self, kept: Sequence[int]) -> "ByteReading":
-        """Returns the reading with the comparisons at `kept` sampled tokens only, renumbered."""
-        place = {token: number for number, token in enumerate(kept)}
-        units = [
-            unit._replace(student_token=place[unit.student_token])
-            for unit in self.units
-            if unit.student_token in place
+        """Returns the reading with the points in the sampled tokens `kept` only, renumbered."""
+        new_index = {token: index for index, token in enumerate(kept)}
+        points = [
+            point._replace(student_token=new_index[point.student_token])
+            for point in self.points
+            if point.student_token in new_index
         ]
-        return replace(self, units=units)
+        return replace(self, points=points)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +61,13 @@ class _TeacherTurn:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """One of the two models: its name, tokenizer and template."""
+    """One of the two models: its name, tokenizer, chat template and stop tokens."""
 
     name: str
     """The name in errors."""
     tokenizer: Any
     renderer: ChatRenderer
     stop_ids: frozenset[int]
-
-    def side(self, tokens: TokenBytes, tools: Sequence[ToolSchema]) -> ReadingSide:
-        """Returns the tokenizer with its template's markers, with or without tools."""
-        marks = turn_marks(self.renderer, tools, self.name)
-        return ReadingSide(self.tokenizer, tokens, marks, self.stop_ids)
 
 
 class ReadingPair:
@@ -87,25 +82,25 @@ class ReadingPair:
     ) -> None:
         """max_context: the maximum number of tokens that the teacher can read.
 
-        Raises ModelError, with a fix, for a tokenizer whose tokens' bytes are not known.
+        Raises ModelError for a tokenizer whose tokens' bytes are not known.
         """
         self.student, self.teacher, self.max_context = student, teacher, max_context
         self._bytes = [TokenBytes.of(one.tokenizer, one.name) for one in (student, teacher)]
         self.student_trie, self.teacher_trie = (ByteTrie(tokens) for tokens in self._bytes)
-        self._choices: dict[bool, Choices] = {}
+        self._symbol_sets: dict[bool, SymbolSets] = {}
 
-    def choices(self, tools: Sequence[ToolSchema]) -> Choices:
-        """Returns the choices for conversations with or without tools."""
+    def symbol_sets(self, tools: Sequence[ToolSchema]) -> SymbolSets:
+        """Returns the symbol sets for conversations with or without tools."""
         key = bool(tools)
-        if key not in self._choices:
-            sides = [
-                ReadingSide(
+        if key not in self._symbol_sets:
+            formats = [
+                TurnFormat(
                     one.tokenizer, tokens, turn_marks(one.renderer, tools, one.name), one.stop_ids
                 )
                 for one, tokens in zip((self.student, self.teacher), self._bytes, strict=True)
             ]
-            self._choices[key] = Choices(sides[0], sides[1])
-        return self._choices[key]
+            self._symbol_sets[key] = SymbolSets(formats[0], formats[1])
+        return self._symbol_sets[key]
 
     def read(
         self,
@@ -119,11 +114,11 @@ class ReadingPair:
 
         The reading ends before the first turn that the teacher's template cannot render.
         """
-        return _Rollout(self, trace, messages, tools).read(num_turns)
+        return _RolloutReader(self, trace, messages, tools).read(num_turns)
 
 
-class _Rollout:
-    """Reads one rollout, turn by turn."""
+class _RolloutReader:
+    """Reads one rollout as the teacher would, turn by turn."""
 
     def __init__(
         self,
@@ -133,23 +128,23 @@ class _Rollout:
         tools: Sequence[ToolSchema],
     ) -> None:
         self._pair, self._trace, self._messages, self._tools = pair, trace, messages, tools
-        self._choices, self._renderer = pair.choices(tools), pair.teacher.renderer
+        self._symbol_sets, self._renderer = pair.symbol_sets(tools), pair.teacher.renderer
         self._ids: list[int] = []
         self._is_turn: list[bool] = []
-        self._units: list[Unit] = []
+        self._units: list[ComparisonPoint] = []
         self._num_bytes = 0
 
     def read(self, num_turns: int) -> ByteReading:
         spans = sampled_spans(self._trace)
         turns = [i for i, message in enumerate(self._messages) if message["role"] == "assistant"]
-        # A last turn with no tokens left by the curriculum has no span.
+        # The curriculum may have removed all tokens of the last turn, which then has no span.
         turns = turns[len(turns) - num_turns :][: len(spans)]
         if turns:
             self._add(self._renderer.prompt_ids(self._messages[: turns[0]], self._tools))
         num_sampled = 0
         for number, ((start, end), index) in enumerate(zip(spans, turns, strict=False)):
             ids = self._trace.ids[start:end]
-            text = self._turn(ids, self._messages[index], num_sampled)
+            text = self._add_turn(ids, self._messages[index], num_sampled)
             num_sampled += len(ids)
             following = turns[number + 1] if number + 1 < len(turns) else None
             if text is None or following is None:
@@ -159,16 +154,16 @@ class _Rollout:
                 between = self._renderer.reply_text(self._messages[index], replies, self._tools)
             except ModelError:
                 break
-            self._add(encode(self._choices.teacher.tokenizer, between))
+            self._add(encode(self._symbol_sets.teacher.tokenizer, between))
         return self._reading()
 
     def _add(self, ids: Sequence[int], *, is_turn: bool = False) -> None:
         self._ids += ids
         self._is_turn += [is_turn] * len(ids)
 
-    def _turn(self, ids: Sequence[int], message: Message, num_before: int) -> str | None:
+    def _add_turn(self, ids: Sequence[int], message: Message, num_before: int) -> str | None:
         """Adds a turn and returns the teacher's text, or None if its template cannot render it."""
-        student, teacher = self._choices.student, self._choices.teacher
+        student, teacher = self._symbol_sets.student, self._symbol_sets.teacher
         text = student.tokens.text(ids)
         has_end = ids[-1] in student.stop_ids
         end = student.tokens.of_token[ids[-1]] if has_end else b""
@@ -176,62 +171,62 @@ class _Rollout:
             # The student's own template writes calls in a form that cannot be parsed.
             self._num_bytes += len(text) - len(end)
             return None
-        read = read_turn(text, student.marks, has_calls=bool(message.get("tool_calls")), end=end)
-        self._num_bytes += sum(len(part.text) for part in read.parts) + len(read.rest)
-        shown = render_turn(
-            teacher, read, has_end=has_end, closing=self._choices.closing("arguments")
+        turn = read_turn(text, student.marks, has_calls=bool(message.get("tool_calls")), end=end)
+        self._num_bytes += sum(len(part.text) for part in turn.parts) + len(turn.rest)
+        rendered = render_turn(
+            teacher, turn, has_end=has_end, closing=self._symbol_sets.closing("arguments")
         )
-        if shown is None:
+        if rendered is None:
             return None
-        teacher_ids = encode(teacher.tokenizer, shown.text)
+        teacher_ids = encode(teacher.tokenizer, rendered.text)
         if len(self._ids) + len(teacher_ids) > self._pair.max_context:
             return None
         num_turn_tokens = sum(self._is_turn)
         self._add(teacher_ids, is_turn=True)
-        if teacher.tokens.text(teacher_ids) == shown.text.encode():
-            units = turn_units(
-                self._choices,
-                read.parts,
-                WrittenParts(Places(student, ids), read.starts),
-                WrittenParts(Places(teacher, teacher_ids), shown.starts),
-                is_ended=read.is_ended,
+        if teacher.tokens.text(teacher_ids) == rendered.text.encode():
+            points = turn_points(
+                self._symbol_sets,
+                turn.parts,
+                WrittenParts(TokenOffsets(student, ids), turn.starts),
+                WrittenParts(TokenOffsets(teacher, teacher_ids), rendered.starts),
+                is_ended=turn.is_ended,
             )
             self._units += [
-                unit._replace(
-                    student_token=unit.student_token + num_before,
-                    teacher_token=unit.teacher_token + num_turn_tokens,
+                point._replace(
+                    student_token=point.student_token + num_before,
+                    teacher_token=point.teacher_token + num_turn_tokens,
                 )
-                for unit in units
+                for point in points
             ]
-        return shown.text
+        return rendered.text
 
     def _reading(self) -> ByteReading:
         num_sampled = sum(self._trace.sampled)
-        compared = {unit.student_token for unit in self._units}
+        compared = {point.student_token for point in self._units}
         # Nothing after the last turn is read: a prompt alone may be longer than the context.
         end = max((i for i, is_turn in enumerate(self._is_turn) if is_turn), default=0) + 1
         return ByteReading(
             TokenSequence(self._ids[:end], self._is_turn[:end]),
             self._units,
             self._pair,
-            self._choices,
+            self._symbol_sets,
             self._num_bytes,
-            sum(0 <= unit.symbol < 256 for unit in self._units),
+            sum(0 <= point.symbol < 256 for point in self._units),
             num_sampled - len(compared),
         )
 
 
 def render_turn(
-    teacher: ReadingSide, read: TurnParts, *, has_end: bool, closing: str = ""
+    teacher: TurnFormat, turn: TurnParts, *, has_end: bool, closing: str = ""
 ) -> _TeacherTurn | None:
-    """Returns a turn in the teacher's text; None if its template cannot render it.
+    """Renders a turn in the teacher's template; returns None if the template cannot.
 
     The student's text is kept verbatim, even where it is malformed.
     closing: the text that the teacher's template always writes after a call.
     """
     text, starts = "", list[int]()
-    before: Kind = "start"
-    for part in read.parts:
+    before: PartKind = "start"
+    for part in turn.parts:
         mark = texts_between(teacher.marks, before).get(part.kind)
         if mark is None:
             return None
@@ -239,14 +234,14 @@ def render_turn(
         starts.append(len(text.encode()))
         text += part.text.decode()
         before = part.kind
-    ends: Mapping[Kind, str] = texts_between(teacher.marks, before)
-    if read.is_ended:
+    ends: Mapping[PartKind, str] = texts_between(teacher.marks, before)
+    if turn.is_ended:
         if "end" not in ends:
             return None
         return _TeacherTurn(text + ends["end"], starts)
-    if read.rest and read.parts and is_whole_call(read.parts[-1]):
+    if turn.rest and turn.parts and is_whole_call(turn.parts[-1]):
         text += closing
-    text += read.rest.decode(errors="replace")
+    text += turn.rest.decode(errors="replace")
     return _TeacherTurn(text + (teacher.marks.end_text if has_end else ""), starts)
 
 

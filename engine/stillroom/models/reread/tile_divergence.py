@@ -1,6 +1,7 @@
 """The reverse KL over next bytes of a batch of rollouts, tile by tile, with its gradient.
 
-Shapes: N sampled tokens of a batch, n of a tile, K tokens of the teacher, V vocabulary, M units.
+Shapes: N sampled tokens of a batch, n of a tile, K tokens of the teacher, V vocabulary, M
+comparison points of the batch, m of them with the same symbol set.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,20 +13,20 @@ from torch import Tensor
 from stillroom.models.divergence import Divergence
 from stillroom.models.reread.byte_chain import (
     NUM_BYTES,
+    GradientSums,
     NextSymbols,
-    SlopeSums,
     SortedSums,
-    TriePlaces,
-    side_symbols,
-    trie_places,
-    unit_kl,
+    TrieNodes,
+    point_kl,
+    symbol_probabilities,
+    trie_nodes,
 )
-from stillroom.models.reread.byte_units import Choice
+from stillroom.models.reread.comparison_points import SymbolSet
 from stillroom.models.reread.rereading import ByteReading
 
-NextSymbolsOf = Callable[[slice, Sequence[TriePlaces]], NextSymbols]
-"""Takes a slice of the teacher's tokens and positions in its trie, and returns its predictions
-there."""
+NextSymbolsOf = Callable[[slice, Sequence[TrieNodes]], NextSymbols]
+"""Takes a slice of the teacher's tokens, and the trie nodes at which sums are needed; returns the
+teacher's predictions there."""
 
 
 class ByteDivergences:
@@ -37,36 +38,41 @@ class ByteDivergences:
         """kept: the number of sampled tokens of each sequence in the batch."""
         pair = readings[0].pair
         self._student, self._teacher = pair.student_trie, pair.teacher_trie
-        students, teachers, symbols, choices = [], [], [], []
+        # One entry for each comparison point: its student and its teacher token (numbered over
+        # the batch), its symbol and symbol set, both tokens' prefixes, and the teacher's previous
+        # token.
+        students, teachers, symbols, symbol_sets = [], [], [], []
         prefixes: tuple[list[bytes], list[bytes]] = [], []
         before_words: list[bytes] = []
+        # Readings share symbol sets; each is stored once, and found by its identity.
         known: dict[int, int] = {}
-        self._choices: list[Choice] = []
+        self._symbol_sets: list[SymbolSet] = []
+        # The number of student and teacher tokens of earlier readings.
         before = [0, 0]
         for reading, num_kept in zip(readings, kept, strict=True):
-            for unit in reading.units:
-                choice = reading.choices.known[unit.choice]
-                if id(choice) not in known:
-                    known[id(choice)] = len(self._choices)
-                    self._choices.append(choice)
-                students.append(before[0] + unit.student_token)
-                teachers.append(before[1] + unit.teacher_token)
-                prefixes[0].append(unit.student_prefix)
-                prefixes[1].append(unit.teacher_prefix)
-                before_words.append(unit.teacher_before)
-                choices.append(known[id(choice)])
-                symbols.append(unit.symbol)
+            for point in reading.points:
+                symbol_set = reading.symbol_sets.known[point.symbol_set]
+                if id(symbol_set) not in known:
+                    known[id(symbol_set)] = len(self._symbol_sets)
+                    self._symbol_sets.append(symbol_set)
+                students.append(before[0] + point.student_token)
+                teachers.append(before[1] + point.teacher_token)
+                prefixes[0].append(point.student_prefix)
+                prefixes[1].append(point.teacher_prefix)
+                before_words.append(point.teacher_before)
+                symbol_sets.append(known[id(symbol_set)])
+                symbols.append(point.symbol)
             before[0] += num_kept
             before[1] += reading.tokens.num_trained
         self._student_of_M = np.array(students, dtype=np.int64)
         self._teacher_of_M = np.array(teachers, dtype=np.int64)
-        self._places = [
-            trie_places(trie, prefix, device)
+        self._nodes = [
+            trie_nodes(trie, prefix, device)
             for trie, prefix in zip((self._student, self._teacher), prefixes, strict=True)
         ]
-        self._before = trie_places(self._teacher, before_words, device)
+        self._before = trie_nodes(self._teacher, before_words, device)
         self._symbols_M = torch.tensor(symbols, dtype=torch.int64, device=device)
-        self._choice_of_M = np.array(choices, dtype=np.int64)
+        self._symbol_set_of_M = np.array(symbol_sets, dtype=np.int64)
         self._device = device
         self._order_P = torch.from_numpy(self._student.order).to(device)
 
@@ -79,50 +85,57 @@ class ByteDivergences:
     ) -> tuple[Divergence, Tensor]:
         """Returns the divergences of a tile's tokens, and sampled estimates of them, both [n].
 
-        An estimate is the sum of log p_student - log p_teacher of what was sampled.
+        An estimate sums log p_student - log p_teacher of the sampled symbols.
         student_nV, probabilities_nV: the student's log-probabilities and probabilities; the
-        gradient overwrites the former. next_symbols: called with at most one more teacher token
-        at a time than the tile has.
+        gradient overwrites the former. next_symbols: is called for at most one teacher token more
+        than the tile has tokens.
         """
         num_rows = len(probabilities_nV)
         first, end = np.searchsorted(self._student_of_M, [part.start, part.start + num_rows])
         tile = slice(int(first), int(end))
-        ours = SortedSums(probabilities_nV, self._order_P, [self._places[0].part(tile)])
-        slopes = SlopeSums(ours.ranges, num_rows)
+        sums = SortedSums(probabilities_nV, self._order_P, [self._nodes[0].part(tile)])
+        gradients = GradientSums(sums.ranges, num_rows)
         value_n = probabilities_nV.new_zeros(num_rows, dtype=torch.float64)
         gap_n = torch.zeros_like(value_n)
         for start, stop in self._chunks(tile, num_rows):
-            # One more, because a token's end depends on alternatives to the previous token.
+            # One token more: what follows a token depends on longer tokens in its place.
             low = max(0, self._teacher_of_M[start] - 1)
             high = self._teacher_of_M[stop - 1] + 1
             chunk = slice(start, stop)
-            cuts = [self._places[1].part(chunk), self._before.part(chunk)]
+            cuts = [self._nodes[1].part(chunk), self._before.part(chunk)]
             symbols_of_teacher = next_symbols(slice(low, high), cuts)
-            for choice in np.unique(self._choice_of_M[start:stop]):
-                units = start + np.nonzero(self._choice_of_M[start:stop] == choice)[0]
-                units_m = torch.from_numpy(units).to(self._device)
-                rows_m = torch.from_numpy(self._student_of_M[units] - part.start).to(self._device)
-                others_m = torch.from_numpy(self._teacher_of_M[units] - low).to(self._device)
-                chosen = self._choices[choice]
-                places = self._places[0].rows(units_m)
-                student = side_symbols(ours, rows_m, places, chosen, is_student=True)
-                teacher = symbols_of_teacher.at(
-                    others_m, self._places[1].rows(units_m), self._before.rows(units_m), chosen
+            for index in np.unique(self._symbol_set_of_M[start:stop]):
+                points = start + np.nonzero(self._symbol_set_of_M[start:stop] == index)[0]
+                points_m = torch.from_numpy(points).to(self._device)
+                student_rows_m = torch.from_numpy(self._student_of_M[points] - part.start).to(
+                    self._device
                 )
-                kl = unit_kl(student, teacher)
-                slopes.add(rows_m, places, chosen, kl, student)
-                value_n.index_add_(0, rows_m, kl.value_m)
-                columns_m = _columns(self._symbols_M[units_m], chosen, kl.is_shared_mS)
-                gap_n.index_add_(0, rows_m, kl.gaps_mS.gather(1, columns_m[:, None])[:, 0])
+                teacher_rows_m = torch.from_numpy(self._teacher_of_M[points] - low).to(self._device)
+                symbol_set = self._symbol_sets[index]
+                nodes = self._nodes[0].rows(points_m)
+                student = symbol_probabilities(
+                    sums, student_rows_m, nodes, symbol_set, is_student=True
+                )
+                teacher = symbols_of_teacher.probabilities_at(
+                    teacher_rows_m,
+                    self._nodes[1].rows(points_m),
+                    self._before.rows(points_m),
+                    symbol_set,
+                )
+                kl = point_kl(student, teacher)
+                gradients.add(student_rows_m, nodes, symbol_set, kl, student)
+                value_n.index_add_(0, student_rows_m, kl.value_m)
+                columns_m = _columns(self._symbols_M[points_m], symbol_set, kl.is_shared_mS)
+                gap_n.index_add_(0, student_rows_m, kl.gaps_mS.gather(1, columns_m[:, None])[:, 0])
         divergence = Divergence(
-            value_n.to(probabilities_nV), lambda: slopes.gradient(probabilities_nV, student_nV)
+            value_n.to(probabilities_nV), lambda: gradients.gradient(probabilities_nV, student_nV)
         )
         return divergence, gap_n.to(probabilities_nV)
 
-    def _chunks(self, units: slice, most: int) -> list[tuple[int, int]]:
-        """Returns slices of the units that read at most `most` teacher tokens each."""
+    def _chunks(self, points: slice, most: int) -> list[tuple[int, int]]:
+        """Splits a slice of the points into slices that need at most `most` teacher tokens each."""
         chunks: list[tuple[int, int]] = []
-        first, end = units.start, units.stop
+        first, end = points.start, points.stop
         while first < end:
             limit = self._teacher_of_M[first] + most
             stop = int(np.searchsorted(self._teacher_of_M[first:end], limit)) + first
@@ -131,10 +144,10 @@ class ByteDivergences:
         return chunks
 
 
-def _columns(symbols_m: Tensor, choice: Choice, is_shared_mS: Tensor) -> Tensor:
-    """Returns the column of each sampled symbol: its own, or the one for all others."""
+def _columns(symbols_m: Tensor, symbol_set: SymbolSet, is_shared_mS: Tensor) -> Tensor:
+    """Returns each sampled symbol's column in `PointKl.gaps_mS`; the last if it is not shared."""
     columns_m = symbols_m.clone()
-    for index, symbol in enumerate(choice.symbols):
+    for index, symbol in enumerate(symbol_set.symbols):
         for letter in symbol.student_bytes:
             columns_m[symbols_m == letter] = NUM_BYTES + index
     others = is_shared_mS.shape[1]

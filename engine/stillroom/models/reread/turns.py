@@ -1,8 +1,9 @@
 """Splits an assistant's turn, as a chat template writes it, into its parts and markers.
 
 Both models' texts of a turn have the same parts in the same order: thinking, content, and for each
-call its name and its arguments. The text around them are markers of the template, found by probing
-it; only the choice between markers carries information."""
+call its name and its arguments. The texts around them are markers of the template, found by probing
+it. Which marker follows a part is all the information that markers carry.
+"""
 
 import itertools
 import json
@@ -59,47 +60,53 @@ def turn_marks(renderer: ChatRenderer, tools: Sequence[ToolSchema], name: str) -
     Raises ModelError if the template does not render a plain answer verbatim.
     """
 
-    def marks(parts: list[str], message: Message) -> list[str] | None:
+    def texts_around(parts: list[str], message: Message) -> list[str] | None:
         try:
             return _texts_around(renderer.turn_text(message, tools), parts)
         except ModelError:
             return None
 
-    plain = marks([_TEXT], _turn(text=_TEXT))
+    plain = texts_around([_TEXT], _probe_turn(text=_TEXT))
     if plain is None:
         raise ModelError(
             f"the chat template of {name} does not render a plain answer verbatim",
             "fix chat_template.jinja, or use another model",
         )
     found: dict[str, str] = {}
-    if (thinking := marks([_THOUGHT, _TEXT], _turn(thought=_THOUGHT, text=_TEXT))) is not None:
+    if (
+        thinking := texts_around([_THOUGHT, _TEXT], _probe_turn(thought=_THOUGHT, text=_TEXT))
+    ) is not None:
         found |= {"before_thought": thinking[0], "thought_to_text": thinking[1]}
     if tools:
         call = [_NAMES[0], _ARGUMENTS[0]]
-        if (alone := marks(call, _turn(calls=1))) is not None:
+        if (alone := texts_around(call, _probe_turn(calls=1))) is not None:
             found |= dict(zip(("before_call", "separator", "end_call"), alone, strict=True))
-        if (both := marks([_TEXT, *call], _turn(text=_TEXT, calls=1))) is not None:
+        if (both := texts_around([_TEXT, *call], _probe_turn(text=_TEXT, calls=1))) is not None:
             found["text_to_call"] = both[1]
         parts = [*call, _NAMES[1], _ARGUMENTS[1]]
-        if (two := marks(parts, _turn(calls=2))) is not None:
+        if (two := texts_around(parts, _probe_turn(calls=2))) is not None:
             found["call_to_call"] = two[2]
-        if (thinking := marks([_THOUGHT, *call], _turn(thought=_THOUGHT, calls=1))) is not None:
+        if (
+            thinking := texts_around([_THOUGHT, *call], _probe_turn(thought=_THOUGHT, calls=1))
+        ) is not None:
             found["thought_to_call"] = thinking[1]
     return TurnMarks(before_text=plain[0], end_text=plain[1], **found)
 
 
-def _turn(*, thought: str = "", text: str = "", calls: int = 0) -> Message:
+def _probe_turn(*, thought: str = "", text: str = "", calls: int = 0) -> Message:
+    """Returns an assistant message with probe texts as its parts, and `calls` tool calls."""
     message: Message = {"role": "assistant", "content": text}
     if thought:
         message["reasoning_content"] = thought
     if calls:
         message["tool_calls"] = [
             {
-                "id": f"abcdefgh{place}",
+                # Mistral's templates require ids of nine characters.
+                "id": f"abcdefgh{index}",
                 "type": "function",
-                "function": {"name": _NAMES[place], "arguments": _ARGUMENTS[place]},
+                "function": {"name": _NAMES[index], "arguments": _ARGUMENTS[index]},
             }
-            for place in range(calls)
+            for index in range(calls)
         ]
     return message
 
@@ -107,14 +114,14 @@ def _turn(*, thought: str = "", text: str = "", calls: int = 0) -> Message:
 def _texts_around(turn: str, parts: Sequence[str]) -> list[str] | None:
     """Returns the texts before, between and after the parts; None unless each occurs once."""
     found: list[str] = []
-    at = 0
+    end = 0
     for part in parts:
-        start = turn.find(part, at)
+        start = turn.find(part, end)
         if start < 0 or turn.count(part) != 1:
             return None
-        found.append(turn[at:start])
-        at = start + len(part)
-    return [*found, turn[at:]]
+        found.append(turn[end:start])
+        end = start + len(part)
+    return [*found, turn[end:]]
 
 
 def common_prefix(*texts: str | None) -> str:
@@ -134,14 +141,14 @@ def json_object_end(text: str) -> int | None:
     return end if is_object else None
 
 
-Kind = Literal["start", "thought", "text", "name", "arguments", "end"]
-"""The kind of a part; start and end are the two ends of the turn."""
+PartKind = Literal["start", "thought", "text", "name", "arguments", "end"]
+"""The kind of a part; `start` and `end` are the turn's start and end, which have no text."""
 
 
 class TurnPart(NamedTuple):
     """A part of a turn, as text."""
 
-    kind: Kind
+    kind: PartKind
     text: bytes
 
 
@@ -165,70 +172,71 @@ def read_turn(text: bytes, marks: TurnMarks, *, has_calls: bool, end: bytes) -> 
     end: the bytes of the stop token at the end of `text`; empty if generation was cut off by a
     limit.
     """
-    return _Reader(text, marks, end).read(has_calls=has_calls)
+    return _TurnParser(text, marks, end).read(has_calls=has_calls)
 
 
-class _Reader:
+class _TurnParser:
     """Parses one turn from its first byte."""
 
     def __init__(self, text: bytes, marks: TurnMarks, end: bytes) -> None:
         self._text, self._marks, self._end = text[: len(text) - len(end)], marks, end
-        self._at = 0
+        self._offset = 0
         self._parts: list[TurnPart] = []
         self._starts: list[int] = []
 
     def read(self, *, has_calls: bool) -> TurnParts:
-        if not self._thought():
+        if not self._parse_thought():
             return self._malformed()
-        call = self._call_start() if has_calls else None
+        call = self._first_call_offset() if has_calls else None
         closing = self._closing(self._marks.end_text) if call is None else b""
         stop = len(self._text) - len(closing) if call is None else call
-        if stop > self._at and not self._take("text", stop):
+        if stop > self._offset and not self._add_part("text", stop):
             return self._malformed()
         if call is not None:
             while True:
-                if not self._call():
+                if not self._parse_call():
                     return self._malformed()
                 between = self._marks.call_to_call
-                if not between or not self._text.startswith(between.encode(), self._at):
+                if not between or not self._text.startswith(between.encode(), self._offset):
                     break
             closing = self._closing(self._marks.end_call or "")
-        if self._text[self._at :] != closing:
+        if self._text[self._offset :] != closing:
             return self._malformed()
         return TurnParts(self._parts, self._starts, bool(self._end))
 
     def _closing(self, ending: str) -> bytes:
-        """Returns what the template writes before the stop token, if the text ends with it."""
+        """Returns the template's text before the stop token; empty if the turn does not end so."""
         closing = ending.encode()
         closing = closing[: len(closing) - len(self._end)] if self._end else b""
         return closing if self._text.endswith(closing) else b""
 
     def _malformed(self) -> TurnParts:
-        return TurnParts(self._parts, self._starts, False, self._text[self._at :])
+        """Returns the parts so far, with the text that could not be parsed as the rest."""
+        return TurnParts(self._parts, self._starts, False, self._text[self._offset :])
 
-    def _take(self, kind: Kind, stop: int) -> bool:
-        """Adds the text up to `stop` as a part; False if it is not valid UTF-8 to its end."""
-        taken = self._text[self._at : stop]
+    def _add_part(self, kind: PartKind, stop: int) -> bool:
+        """Adds the text up to `stop` as a part; returns False if it is not all valid UTF-8."""
+        taken = self._text[self._offset : stop]
         try:
             taken.decode()
         except UnicodeDecodeError as error:
             taken = taken[: error.start]
         if taken:
             self._parts.append(TurnPart(kind, taken))
-            self._starts.append(self._at)
-        self._at += len(taken)
-        return self._at == stop
+            self._starts.append(self._offset)
+        self._offset += len(taken)
+        return self._offset == stop
 
     def _skip(self, mark: str | None) -> bool:
-        """Advances past a marker; False if the text has something else here."""
+        """Advances past a marker; returns False if the text does not continue with it."""
         written = (mark or "").encode()
-        if mark is None or not self._text.startswith(written, self._at):
+        if mark is None or not self._text.startswith(written, self._offset):
             return False
-        self._at += len(written)
+        self._offset += len(written)
         return True
 
-    def _thought(self) -> bool:
-        """Parses thinking before the content, or its empty placeholder; False where malformed."""
+    def _parse_thought(self) -> bool:
+        """Parses thinking, or its empty placeholder, before the content; False if malformed."""
         marks = self._marks
         if self._skip(marks.before_text or None):
             return True
@@ -241,36 +249,36 @@ class _Reader:
             return True
         shared = common_prefix(after, marks.thought_to_call)
         core = shared.strip()
-        stop = self._text.find(core.encode(), self._at)
+        stop = self._text.find(core.encode(), self._offset)
         if stop < 0:
             # Unless a marker opened it, thinking without an end is content.
-            return True if is_open else self._take("thought", len(self._text)) and False
+            return True if is_open else self._add_part("thought", len(self._text)) and False
         blank, _, rest = shared.partition(core)
         inner = stop - len(blank) if self._text[:stop].endswith(blank.encode()) else stop
-        if inner > self._at and not self._take("thought", inner):
+        if inner > self._offset and not self._add_part("thought", inner):
             return False
-        self._at = stop + len(core.encode())
+        self._offset = stop + len(core.encode())
         self._skip(rest)
         self._skip(after[len(shared) :])
         return True
 
-    def _call_start(self) -> int | None:
+    def _first_call_offset(self) -> int | None:
         """Returns the offset of the first call's opening marker; None if there is none."""
         marks = self._marks
         opening = marks.before_call or ""
         core = _first_line(opening[len(common_prefix(opening, marks.before_text)) :])
-        found = self._text.find(core, self._at) if core else -1
+        found = self._text.find(core, self._offset) if core else -1
         if found < 0:
             return None
         # Whitespace before the first word is the template's only if the template writes it.
         for text in (marks.text_to_call or "", opening):
             blank = text[: len(text) - len(text.lstrip())].encode()
-            if blank and self._text[self._at : found].endswith(blank):
+            if blank and self._text[self._offset : found].endswith(blank):
                 return found - len(blank)
         return found
 
-    def _call(self) -> bool:
-        """Parses a call's opening, name and arguments; False where malformed."""
+    def _parse_call(self) -> bool:
+        """Parses a call's opening, name and arguments; returns False if malformed."""
         marks = self._marks
         openings = [marks.before_call, marks.text_to_call, marks.call_to_call]
         # Longest first, as one may be a prefix of another.
@@ -281,17 +289,17 @@ class _Reader:
         if not any(self._skip(text) for text in known):
             return False
         separator = (marks.separator or "").encode()
-        stop = self._text.find(separator, self._at)
+        stop = self._text.find(separator, self._offset)
         if stop < 0:
-            return self._take("name", len(self._text)) and False
-        if not self._take("name", stop):
+            return self._add_part("name", len(self._text)) and False
+        if not self._add_part("name", stop):
             return False
-        self._at = stop + len(separator)
-        rest = self._text[self._at :].decode(errors="replace")
+        self._offset = stop + len(separator)
+        rest = self._text[self._offset :].decode(errors="replace")
         length = json_object_end(rest)
         if length is None:
-            return self._take("arguments", len(self._text)) and False
-        return self._take("arguments", self._at + len(rest[:length].encode()))
+            return self._add_part("arguments", len(self._text)) and False
+        return self._add_part("arguments", self._offset + len(rest[:length].encode()))
 
 
 def _first_line(opening: str) -> bytes:
@@ -300,9 +308,9 @@ def _first_line(opening: str) -> bytes:
     return stripped.split("\n")[0].encode()
 
 
-def texts_between(marks: TurnMarks, before: Kind) -> dict[Kind, str]:
+def texts_between(marks: TurnMarks, before: PartKind) -> dict[PartKind, str]:
     """Returns the template's text between a part and each kind of part that may follow it."""
-    choices: dict[Kind, dict[Kind, str | None]] = {
+    texts: dict[PartKind, dict[PartKind, str | None]] = {
         "start": {
             "text": marks.before_text,
             "name": marks.before_call,
@@ -321,4 +329,4 @@ def texts_between(marks: TurnMarks, before: Kind) -> dict[Kind, str]:
         "arguments": {"name": marks.call_to_call, "end": marks.end_call},
         "end": {},
     }
-    return {kind: text for kind, text in choices[before].items() if text is not None}
+    return {kind: text for kind, text in texts[before].items() if text is not None}

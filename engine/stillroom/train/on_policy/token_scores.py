@@ -31,7 +31,7 @@ from stillroom.models.reread.byte_chain import (
     NextSymbols,
     SortedSums,
     SummedSymbols,
-    TriePlaces,
+    TrieNodes,
 )
 from stillroom.models.reread.rereading import ByteReading
 from stillroom.models.reread.tile_divergence import ByteDivergences, NextSymbolsOf
@@ -322,7 +322,7 @@ def add_gradient_with_listed_tokens(
     """
     listed = listed_tokens(teacher_scores, readings, batch.targets_N.device)
 
-    def symbols(part: slice, _: Sequence[TriePlaces]) -> NextSymbols:
+    def symbols(part: slice, _: Sequence[TrieNodes]) -> NextSymbols:
         return listed.part(part)
 
     add_gradient(student, _ByteScorer(batch, readings, symbols), batch, losses)
@@ -382,7 +382,7 @@ class _SymbolsHere:
             teacher_batch = teacher.collate([reading.tokens for reading in readings])
             self._hidden_KH = teacher.head.batch_hidden(teacher_batch).to(device)
 
-    def __call__(self, part: slice, cuts: Sequence[TriePlaces]) -> NextSymbols:
+    def __call__(self, part: slice, cuts: Sequence[TrieNodes]) -> NextSymbols:
         """Returns the symbols at some of the teacher's positions."""
         hidden_kH = self._hidden_KH[part]
         if (by_hand := self._head.by_hand) is not None:

@@ -4,17 +4,17 @@ import pytest
 import torch
 
 from stillroom.models.reread.byte_chain import (
-    SlopeSums,
+    GradientSums,
     SortedSums,
     TokenRanges,
-    side_symbols,
+    point_kl,
     sums_of_sorted,
     sums_row_by_row,
-    trie_places,
-    unit_kl,
+    symbol_probabilities,
+    trie_nodes,
     with_longer_tokens,
 )
-from stillroom.models.reread.byte_units import Choice, Symbol
+from stillroom.models.reread.comparison_points import Symbol, SymbolSet
 from stillroom.models.reread.token_bytes import ByteTrie, TokenBytes
 
 CPU = torch.device("cpu")
@@ -22,12 +22,12 @@ END_STUDENT, END_TEACHER = 12, 9
 STUDENT = [*b"a b c ab abc ac ba c \xff \xffa".split(), b"", b"\n", b"</s>"]
 TEACHER = [b"a", b"b", b"c", b"bc", b"bca", b"\n", b"\nc", b"\xff", b"abcab", b"<end>"]
 CHOICES = {
-    "text": Choice((Symbol((END_STUDENT,), (END_TEACHER,)),)),
-    "a mark of one side": Choice((Symbol((END_STUDENT,), (), (), (10,)),)),
-    "a blank that may be text": Choice((Symbol((END_STUDENT,), (END_TEACHER,), (10,), (10,)),)),
-    "marks only": Choice((Symbol((END_STUDENT,), (END_TEACHER,)),), has_bytes=False),
-    "bytes only": Choice((), is_conditional=True),
-    "arguments": Choice(()),
+    "text": SymbolSet((Symbol((END_STUDENT,), (END_TEACHER,)),)),
+    "a mark of one side": SymbolSet((Symbol((END_STUDENT,), (), (), (10,)),)),
+    "a blank that may be text": SymbolSet((Symbol((END_STUDENT,), (END_TEACHER,), (10,), (10,)),)),
+    "marks only": SymbolSet((Symbol((END_STUDENT,), (END_TEACHER,)),), has_bytes=False),
+    "bytes only": SymbolSet((), is_conditional=True),
+    "arguments": SymbolSet(()),
 }
 
 
@@ -35,10 +35,10 @@ def tokens_of(words, mark):
     return TokenBytes(words, frozenset([mark]))
 
 
-def brute_force(words, own, other_mark, row, prefix, choice):
+def brute_force(words, own, other_mark, row, prefix, symbol_set):
     """Returns the probabilities of symbols, and which the side can tell apart, one by one."""
     inside = [i for i, w in enumerate(words) if w.startswith(prefix) and w and i != other_mark]
-    total = 1.0 if not prefix and not choice.is_conditional else sum(row[i] for i in inside)
+    total = 1.0 if not prefix and not symbol_set.is_conditional else sum(row[i] for i in inside)
     of_byte = {}
     for i in inside:
         if len(words[i]) > len(prefix):
@@ -46,12 +46,12 @@ def brute_force(words, own, other_mark, row, prefix, choice):
             of_byte[letter] = of_byte.get(letter, 0.0) + row[i]
     symbols = []
     hidden = set()
-    for symbol, (ids, letters) in zip(choice.symbols, own, strict=True):
+    for symbol, (ids, letters) in zip(symbol_set.symbols, own, strict=True):
         is_known = all(letter in of_byte for letter in letters) and not (ids and prefix)
         mass = sum(of_byte.get(letter, 0.0) for letter in letters) + sum(row[i] for i in ids)
         symbols.append(mass / total if is_known else None)
         hidden |= {*symbol.student_bytes, *symbol.teacher_bytes}
-    has_bytes = choice.has_bytes or choice.is_conditional
+    has_bytes = symbol_set.has_bytes or symbol_set.is_conditional
     letters = [
         of_byte[b] / total if has_bytes and b in of_byte and b not in hidden else None
         for b in range(256)
@@ -59,11 +59,11 @@ def brute_force(words, own, other_mark, row, prefix, choice):
     return letters + symbols
 
 
-def brute_force_kl(student_row, teacher_row, prefixes, choice):
-    mine = [(s.student_ids, s.student_bytes) for s in choice.symbols]
-    teachers = [(s.teacher_ids, s.teacher_bytes) for s in choice.symbols]
-    ours = brute_force(STUDENT, mine, END_STUDENT, student_row, prefixes[0], choice)
-    others = brute_force(TEACHER, teachers, END_TEACHER, teacher_row, prefixes[1], choice)
+def brute_force_kl(student_row, teacher_row, prefixes, symbol_set):
+    mine = [(s.student_ids, s.student_bytes) for s in symbol_set.symbols]
+    teachers = [(s.teacher_ids, s.teacher_bytes) for s in symbol_set.symbols]
+    ours = brute_force(STUDENT, mine, END_STUDENT, student_row, prefixes[0], symbol_set)
+    others = brute_force(TEACHER, teachers, END_TEACHER, teacher_row, prefixes[1], symbol_set)
     both = [(p, q) for p, q in zip(ours, others, strict=True) if p is not None and q is not None]
     both.append((1 - sum(p for p, _ in both), 1 - sum(q for _, q in both)))
     sides = ([torch.as_tensor(x, dtype=torch.float64) for x in s] for s in zip(*both, strict=True))
@@ -76,21 +76,21 @@ def sums_of(probabilities, trie, *places):
     return SortedSums(probabilities, order, places)
 
 
-def kl_and_gradient(logits, teacher_logits, rows, prefixes, choice):
-    """Returns the divergences of units of one choice, and the gradient of their sum."""
+def kl_and_gradient(logits, teacher_logits, rows, prefixes, symbol_set):
+    """Returns the divergences of points of one symbol set, and the gradient of their sum."""
     tries = ByteTrie(tokens_of(STUDENT, END_STUDENT)), ByteTrie(tokens_of(TEACHER, END_TEACHER))
     orders = [torch.from_numpy(trie.order) for trie in tries]
-    places = [trie_places(t, [p[i] for p in prefixes], CPU) for i, t in enumerate(tries)]
+    places = [trie_nodes(t, [p[i] for p in prefixes], CPU) for i, t in enumerate(tries)]
     probabilities, others = logits.softmax(-1), teacher_logits.softmax(-1)
     sums = [
         SortedSums(given, order, [place])
         for given, order, place in zip((probabilities, others), orders, places, strict=True)
     ]
-    student = side_symbols(sums[0], rows, places[0], choice, is_student=True)
-    teacher = side_symbols(sums[1], rows, places[1], choice, is_student=False)
-    kl = unit_kl(student, teacher)
-    slopes = SlopeSums(sums[0].ranges, len(logits))
-    slopes.add(rows, places[0], choice, kl, student)
+    student = symbol_probabilities(sums[0], rows, places[0], symbol_set, is_student=True)
+    teacher = symbol_probabilities(sums[1], rows, places[1], symbol_set, is_student=False)
+    kl = point_kl(student, teacher)
+    slopes = GradientSums(sums[0].ranges, len(logits))
+    slopes.add(rows, places[0], symbol_set, kl, student)
     return kl.value_m, slopes.gradient(probabilities, torch.empty_like(logits))
 
 
@@ -131,7 +131,7 @@ def test_a_tile_keeps_only_the_sums_that_its_units_need_whichever_way_they_are_a
     words = [*sorted(words, key=lambda _: draws.random()), b"</s>", b""]
     trie = ByteTrie(TokenBytes(words, frozenset([len(words) - 2])))
     prefixes = [b"", b"a", b"ab", b"h ", b"", b"c"]
-    places = trie_places(trie, prefixes, CPU)
+    places = trie_nodes(trie, prefixes, CPU)
     ranges = TokenRanges(torch.from_numpy(trie.order), len(words), [places])
     probabilities = torch.rand(3, len(words)).softmax(-1)
 
@@ -147,7 +147,7 @@ def test_a_tile_keeps_only_the_sums_that_its_units_need_whichever_way_they_are_a
         begun = [i for i in trie.order if words[i].startswith(prefix)]
         expected = probabilities[1, begun].double().sum()
         rows = torch.tensor([1])
-        inside = sums.at(rows, high[None]) - sums.at(rows, low[None])
+        inside = sums.before(rows, high[None]) - sums.before(rows, low[None])
         assert inside.item() == pytest.approx(expected.item(), abs=1e-12)
 
 
@@ -157,13 +157,13 @@ def test_where_a_longer_token_was_nearly_sure_what_follows_the_shorter_one_hardl
     rows = torch.randn(2, len(TEACHER), dtype=torch.float64).softmax(-1)
     rows[0] *= 0.001
     rows[0, TEACHER.index(b"bc")] += 0.999
-    choice = Choice((Symbol((END_STUDENT,), (END_TEACHER,)),))
+    symbol_set = SymbolSet((Symbol((END_STUDENT,), (END_TEACHER,)),))
     # The student wrote b and then something else: the teacher has read the token b.
-    place, before = trie_places(trie, [b""], CPU), trie_places(trie, [b"b"], CPU)
+    place, before = trie_nodes(trie, [b""], CPU), trie_nodes(trie, [b"b"], CPU)
     sums = sums_of(rows, trie, place, before)
-    after = side_symbols(sums, torch.tensor([1]), place, choice, is_student=False)
+    after = symbol_probabilities(sums, torch.tensor([1]), place, symbol_set, is_student=False)
 
-    mixed = with_longer_tokens(after, sums, torch.tensor([0]), before, choice)
+    mixed = with_longer_tokens(after, sums, torch.tensor([0]), before, symbol_set)
 
     begun = {i: w for i, w in enumerate(TEACHER) if w.startswith(b"b")}
     total = sum(rows[0, i] for i in begun)

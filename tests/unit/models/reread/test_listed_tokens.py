@@ -9,10 +9,10 @@ from stillroom.models.reread.byte_chain import (
     ListedTokens,
     SortedSums,
     SummedSymbols,
-    trie_places,
-    unit_kl,
+    point_kl,
+    trie_nodes,
 )
-from stillroom.models.reread.byte_units import Choice, Symbol
+from stillroom.models.reread.comparison_points import Symbol, SymbolSet
 from stillroom.models.reread.token_bytes import ByteTrie, TokenBytes
 
 CPU = torch.device("cpu")
@@ -21,10 +21,10 @@ WORDS = [b"a", b"b", b"c", b"bc", b"bca", b"\n", b"\nc", b"\xff", b"abcab", b"<e
 TRIE = ByteTrie(TokenBytes(WORDS, frozenset([END])))
 OTHERS = 256
 CHOICES = {
-    "text": Choice((Symbol((END,), (END,)),)),
-    "a blank that may be text": Choice((Symbol((END,), (END,), (10,), (10,)),)),
-    "marks only": Choice((Symbol((END,), (END,)),), has_bytes=False),
-    "bytes only": Choice((), is_conditional=True),
+    "text": SymbolSet((Symbol((END,), (END,)),)),
+    "a blank that may be text": SymbolSet((Symbol((END,), (END,), (10,), (10,)),)),
+    "marks only": SymbolSet((Symbol((END,), (END,)),), has_bytes=False),
+    "bytes only": SymbolSet((), is_conditional=True),
 }
 # The position, the bytes of the token that are fixed, and the token before if it might go on.
 PLACES = [
@@ -50,34 +50,34 @@ def listed(rows_kV, k, own):
     return ListedTokens.of(list(pairs), own_pairs, TRIE, CPU)
 
 
-def at(symbols, places, choice):
+def at(symbols, places, symbol_set):
     """Returns the symbols at places; the first row is never that of a token before."""
     prefixes, words = [p for _, p, _ in places], [w for _, _, w in places]
-    return symbols.at(
+    return symbols.probabilities_at(
         torch.tensor([row for row, _, _ in places]),
-        trie_places(TRIE, prefixes, CPU),
-        trie_places(TRIE, words, CPU),
-        choice,
+        trie_nodes(TRIE, prefixes, CPU),
+        trie_nodes(TRIE, words, CPU),
+        symbol_set,
     )
 
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_all_tokens_listed_say_what_the_whole_distribution_says(name):
-    table, choice = rows(), CHOICES[name]
+    table, symbol_set = rows(), CHOICES[name]
     whole = SummedSymbols(SortedSums(table, torch.from_numpy(TRIE.order)))
 
-    exact = at(whole, PLACES, choice)
-    found = at(listed(table, len(WORDS), [0, 0, 3]), PLACES, choice)
+    exact = at(whole, PLACES, symbol_set)
+    found = at(listed(table, len(WORDS), [0, 0, 3]), PLACES, symbol_set)
 
     shown = exact.is_known_mS & found.is_known_mS
     assert torch.allclose(found.probabilities_mS[shown], exact.probabilities_mS[shown], atol=1e-9)
     # Nothing is known of a byte that no token begins with.
     assert not (exact.is_known_mS & ~found.is_known_mS & (exact.probabilities_mS > 0)).any()
     student = at(
-        SummedSymbols(SortedSums(rows(seed=1), torch.from_numpy(TRIE.order))), PLACES, choice
+        SummedSymbols(SortedSums(rows(seed=1), torch.from_numpy(TRIE.order))), PLACES, symbol_set
     )
     assert torch.allclose(
-        unit_kl(student, exact).value_m, unit_kl(student, found).value_m, atol=1e-9
+        point_kl(student, exact).value_m, point_kl(student, found).value_m, atol=1e-9
     )
 
 
@@ -93,7 +93,7 @@ def test_a_byte_that_no_listed_token_has_gets_nothing_and_the_tail_counts_to_all
             sum(table[0, i].item() for i in begun)
         )
         assert found.is_known_mS[0, letter].item() == bool(begun)
-    kl = unit_kl(found, found)
+    kl = point_kl(found, found)
     assert kl.value_m.item() == 0
     # What a student sees as the probability of all others is the tail.
     tail = 1 - sum(table[0, i].item() for i in kept)

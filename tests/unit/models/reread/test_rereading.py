@@ -75,7 +75,7 @@ def random_turn(rng, *, calls, thinks):
 
 def shaken(rng, pair, ids):
     """Returns tokens of the same text that the tokenizer itself would not always choose."""
-    tokens = pair.choices([]).student.tokens
+    tokens = pair.symbol_sets([]).student.tokens
     by_bytes = {word: i for i, word in enumerate(tokens.of_token) if i not in tokens.marks}
     out = []
     for token in ids:
@@ -110,28 +110,28 @@ def parts_of(turn):
 
 def check(pair, ids, reading):
     """Checks that each comparison is at the same text on both sides, and returns that text."""
-    ours = pair.choices([]).student.tokens
-    others = pair.choices([]).teacher.tokens
+    ours = pair.symbol_sets([]).student.tokens
+    others = pair.symbol_sets([]).teacher.tokens
     spans = [i for i, is_turn in enumerate(reading.tokens.trained) if is_turn]
     teacher_ids = [reading.tokens.ids[i] for i in spans]
     said = bytearray()
     places = [(0, b"", 0, b"")]
-    for unit in reading.units:
-        one, two = ours.of_token[ids[unit.student_token]], None
-        if unit.teacher_token < len(teacher_ids):
-            two = others.of_token[teacher_ids[unit.teacher_token]]
-        assert one.startswith(unit.student_prefix)
+    for point in reading.points:
+        one, two = ours.of_token[ids[point.student_token]], None
+        if point.teacher_token < len(teacher_ids):
+            two = others.of_token[teacher_ids[point.teacher_token]]
+        assert one.startswith(point.student_prefix)
         assert two is not None
-        assert two.startswith(unit.teacher_prefix)
-        if 0 <= unit.symbol < 256:
-            assert one[len(unit.student_prefix)] == unit.symbol
-            assert two[len(unit.teacher_prefix)] == unit.symbol
-            said.append(unit.symbol)
+        assert two.startswith(point.teacher_prefix)
+        if 0 <= point.symbol < 256:
+            assert one[len(point.student_prefix)] == point.symbol
+            assert two[len(point.teacher_prefix)] == point.symbol
+            said.append(point.symbol)
         before = places[-1]
-        assert (unit.student_token, len(unit.student_prefix)) >= (before[0], len(before[1]))
-        assert (unit.teacher_token, len(unit.teacher_prefix)) >= (before[2], len(before[3]))
-        places.append(tuple(unit[:4]))
-    compared = {unit.student_token for unit in reading.units}
+        assert (point.student_token, len(point.student_prefix)) >= (before[0], len(before[1]))
+        assert (point.teacher_token, len(point.teacher_prefix)) >= (before[2], len(before[3]))
+        places.append(tuple(point[:4]))
+    compared = {point.student_token for point in reading.points}
     assert reading.num_left_out == len(ids) - len(compared)
     return bytes(said)
 
@@ -145,7 +145,7 @@ def test_every_byte_that_a_student_wrote_is_compared_once_at_the_same_text(stude
     pair = pair_of(student, teacher)
     kinds = KINDS[student], KINDS[teacher]
     tools = [SCHEMA] if all(kind.has_tools for kind in kinds) else []
-    marks = [pair.choices(tools).student.marks, pair.choices(tools).teacher.marks]
+    marks = [pair.symbol_sets(tools).student.marks, pair.symbol_sets(tools).teacher.marks]
     calls = [0, 1] if all(one.has_calls for one in marks) else [0]
     if all(one.call_to_call is not None for one in marks):
         calls += [2, 3]
@@ -160,7 +160,7 @@ def test_every_byte_that_a_student_wrote_is_compared_once_at_the_same_text(stude
         if not turn["content"] and not turn.get("tool_calls"):
             turn.pop("reasoning_content", None)
         parts = parts_of(turn)
-        side = pair.choices(tools).student
+        side = pair.symbol_sets(tools).student
         text = render_turn(side, TurnParts(parts, [], is_ended=True), has_end=True).text
         ids = shaken(rng, pair, pair.student.tokenizer.encode(text, add_special_tokens=False))
         reading = read_turn(pair, ids, turn, tools)
@@ -168,7 +168,7 @@ def test_every_byte_that_a_student_wrote_is_compared_once_at_the_same_text(stude
         said = check(pair, ids, reading).decode()
 
         assert said == b"".join(part.text for part in parts).decode()
-        assert any(unit.symbol >= 256 for unit in reading.units)
+        assert any(point.symbol >= 256 for point in reading.points)
         num_read += 1
     assert num_read == TURNS
 
@@ -185,7 +185,7 @@ def test_a_call_that_the_students_own_template_hides_is_left_out_and_counted():
 
     reading = read_turn(pair, ids, turn, [SCHEMA])
 
-    assert reading.units == []
+    assert reading.points == []
     assert (reading.num_compared, reading.num_left_out) == (0, len(ids))
     assert reading.num_bytes == len(written) - len("<|endoftext|>")
 
@@ -253,7 +253,7 @@ def test_turns_that_are_not_well_formed_are_compared_as_far_as_they_go(teacher, 
 def test_half_a_character_at_the_end_is_left_out():
     pair = pair_of("chatml", "qwen")
     whole = pair.student.tokenizer.encode("Yes 👩", add_special_tokens=False)
-    tokens = pair.choices([]).student.tokens
+    tokens = pair.symbol_sets([]).student.tokens
     ids = next(
         whole[:n]
         for n in range(len(whole), 0, -1)
@@ -299,7 +299,7 @@ def test_one_distribution_that_is_cut_in_two_ways_teaches_nothing(student, teach
     torch.manual_seed(0)
     pair = pair_of(student, teacher)
     turns = list({json.dumps(turn): turn for turn in map(one_of_many_turns, [rng] * 50)}.values())
-    side = pair.choices([SCHEMA]).student
+    side = pair.symbol_sets([SCHEMA]).student
     student_ids, readings = [], []
     for turn in turns:
         shown = render_turn(side, TurnParts(parts_of(turn), [], is_ended=True), has_end=True)

@@ -269,5 +269,5 @@ def test_a_teacher_reads_no_more_than_fits_its_context(tiny_models):
     sequence = sequence_of(student, pair, "The answer is 12.")
 
     assert len(sequence.reading.tokens.ids) <= 8
-    assert sequence.reading.units == []
+    assert sequence.reading.points == []
     assert sequence.reading.num_left_out == sequence.tokens.num_trained
