@@ -352,10 +352,10 @@ def greedy_turns(family: Family, loaded: LoadedModel, reference: Any) -> float:
         if reply := replies[sequences.index(sequence)]:
             sequence.give(reply.pop())
             started[id(sequence)] = len(sequence.ids)
-            engine.ask(sequence)
+            engine.request_turn(sequence)
 
     for sequence in sequences:
-        engine.ask(sequence)
+        engine.request_turn(sequence)
     run_to_end(engine, more)
     for _, start, ids in ends:
         expected = plain.next_tokens(reference, ids[:start], stops=loaded.stop_ids, count=count)
@@ -377,7 +377,7 @@ def sampled_logprobs(family: Family, loaded: LoadedModel, reference: Any) -> flo
     sequences = [sequence_of(prompt, settings, seed=i) for i, prompt in enumerate(prompts)]
     engine = engine_for(loaded, max_rows=4)
     for sequence in sequences:
-        engine.ask(sequence)
+        engine.request_turn(sequence)
     run_to_end(engine)
     worst = 0.0
     with torch.no_grad():

@@ -127,14 +127,14 @@ def ours(loaded: LoadedModel, given: Sequence[Sequence[Sequence[int]]]) -> None:
         sequence = DecodedSequence(settings, draws=random.Random(seed))
         sequence.give(prompt)
         left[sequence] = replies
-        engine.ask(sequence)
+        engine.request_turn(sequence)
     while engine.has_work:
         for sequence in engine.step():
             if not left[sequence]:
                 engine.release(sequence)
                 continue
             sequence.give(left[sequence].pop(0))
-            engine.ask(sequence)
+            engine.request_turn(sequence)
 
 
 def generated(loaded: LoadedModel, given: Sequence[Sequence[Sequence[int]]]) -> None:

@@ -75,7 +75,7 @@ def ours(model: Any, work: Workload) -> None:
         settings = SamplingSettings(temperature=1.0, max_tokens=length)
         sequence = DecodedSequence(settings, draws=random.Random(index))
         sequence.give(prompt)
-        engine.ask(sequence)
+        engine.request_turn(sequence)
     while engine.has_work:
         for sequence in engine.step():
             engine.release(sequence)

@@ -255,7 +255,7 @@ def sampled(loaded: LoadedModel) -> list[TrainingSequence]:
     for index, messages in enumerate(chats()):
         sequence = DecodedSequence(settings, draws=random.Random(index))
         sequence.give(renderer.prompt_ids(messages, []))
-        engine.ask(sequence)
+        engine.request_turn(sequence)
         sequences.append(sequence)
     while engine.has_work:
         for sequence in engine.step():

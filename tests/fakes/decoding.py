@@ -72,7 +72,7 @@ def decode_all(
     """Samples one turn of every sequence and returns their tokens."""
     engine = engine_for(loaded, **options)
     for sequence in sequences:
-        engine.ask(sequence)
+        engine.request_turn(sequence)
     run_to_end(engine)
     return [sequence.ids for sequence in sequences]
 
@@ -86,10 +86,10 @@ def play_replies(
     def answer(sequence: DecodedSequence) -> None:
         if sequence in waiting:
             sequence.give(waiting.pop(sequence))
-            engine.ask(sequence)
+            engine.request_turn(sequence)
 
     for sequence in sequences:
-        engine.ask(sequence)
+        engine.request_turn(sequence)
     run_to_end(engine, answer)
 
 

@@ -29,7 +29,7 @@ def test_recorded_steps_give_the_log_probabilities_of_one_forward_pass(name):
 
     play_replies(engine, sequences, random_prompts((2, 9, 3, 1), seed=4))
 
-    assert engine.graph_refusal is None
+    assert engine.graph_error is None
     for sequence in sequences:
         ids = torch.tensor([sequence.ids], device="cuda")
         exact = model(ids).logits[0, :-1].double().log_softmax(-1)

@@ -234,7 +234,7 @@ def test_a_step_waits_for_the_gpu_only_to_read_its_tokens(tiny_models):
     )
     engine = engine_for(loaded)
     for index, prompt in enumerate(random_prompts((3, 5, 9))):
-        engine.ask(sequence_of(prompt, SAMPLED, seed=index))
+        engine.request_turn(sequence_of(prompt, SAMPLED, seed=index))
     engine.step()
     engine.step()
 

@@ -63,7 +63,7 @@ class Schedule:
     def play(self):
         for step in range(MOST_STEPS):
             for index in self.due.pop(step, []):
-                self.engine.ask(self.sequences[index])
+                self.engine.request_turn(self.sequences[index])
             if self.engine.has_work:
                 for sequence in self.engine.step():
                     self.after_turn(self.sequences.index(sequence), step)

@@ -1,4 +1,4 @@
-"""Finds the fastest sampling mode that is exact for a model.
+"""Finds the fastest exact sampling mode for a model.
 
 A mode is exact if its sampled tokens have the log-probabilities of one forward pass over the whole
 conversation. A small copy of the model is sampled past every boundary that the configuration names
@@ -36,9 +36,9 @@ _MAX_STEPS = 200
 # layers.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 _HALF_TOLERANCE = 0.25
-# An architecture that cannot be run in one of the ways may raise any of these.
+# The errors that a model may raise if it does not support a sampling mode.
 _UNSUPPORTED_ERRORS = (ValueError, TypeError, AttributeError, IndexError, KeyError, RuntimeError)
-_ELSEWHERE = "serve the model with vLLM or SGLang and give its URL with provider openai"
+_SERVE_FIX = "serve the model with vLLM or SGLang and give its URL with provider openai"
 _FALLBACKS: dict[SamplingMode, str] = {
     "batched, given tokens singly": "is sampled with its prompt tokens run one by one",
     "row by row": "is sampled row by row over transformers' own cache, which is far slower",
@@ -53,16 +53,19 @@ class _Trial:
     """Conversations that are sampled in one batch, to see whether batching changes them."""
 
     prompts: tuple[int, ...]
-    """The tokens of each prompt; the last two begin with the third and equal each other."""
+    """The number of tokens of each prompt. The last two prompts are equal, and begin with the
+    third."""
     replies: tuple[int, ...]
-    """The tokens that each conversation is given after its first turn; 0: it ends instead."""
+    """The number of tokens that each conversation is given after its first turn; 0: it ends."""
     max_rows: int
+    """The number of conversations that are sampled at once."""
     num_new: int
+    """The number of tokens that are sampled in each turn."""
 
 
 _SHORT = _Trial(prompts=(3, 7), replies=(2, 0), max_rows=2, num_new=3)
-# Fewer slots than conversations: those that leave are replaced, and slots move. Conversations end
-# their turns together, but one gets its reply late, while the others continue.
+# There are fewer slots than conversations: as some end, others take their slots, and slots move.
+# Turns end together, but one conversation gets its reply late, while the others continue.
 _LONG = _Trial(
     prompts=(LONGEST_BOUNDARY - 2, 5, 22, 1, LONGEST_BOUNDARY + 9, 30, 30),
     replies=(11, 21, 2, 0, 0, 7, 1),
@@ -88,33 +91,33 @@ def check_decoding(loaded: LoadedModel) -> list[str]:
         modes.insert(0, "batched")
     else:
         modes.remove("batched, given tokens singly")
-        reason = "one of its layers caches an unknown state"
+        reason = "one of its layers has a cache of an unsupported kind"
     for mode in modes:
         set_sampling_mode(model, mode)
         found = _copy_gap(mode, *copy)
         if found.gap <= _TOLERANCE[torch.float32]:
-            found = _gap(loaded, _SHORT)
+            found = _run_trial(loaded, _SHORT)
         if found.gap <= tolerance:
             notes = [f"{name} {_FALLBACKS[mode]}: {reason}"] if mode in _FALLBACKS else []
-            if found.graph_refusal is not None:
-                notes.append(f"{name} {_WITHOUT_GRAPHS}: {found.graph_refusal}")
+            if found.graph_error is not None:
+                notes.append(f"{name} {_WITHOUT_GRAPHS}: {found.graph_error}")
             return notes
         reason = reason or found.reason()
     set_sampling_mode(model, "batched")
-    raise ModelError(f"{name} cannot be sampled in-process: {found.reason()}", _ELSEWHERE)
+    raise ModelError(f"{name} cannot be sampled in-process: {found.reason()}", _SERVE_FIX)
 
 
 @dataclass(frozen=True, slots=True)
 class _TrialResult:
-    """How far sampled log-probabilities were off (nats), or the error that sampling raised."""
+    """The largest error of the sampled log-probabilities (nats), or the error that was raised."""
 
     gap: float
     error: str = ""
-    graph_refusal: str | None = None
+    graph_error: str | None = None
     """Why a decode step could not be recorded as a CUDA graph; None if none had to be."""
 
     def reason(self) -> str:
-        """Returns why a model can't be sampled in this mode."""
+        """Returns why the model cannot be sampled in the trial's mode."""
         return self.error or (
             f"otherwise some of its log-probabilities would be off by {self.gap:.3g} nats"
         )
@@ -124,7 +127,7 @@ class _TrialResult:
 def _copy_gap(
     mode: SamplingMode, config_class: type[PreTrainedConfig], *configs: str
 ) -> _TrialResult:
-    """Returns the gap of a small copy of the model; 0 if no copy can be made or run."""
+    """Runs the long trial on a small copy of the model; a gap of 0 if no copy can be run."""
     for config in configs:
         try:
             model = build_copy(config_class, config)
@@ -134,9 +137,9 @@ def _copy_gap(
         except (*_UNSUPPORTED_ERRORS, ModelError):
             continue
         set_sampling_mode(model, mode)
-        words = _CopyTokenizer(int(model.config.get_text_config().vocab_size))
+        tokenizer = _CopyTokenizer(int(model.config.get_text_config().vocab_size))
         location = ModelLocation("copy", "copy", is_local=True)
-        return _gap(LoadedModel(location, model, words, frozenset()), _LONG)
+        return _run_trial(LoadedModel(location, model, tokenizer, frozenset()), _LONG)
     return _TrialResult(0.0)
 
 
@@ -144,15 +147,18 @@ def _copy_gap(
 class _CopyTokenizer:
     """A stand-in for a copy's tokenizer, with the model's vocabulary size."""
 
-    number: int
+    num_tokens: int
 
     def get_vocab(self) -> dict[str, int]:
         """Returns the last token's id only, which is all that the engine reads."""
-        return {"last": self.number - 1}
+        return {"last": self.num_tokens - 1}
 
 
-def _gap(loaded: LoadedModel, trial: _Trial) -> _TrialResult:
-    """Returns how far sampled log-probabilities are off from those of plain forward passes."""
+def _run_trial(loaded: LoadedModel, trial: _Trial) -> _TrialResult:
+    """Samples with the engine, and compares its log-probabilities with plain forward passes.
+
+    An error counts as an infinite gap.
+    """
     try:
         head = HeadRunner(loaded.model)
         engine = DecodeEngine(loaded, max_rows=trial.max_rows, max_context=loaded.max_context)
@@ -161,13 +167,13 @@ def _gap(loaded: LoadedModel, trial: _Trial) -> _TrialResult:
     except _UNSUPPORTED_ERRORS as error:
         return _TrialResult(math.inf, f"{type(error).__name__}: {error}")
     gap = max(gaps)
-    return _TrialResult(math.inf if math.isnan(gap) else gap, graph_refusal=engine.graph_refusal)
+    return _TrialResult(math.inf if math.isnan(gap) else gap, graph_error=engine.graph_error)
 
 
 def _sample_trial(
     engine: DecodeEngine, loaded: LoadedModel, trial: _Trial
 ) -> Sequence[DecodedSequence]:
-    """Returns the conversations of a trial, sampled in one batch."""
+    """Samples the conversations of a trial in one batch, and returns them."""
     vocabulary = int(loaded.model.config.get_text_config().vocab_size)
     settings = SamplingSettings(temperature=1.0, max_tokens=trial.num_new)
     replies: dict[DecodedSequence, list[int]] = {}
@@ -178,7 +184,7 @@ def _sample_trial(
         sequence = DecodedSequence(settings, draws=random.Random(seed))
         sequence.give(prompt)
         replies[sequence] = _ids(length, seed + 50, vocabulary)
-        engine.ask(sequence)
+        engine.request_turn(sequence)
     late: list[DecodedSequence] = []
     for _ in range(_MAX_STEPS):
         if not engine.has_work and not late:
@@ -193,11 +199,12 @@ def _sample_trial(
             else:
                 replies[sequence] = []
                 sequence.give(reply)
-                engine.ask(sequence)
+                engine.request_turn(sequence)
     return list(replies)
 
 
 def _ids(length: int, seed: int, vocabulary: int) -> list[int]:
+    """Returns token ids that differ between seeds."""
     return [(37 * index + 11 * seed + 5) % vocabulary for index in range(length)]
 
 

@@ -40,7 +40,7 @@ class TokenConversation(ABC):
         """
 
     def reply(self, call: Message, replies: Sequence[Message]) -> None:
-        """Appends the replies to the model's last turn: tool replies, or a user's message."""
+        """Appends the replies to the model's last turn, `call`: tool replies, or a user message."""
         self._history.give(self._renderer.reply_ids(call, replies, self._tools))
 
     def restore(self, turn: SampledTurn) -> None:
@@ -78,7 +78,10 @@ class TokenConversation(ABC):
         return self._history.trace()
 
     def _start_turn(self) -> int:
-        """Returns the number of tokens before the next turn, which may have begun already."""
+        """Starts a turn, and returns the number of tokens before it.
+
+        The turn may have begun already: see `begin_turn`.
+        """
         self._turn_start = len(self._history.ids) - self._history.num_begun
         return self._turn_start
 
@@ -103,6 +106,6 @@ class TokenConversation(ABC):
         )
 
     def _count(self, message: Message) -> None:
-        """Counts a turn and its calls, which are numbered across all turns."""
+        """Counts a turn and its tool calls, which are numbered across all turns."""
         self._num_turns += 1
         self._num_calls += len(message.get("tool_calls", []))

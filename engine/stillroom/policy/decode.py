@@ -1,4 +1,4 @@
-"""Batched decoding over one key/value cache, where sequences join, pause for tools and leave.
+"""Batched decoding over one key/value cache: sequences join, pause for tools, and leave.
 
 A sequence is a list of token ids, of which some were given and the others sampled. Sampled tokens
 are kept as they are: they are never turned into text and tokenized again.
@@ -31,7 +31,7 @@ _MAX_WAITING_STEPS = 8
 _MAX_CHUNK_TOKENS = 16384
 # Rows that may not be padded share a pass if their chunks differ by fewer tokens; the rest
 # runs token by token. More passes have more overhead, but single tokens cost more than a chunk's.
-_NEAR = 6
+_MAX_LENGTH_GAP = 6
 # A shared prefix of fewer tokens is run again instead of being copied. On a GPU, waiting for the
 # sequence that runs it first costs a pass, which takes as long as one of many tokens.
 _MIN_SHARED, _MIN_SHARED_CUDA = 16, 1024
@@ -56,7 +56,7 @@ class DecodeEngine:
             self._passes.cache,
             max_rows=max_rows,
             min_shared=self._min_shared if self._passes.can_copy else max_context,
-            is_whole=self._passes.is_recurrent,
+            copies_whole_slots=self._passes.is_recurrent,
             boundaries=self._boundaries,
         )
         self._slots: list[DecodedSequence] = []
@@ -71,17 +71,17 @@ class DecodeEngine:
         return self._table.tokens_shared
 
     @property
-    def graph_refusal(self) -> str | None:
+    def graph_error(self) -> str | None:
         """Why steps cannot be recorded as CUDA graphs; None if they are, or there is no GPU."""
-        return self._graphs.refusal if self._graphs is not None else None
+        return self._graphs.record_error if self._graphs is not None else None
 
     @property
     def has_work(self) -> bool:
         """Whether a sequence waits for a slot or has a turn to continue."""
         return bool(self._waiting) or any(not s.is_paused for s in self._table.sequences)
 
-    def ask(self, sequence: DecodedSequence) -> None:
-        """Begins the next turn of a sequence, which later steps sample."""
+    def request_turn(self, sequence: DecodedSequence) -> None:
+        """Requests the next turn of a sequence, which later steps sample."""
         sequence.begin_turn()
         if sequence.slot is None:
             self._waiting.append(sequence)
@@ -109,11 +109,11 @@ class DecodeEngine:
         for group in self._groups_by_frequencies(singles):
             finished += self._advance_singles(group)
         for sequence in finished:
-            self._score_again(sequence)
+            self._rescore(sequence)
         return finished
 
     def _is_chunk(self, sequence: DecodedSequence) -> bool:
-        """Returns whether a sequence has more than one token to run, or initial states to build."""
+        """Whether a sequence has several tokens to run, or recurrent states to initialise."""
         begins = self._passes.is_recurrent and sequence.num_cached == 0
         return begins or sequence.num_pending > 1
 
@@ -132,7 +132,7 @@ class DecodeEngine:
         return self._advance(singles, fillers=idle if is_filled else [], num_tokens=1)
 
     def _is_time_for_chunks(self, num_chunks: int, num_singles: int) -> bool:
-        """Returns whether to run the chunks now, or collect more, as every pass has an overhead."""
+        """Whether to run the chunks now, or to wait for more, since every pass has an overhead."""
         self._steps_waited += 1
         is_time = (
             num_singles == 0
@@ -146,8 +146,8 @@ class DecodeEngine:
     def _advance_chunks(self, chunks: Sequence[DecodedSequence]) -> list[DecodedSequence]:
         """Runs chunks of given tokens; a prefix that several new sequences share is run once.
 
-        In the code `twins` are sequences that equal another one and copy all its tokens; other
-        sequences copy a shared prefix from a sequence that must be run before them.
+        `twins` are sequences that are equal to another one and copy all its tokens; other sequences
+        copy a shared prefix from a sequence that must be run before them.
         """
         new = [sequence for sequence in chunks if self._may_share(sequence)]
         shares: dict[DecodedSequence, SharedPrefix] = {}
@@ -193,8 +193,9 @@ class DecodeEngine:
             running += self._copy_to_takers(source, takers)
         finished: list[DecodedSequence] = []
         while running:
-            left = {s: min([len(s.ids), *takers.get(s, ())]) - s.num_cached for s in running}
-            rows, num_tokens = self._even_rows(left)
+            # A row stops at its end, or where other sequences copy from it.
+            remaining = {s: min([len(s.ids), *takers.get(s, ())]) - s.num_cached for s in running}
+            rows, num_tokens = self._even_rows(remaining)
             sampling = {s for s in rows if s.num_pending == num_tokens}
             finished += self._advance(rows, num_tokens=num_tokens)
             for source in rows:
@@ -202,29 +203,31 @@ class DecodeEngine:
             running = [s for s in running if s not in sampling]
         return finished
 
-    def _even_rows(self, left: Mapping[DecodedSequence, int]) -> tuple[list[DecodedSequence], int]:
+    def _even_rows(
+        self, remaining: Mapping[DecodedSequence, int]
+    ) -> tuple[list[DecodedSequence], int]:
         """Returns rows that run the same number of tokens in the next pass, and that number.
 
-        left: the tokens of each row up to its next stop.
+        remaining: the number of tokens of each row up to its next stop.
         """
-        # Apart from the others, as a model's first pass may differ from those that continue.
-        far = [s for s in left if s.num_cached == 0]
+        # New rows run separately, as a model's first pass may differ from later ones.
+        far = [s for s in remaining if s.num_cached == 0]
         if not far and self._passes.can_continue:
-            far = [s for s in left if left[s] >= _NEAR]
+            far = [s for s in remaining if remaining[s] >= _MAX_LENGTH_GAP]
         if not far:
-            return list(left), 1
-        least = min(left[s] for s in far)
-        rows = [s for s in far if left[s] < least + _NEAR]
+            return list(remaining), 1
+        least = min(remaining[s] for s in far)
+        rows = [s for s in far if remaining[s] < least + _MAX_LENGTH_GAP]
         return rows, min(least, max(1, _MAX_CHUNK_TOKENS // len(rows)))
 
     def _may_share(self, sequence: DecodedSequence) -> bool:
-        """Returns whether a sequence may copy a prefix from another, or be copied from."""
+        """Whether a sequence may copy a prefix from another one, or be copied from."""
         is_original = not any(self._frequencies(len(sequence.ids)))
         can_copy = self._passes.can_copy and self._passes.can_continue
         return sequence.is_new and is_original and can_copy
 
     def _is_shared(self, source: DecodedSequence, taker: DecodedSequence, num_tokens: int) -> bool:
-        """Returns whether a new sequence waits for another to run their prefix, and copies it."""
+        """Whether a new sequence waits until another has run their shared prefix, to copy it."""
         is_worth_it = num_tokens - taker.num_cached >= self._min_shared
         return is_worth_it and source.num_cached <= num_tokens
 
@@ -233,8 +236,10 @@ class DecodeEngine:
         source: DecodedSequence,
         takers: dict[DecodedSequence, dict[int, list[DecodedSequence]]],
     ) -> list[DecodedSequence]:
-        """Copies a row's tokens to the sequences that wait for exactly these; returns all of
-        them."""
+        """Copies a row's tokens to the sequences that wait for exactly these, and so on from each.
+
+        Returns all sequences that were copied to.
+        """
         found = takers.get(source, {}).pop(source.num_cached, [])
         if found:
             self._table.share(source, found, source.num_cached)
@@ -250,9 +255,9 @@ class DecodeEngine:
     ) -> list[DecodedSequence]:
         """Runs the active rows' pending tokens; samples one for each row that has no more of them.
 
-        num_tokens: the number of tokens to run of each row; None: all. The results for fillers are
-        discarded. `twins` of a row have the same tokens as the row; a token is sampled for each of
-        them too.
+        num_tokens: the number of tokens to run of each row; None for all. fillers: idle rows that
+        are run along; their results are discarded. twins: the sequences with the same tokens as a
+        row, for each of which a token is sampled too.
         """
         rows = sorted([*active, *fillers], key=_slot)
         running = set(active)
@@ -298,6 +303,7 @@ class DecodeEngine:
         return self._sample(active, logits_BV)
 
     def _step_graphs(self) -> StepGraphs | None:
+        """Returns the graphs of decode steps; None where steps are not recorded."""
         passes, recorder = self._passes, recorder_for(self._device)
         if recorder is None or not isinstance(passes, SlotPasses):
             return None
@@ -315,14 +321,14 @@ class DecodeEngine:
         return length_class(self._boundaries, num_tokens)
 
     def _forget_other_frequencies(self, rows: Sequence[DecodedSequence]) -> None:
-        """Drops cached tokens that were run with different RoPE frequencies than the row's length
-        has now."""
+        """Drops cached tokens that were run with RoPE frequencies other than the row's present
+        ones."""
         if self._boundaries:
             for row in rows:
                 if self._frequencies(row.num_cached) != self._frequencies(len(row.ids)):
                     row.num_cached = 0
 
-    def _score_again(self, sequence: DecodedSequence) -> None:
+    def _rescore(self, sequence: DecodedSequence) -> None:
         """Recomputes log-probabilities that were sampled with different RoPE frequencies.
 
         Beyond a RoPE boundary, a pass over the whole conversation gives earlier tokens different
@@ -376,17 +382,20 @@ class DecodeEngine:
 
 
 def _slot(sequence: DecodedSequence) -> int:
+    """Returns the slot of a sequence. Raises ValueError if it has none."""
     if sequence.slot is None:
         raise ValueError("the sequence has no slot")
     return sequence.slot
 
 
 def _end_turn(sequence: DecodedSequence, reason: FinishReason) -> DecodedSequence:
+    """Ends a sequence's turn, and returns the sequence."""
     sequence.end_turn(reason)
     return sequence
 
 
 def _chunk_groups(chunks: Sequence[DecodedSequence]) -> Iterator[list[DecodedSequence]]:
+    """Yields groups of chunks of similar length that fit into one pass."""
     lengths = [sequence.num_pending for sequence in chunks]
     for group in microbatches(lengths, max_tokens=_MAX_CHUNK_TOKENS):
         yield [chunks[index] for index in group]

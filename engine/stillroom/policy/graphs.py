@@ -32,9 +32,9 @@ class Recorder(Protocol):
     """Records a device's work, so that it can be replayed without Python."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Returns a function that replays the work on the same memory; `work` itself may not run.
+        """Records `work`, and returns a function that replays it on the same memory.
 
-        Raises RuntimeError for work that waits for the device.
+        Recording need not execute `work`. Raises RuntimeError if `work` waits for the device.
         """
         ...
 
@@ -46,7 +46,7 @@ class CudaRecorder:
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Returns a graph's replay."""
+        """Captures `work` as a CUDA graph, and returns a function that replays it."""
         graph = torch.cuda.CUDAGraph()
         # The outer context restores the stream if recording fails.
         with (
@@ -87,11 +87,11 @@ class StepGraphs:
         self._starts_B = torch.zeros_like(self._ids_B)
         self._idle_B = torch.zeros_like(self._ids_B, dtype=torch.bool)
         self._logits_BV: Tensor | None = None
-        self.refusal: str | None = None
+        self.record_error: str | None = None
         """Why the model's steps cannot be recorded; None if no recording has failed."""
 
     def logits(self, ids: Sequence[int], starts: Sequence[int], idle: Sequence[bool]) -> Tensor:
-        """Returns the logits after one more token of each slot, [B, V], until the next call.
+        """Returns the logits after one more token of each slot, [B, V]; the next call changes them.
 
         starts: the positions of the tokens; an idle slot's position is the one after its last
         token. idle: the slots that run along but keep their states.
@@ -112,7 +112,7 @@ class StepGraphs:
             replay()
         else:
             self._run_and_record(rows, attended, keeps_states)
-        return self._held(rows)[: len(ids)]
+        return self._logits_of(rows)[: len(ids)]
 
     def _run_and_record(self, rows: int, attended: int, keeps_states: bool) -> None:
         """Runs a step of a new shape, and records it for the next time.
@@ -125,24 +125,25 @@ class StepGraphs:
         logits_BV = self._step(ids_B, starts_B, attended, idle_B)
         if self._logits_BV is None:
             self._logits_BV = logits_BV.new_zeros(self._max_rows, logits_BV.shape[1])
-        self._held(rows).copy_(logits_BV)
+        self._logits_of(rows).copy_(logits_BV)
         if self._recorded_capacity != self._cache.capacity:
             # The cache has grown, so its keys and values have moved to other addresses.
             self._replays.clear()
             self._recorded_capacity = self._cache.capacity
-        if self.refusal is not None:
+        if self.record_error is not None:
             return
 
         def step() -> None:
-            self._held(rows).copy_(self._step(ids_B, starts_B, attended, idle_B))
+            self._logits_of(rows).copy_(self._step(ids_B, starts_B, attended, idle_B))
 
         try:
             self._replays[rows, attended, keeps_states] = self._recorder.record(step)
         # A model that reads numbers back from the GPU on the way cannot be recorded.
         except RuntimeError as error:
-            self.refusal = str(error).strip().partition("\n")[0]
+            self.record_error = str(error).strip().partition("\n")[0]
 
-    def _held(self, rows: int) -> Tensor:
+    def _logits_of(self, rows: int) -> Tensor:
+        """Returns the part of the recorded logits tensor that a step of `rows` rows writes."""
         if self._logits_BV is None:
             raise ValueError("no step has been run")
         return self._logits_BV[:rows]

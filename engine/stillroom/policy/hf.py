@@ -19,9 +19,8 @@ from stillroom.policy.sequences import DecodedSequence
 from stillroom.reporting import background_tasks
 from stillroom.types import Message, SampledTurn, SamplingSettings, ToolSchema
 
-# The seconds that a step waits for a conversation whose tools are running. It waits for all quick
-# tools, so that the batch stays full and the same seed gives the same rollouts, but not for slow
-# ones.
+# The seconds that the next step waits for a conversation whose tools are running. With quick tools
+# the batch thus stays full, and the same seed gives the same rollouts; slow tools do not delay it.
 TOOL_PATIENCE_S = 0.05
 
 
@@ -42,7 +41,7 @@ class HFPolicy(AsyncContextManagerMixin):
         variables: Mapping[str, Any] | None = None,
         turns: anyio.Lock | None = None,
     ) -> None:
-        """`variables` are the chat template's variables in addition to the conversation.
+        """variables: further variables of the chat template, in addition to the conversation.
 
         Policies that share the lock `turns` sample one after the other, each until none of its
         conversations waits, so that their batches do not depend on how fast either policy is.
@@ -54,7 +53,7 @@ class HFPolicy(AsyncContextManagerMixin):
         limit = min(loaded.max_context, max_context or loaded.max_context)
         self._engine = DecodeEngine(loaded, max_rows=max_rows, max_context=limit)
         self._waiting: dict[DecodedSequence, anyio.Event] = {}
-        # The conversations between two turns (their tools are running), and since when.
+        # The conversations between two turns (their tools run), with the time when each turn ended.
         self._outside: dict[DecodedSequence, float] = {}
         self._requested: list[DecodedSequence] = []
         self._released: list[DecodedSequence] = []
@@ -78,10 +77,10 @@ class HFPolicy(AsyncContextManagerMixin):
         seed_key: str,
         seed: int | None = None,
     ) -> AsyncGenerator["HFConversation"]:
-        """Opens a conversation that begins with `messages`; the key and the seed fix its
-        randomness.
+        """Yields a conversation that begins with `messages`.
 
-        seed: None uses the seed of the sampling settings.
+        `seed_key` and the seed (`seed`, or the sampling settings' if it is None) determine its
+        random numbers.
         """
         if seed is None:
             seed = self._sampling.seed or 0
@@ -134,6 +133,7 @@ class HFPolicy(AsyncContextManagerMixin):
                     await self._gather_conversations()
 
     def _wake_finished(self, finished: Sequence[DecodedSequence]) -> None:
+        """Wakes the conversations whose turn has ended."""
         for sequence in finished:
             # A conversation may have been cancelled during the step.
             if sequence in self._waiting:
@@ -141,6 +141,7 @@ class HFPolicy(AsyncContextManagerMixin):
                 self._waiting.pop(sequence).set()
 
     def _wake_stopped(self) -> None:
+        """Wakes all waiting conversations, since sampling was stopped."""
         self._stopped.update(self._waiting)
         for done in self._waiting.values():
             done.set()
@@ -156,7 +157,7 @@ class HFPolicy(AsyncContextManagerMixin):
             self._engine.release(sequence)
         for sequence in self._requested:
             if sequence in self._waiting:
-                self._engine.ask(sequence)
+                self._engine.request_turn(sequence)
         self._released.clear()
         self._requested.clear()
 
@@ -171,6 +172,7 @@ class HFPolicy(AsyncContextManagerMixin):
             await self._next_change(patience)
 
     async def _next_change(self, timeout_s: float | None) -> None:
+        """Waits until a conversation's state changes, or until the timeout."""
         with anyio.move_on_after(timeout_s):
             await self._changed.wait()
         self._changed = anyio.Event()

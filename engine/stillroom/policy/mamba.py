@@ -4,7 +4,7 @@ Without installed kernels, transformers' own formulas repeat a head's scalars fo
 state, and pad short texts to a whole chunk.
 
 Shapes: B rows, T tokens of each, H heads in G groups of equal keys and queries, P numbers of a
-head, N numbers of a key; M = P * H / G, a group's heads side by side.
+head, N numbers of a key; M = P * H / G, the heads of a group concatenated.
 """
 
 import math
@@ -20,12 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-# The tokens of which each attends to every earlier one; longer texts hand a state from one chunk to
-# the next. More tokens cost more for each token, fewer need more operations.
+# The tokens of a chunk, in which each attends to every earlier one; a state is passed from chunk to
+# chunk. Longer chunks cost more for each token, shorter ones need more operations.
 _CHUNK_TOKENS = 64
-# exp of it vanishes next to any other number; smaller ones would be denormal, which CPUs are slow
-# at.
-_LEAST_DECAY = -60.0
+# exp of this is negligible in any sum; far smaller values would be denormal, and slow on CPUs.
+_MIN_LOG_DECAY = -60.0
 _STEP_MARK = "stillroom_holds_time_step"
 _FORM_MARK = "stillroom_chooses_formula"
 _is_sampling: ContextVar[bool] = ContextVar("is_sampling", default=False)
@@ -33,7 +32,7 @@ _is_sampling: ContextVar[bool] = ContextVar("is_sampling", default=False)
 
 @contextmanager
 def own_formulas() -> Generator[None]:
-    """Lets the Mamba layers of prepared models use the formulas of this module within the block."""
+    """Makes the Mamba layers of prepared models use this module's formulas within the block."""
     token = _is_sampling.set(True)
     try:
         yield
@@ -48,7 +47,7 @@ def prepare_mamba(model: nn.Module) -> None:
         # With its kernels installed transformers' own functions are the fast ones.
         if hasattr(mixer, "A_log") and find_spec("mamba_ssm") is None:
             module: Any = sys.modules[type(mixer).__module__]
-            for name, own in _OWN.items():
+            for name, own in _OWN_FORMULAS.items():
                 original = getattr(module, name, None)
                 if original is not None and not hasattr(original, _FORM_MARK):
                     setattr(module, name, _dispatch(original, own))
@@ -111,7 +110,7 @@ def _step(
     groups, keys = B.shape[1:]
     x_BHP = hidden_states.float()
     dt_BH = softplus((dt[..., 0] + dt_bias[:, 0].to(dt.dtype)).float())
-    state.mul_((dt_BH * A[:, 0, 0]).clamp_(min=_LEAST_DECAY).exp_()[..., None, None])
+    state.mul_((dt_BH * A[:, 0, 0]).clamp_(min=_MIN_LOG_DECAY).exp_()[..., None, None])
     state_MN = state.view(rows * groups, -1, keys)
     added = (x_BHP * dt_BH[..., None]).view(rows * groups, -1, 1)
     state_MN.addcmul_(added, B.reshape(rows * groups, 1, keys).float())
@@ -155,33 +154,35 @@ def _scan(  # noqa: PLR0913
 
 
 def _scan_chunk(
-    x_BTHP: Tensor, decay_BTH: Tensor, key_BTGN: Tensor, query_BTGN: Tensor, state_BGMN: Tensor
+    x_BTHP: Tensor, log_decay_BTH: Tensor, key_BTGN: Tensor, query_BTGN: Tensor, state_BGMN: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Returns the outputs of one chunk, [B, T, H, P], and the states after it, [B, G, M, N].
 
-    decay: the logarithm of each token's decay factor for the state, at most 0.
+    log_decay_BTH: the logarithm of each token's decay factor for the state, at most 0.
     """
     rows, tokens, heads, width = x_BTHP.shape
     groups = key_BTGN.shape[2]
     key_BGTN, query_BGTN = key_BTGN.transpose(1, 2), query_BTGN.transpose(1, 2)
-    # How much of one token is left at a later one. Each is a sum of its own, as the difference of
-    # two sums over the chunk would be inexact where decays are large.
-    decay_BHT = decay_BTH.mT
-    between = decay_BHT[..., None].expand(-1, -1, -1, tokens).tril(-1).cumsum(-2)
-    left = between.clamp_(min=_LEAST_DECAY).exp_()
-    weights = left.view(rows, groups, -1, tokens, tokens) * (query_BGTN @ key_BGTN.mT)[:, :, None]
+    # The factor by which each token has decayed at a later one. Each is summed on its own, as the
+    # difference of two sums over the chunk would be inexact where decays are large.
+    log_decay_BHT = log_decay_BTH.mT
+    between = log_decay_BHT[..., None].expand(-1, -1, -1, tokens).tril(-1).cumsum(-2)
+    decay_BHTT = between.clamp_(min=_MIN_LOG_DECAY).exp_()
+    weights = (
+        decay_BHTT.view(rows, groups, -1, tokens, tokens) * (query_BGTN @ key_BGTN.mT)[:, :, None]
+    )
     within_BHTP = weights.tril_().view(rows, heads, tokens, tokens) @ x_BTHP.transpose(1, 2)
     from_state = (query_BGTN @ state_BGMN.mT).view(rows, groups, tokens, -1, width)
-    since_BTH = decay_BHT.cumsum(-1).clamp_(min=_LEAST_DECAY).exp_().mT
+    since_BTH = log_decay_BHT.cumsum(-1).clamp_(min=_MIN_LOG_DECAY).exp_().mT
     y_BTHP = from_state.transpose(1, 2).reshape(rows, tokens, heads, width) * since_BTH[..., None]
     y_BTHP = y_BTHP.add_(within_BHTP.transpose(1, 2))
-    added = (x_BTHP * left[:, :, -1].mT[..., None]).view(rows, tokens, groups, -1)
+    added = (x_BTHP * decay_BHTT[:, :, -1].mT[..., None]).view(rows, tokens, groups, -1)
     kept = since_BTH[:, -1].reshape(rows, groups, -1, 1, 1)
     state = (state_BGMN.view(rows, groups, kept.shape[2], width, -1) * kept).view_as(state_BGMN)
     return y_BTHP, state + added.permute(0, 2, 3, 1) @ key_BGTN
 
 
-_OWN: dict[str, Callable[..., Any]] = {
+_OWN_FORMULAS: dict[str, Callable[..., Any]] = {
     "mamba2_selective_state_update": _step,
     "mamba2_chunk_scan": _scan,
 }

@@ -18,8 +18,8 @@ from stillroom.policy.mamba import own_formulas, prepare_mamba
 from stillroom.policy.slot_cache import ForwardPlan, SlotCache, slot_cache
 
 
-class Copies(Protocol):
-    """The cache of the tokens that were run, by slot."""
+class CopyableCache(Protocol):
+    """A cache whose tokens can be copied from slot to slot."""
 
     def copy_tokens(self, source: int, targets: Sequence[int], num_tokens: int) -> None:
         """Copies one slot's first tokens to other slots."""
@@ -30,7 +30,7 @@ class Passes(Protocol):
     """Runs a model over the tokens of several slots, and caches the state for later tokens."""
 
     @property
-    def cache(self) -> Copies:
+    def cache(self) -> CopyableCache:
         """The cache of the tokens that were run."""
         ...
 
@@ -41,12 +41,12 @@ class Passes(Protocol):
 
     @property
     def can_fill(self) -> bool:
-        """Whether rows without a new token may be run too, which avoids copying the others."""
+        """Whether a pass may include rows without a new token, to use the cache in place."""
         ...
 
     @property
     def can_continue(self) -> bool:
-        """Whether a pass of several tokens may continue a sequence; else only single tokens may."""
+        """Whether a pass of several tokens may continue a sequence; else one token at a time."""
         ...
 
     @property
@@ -65,7 +65,7 @@ class Passes(Protocol):
     ) -> Tensor:
         """Returns the logits after each row's last new token, [B, V].
 
-        Those of a filler (None) are arbitrary.
+        The logits of a filler (None) are arbitrary.
         slots: in ascending order. starts: the number of tokens that each slot has run.
         """
         ...
@@ -84,8 +84,9 @@ class SlotPasses:
         can_continue: bool = True,
         has_own_formulas: bool = True,
     ) -> None:
-        """`has_own_formulas`: whether Mamba layers use this package's formulas, not
-        transformers'."""
+        """has_own_formulas: whether Mamba layers use the formulas of `policy.mamba`, instead of
+        transformers'.
+        """
         self.cache, self.can_continue = cache, can_continue
         self._formulas = own_formulas if has_own_formulas else nullcontext
         self.is_recurrent = cache.is_recurrent
@@ -106,9 +107,8 @@ class SlotPasses:
     ) -> Tensor:
         """Returns the logits after each row's last new token, [B, V].
 
-        Those of a filler (None) are arbitrary.
-        The tokens of fillers, and padding, are written behind a row's last token, where the next
-        real token will overwrite them.
+        The logits of a filler (None) are arbitrary. The tokens of fillers, and padding, are written
+        after a row's last token, where the next real token overwrites them.
         """
         rows = [new or [0] for new in new_tokens]
         num_new = max(map(len, rows))
@@ -138,8 +138,8 @@ class SlotPasses:
     ) -> Tensor:
         """Returns the logits after one more token of the first B slots, [B, V].
 
-        It copies nothing back from the GPU. idle_B: whether a row keeps its states; None: none
-        does.
+        Nothing is copied from the GPU to the CPU. idle_B: which rows keep their states; None if no
+        row does.
         """
         rows_B = torch.arange(len(ids_B), device=self._device)
         plan = ForwardPlan(rows_B, starts_B[:, None], num_attended, is_prefix=True, idle_B=idle_B)
@@ -148,7 +148,7 @@ class SlotPasses:
     def _hidden(self, ids_Bn: Tensor, positions_Bn: Tensor, plan: ForwardPlan) -> Tensor:
         """Runs the new tokens and adds them to the cache; returns hidden states, [B, n, H]."""
         self.cache.begin_pass(plan)
-        # MiniMax uses any cache it is given, but if asked to use one refuses all but its own class.
+        # MiniMax uses any cache that it is given, but with use_cache it accepts only its own class.
         inputs: dict[str, Any] = {"input_ids": ids_Bn, "use_cache": not self._is_lightning}
         inputs[self._cache_name] = self.cache
         if self._masks.has_attention:
@@ -179,7 +179,7 @@ class _Masks:
         self._chunk: int | None = getattr(config, "attention_chunk_size", None)
 
     def of(self, positions_Bn: Tensor, num_attended: int, dtype: torch.dtype | None) -> Any:
-        """Returns the masks of new tokens, [B, 1, n, T]: booleans, or numbers of a `dtype`."""
+        """Returns the masks of new tokens, [B, 1, n, T]: boolean, or additive in `dtype`."""
         keys_T = torch.arange(num_attended, device=positions_Bn.device)
         queries_Bn1 = positions_Bn[:, None, :, None]
         full = near = keys_T <= queries_Bn1
@@ -198,6 +198,7 @@ class _Masks:
 
 
 def _as_mask(allowed: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Returns a boolean mask, or with a dtype the mask that is added to attention scores."""
     if dtype is None:
         return allowed
     # Eager attention adds its mask to the scores.
@@ -216,19 +217,19 @@ class _RowCaches:
         self.caches: dict[int, Any] = {}
 
     def copy_tokens(self, source: int, targets: Sequence[int], num_tokens: int) -> None:
-        """Moves a row to another slot."""
+        """Moves a row's cache to another slot; it cannot be shared, see `can_copy`."""
         for target in targets:
             self.caches[target] = self.caches.pop(source, None)
 
 
 class PlainPasses:
-    """Runs each row of a pass alone."""
+    """Runs each row of a pass separately."""
 
     can_copy = can_fill = is_recurrent = False
     can_continue = True
 
     def __init__(self, model: Any, *, keeps_cache: bool) -> None:
-        """`keeps_cache`: whether rows keep their caches; else every pass runs all their tokens."""
+        """keeps_cache: whether each row keeps its cache; if not, every pass runs all its tokens."""
         self.cache = _RowCaches()
         self._keeps_cache = keeps_cache
         self._head = HeadRunner(model)
@@ -247,10 +248,11 @@ class PlainPasses:
         """Returns the logits after each row's last new token, [B, V]."""
         rows = zip(slots, starts, new_tokens, strict=True)
         hidden = [self._last_hidden(slot, start, new or []) for slot, start, new in rows]
-        # One by one here too: a product of several rows rounds otherwise than one of a single row.
+        # One by one: a matrix product of several rows rounds differently than one of a single row.
         return torch.cat([self._head.logits(hidden_H[None]) for hidden_H in hidden])
 
     def _last_hidden(self, slot: int, start: int, new: Sequence[int]) -> Tensor:
+        """Runs a row's new tokens, and returns the last hidden state, [H]."""
         caches = self.cache.caches
         if start == 0:
             caches.pop(slot, None)
@@ -283,28 +285,28 @@ SLOWER_MODES: tuple[SamplingMode, ...] = (
     "without a cache",
 )
 
-_NAME = "stillroom_sampling_mode"
+_MODE_ATTRIBUTE = "stillroom_sampling_mode"
 
 
 def set_sampling_mode(model: Any, mode: SamplingMode) -> None:
     """Sets how a model is sampled from now on."""
-    # Kept on the model itself, which several engines sample one after the other.
-    setattr(base_model(model), _NAME, mode)
+    # Stored on the model itself, since several engines sample it one after the other.
+    setattr(base_model(model), _MODE_ATTRIBUTE, mode)
 
 
 def sample_row_by_row(model: Any) -> None:
     """Sets a mode in which a row's results do not depend on the other rows of its batch."""
-    if getattr(base_model(model), _NAME, "batched") != "without a cache":
+    if getattr(base_model(model), _MODE_ATTRIBUTE, "batched") != "without a cache":
         set_sampling_mode(model, "row by row")
 
 
 def passes_for(model: Any, *, num_slots: int) -> Passes:
     """Returns the forward passes for a model's sampling mode."""
     prepare_mamba(model)
-    mode: SamplingMode = getattr(base_model(model), _NAME, "batched")
+    mode: SamplingMode = getattr(base_model(model), _MODE_ATTRIBUTE, "batched")
     config = base_model(model).config
     cache = slot_cache(config, num_slots=num_slots) if mode.startswith("batched") else None
-    # No family has both states and such boundaries, and their passes are split in different ways.
+    # No model family has both, and each needs its passes split in its own way.
     if cache is not None and not (cache.is_recurrent and rope_boundaries(config)):
         is_usual = mode == "batched"
         return SlotPasses(model, cache, can_continue=is_usual, has_own_formulas=is_usual)

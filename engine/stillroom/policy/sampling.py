@@ -1,6 +1,6 @@
 """Samples one token per row, each with one given random number.
 
-Shapes: B rows, V vocabulary, C runs of tokens, R tokens of a run.
+Shapes: B rows, V vocabulary, C runs of consecutive tokens, R tokens of a run.
 """
 
 import math
@@ -44,8 +44,8 @@ def sample_tokens(
     else:
         ids_B = _draw(known_BV, weights_BV, settings, draws)
     logprobs_B = known_BV.gather(1, ids_B[:, None])[:, 0] - log_total_B
-    # All numbers are in one tensor, so that a GPU is waited for once; float64 holds ids and float32
-    # exactly.
+    # One tensor for all numbers, so that the GPU is synchronised once; float64 represents ids and
+    # float32 exactly.
     columns = torch.stack([ids_B.double(), logprobs_B.double(), log_total_B.double()])
     ids, logprobs, log_totals = columns.tolist()
     if not all(map(math.isfinite, log_totals)):
@@ -97,16 +97,16 @@ def _tokens_at(weights_BV: Tensor, shares_B1: Tensor) -> Tensor:
     # Taken as a share of the run's own sum, which is added up in another order and rounded
     # differently.
     shares_B1 = ((targets_B1 - before_B1) / (after_B1 - before_B1)).clamp(max=1.0)
-    places_BR = run_B1 * _RUN + torch.arange(_RUN, device=weights_BV.device)
-    run_BR = weights_BV.gather(1, places_BR.clamp(max=vocabulary - 1)).double()
-    upto_BR = run_BR.masked_fill_(places_BR >= vocabulary, 0.0).cumsum(dim=-1)
+    tokens_BR = run_B1 * _RUN + torch.arange(_RUN, device=weights_BV.device)
+    run_BR = weights_BV.gather(1, tokens_BR.clamp(max=vocabulary - 1)).double()
+    upto_BR = run_BR.masked_fill_(tokens_BR >= vocabulary, 0.0).cumsum(dim=-1)
     ids_B1 = run_B1 * _RUN + _first_at_least(upto_BR, shares_B1 * upto_BR[:, -1:])
     return ids_B1[:, 0].clamp(max=vocabulary - 1)
 
 
 def _first_at_least(sorted_BC: Tensor, targets_B1: Tensor) -> Tensor:
-    """Returns the first place of each row with at least its target, [B, 1]."""
-    # Sums that are not finite could give a place beyond the end.
+    """Returns each row's first index with at least its target, [B, 1]."""
+    # With sums that are not finite, the index could be beyond the end.
     return torch.searchsorted(sorted_BC, targets_B1).clamp(max=sorted_BC.shape[1] - 1)
 
 

@@ -20,7 +20,7 @@ class TokenHistory:
     logprobs: list[float] = field(default_factory=list[float])
     """The tokens' log-probabilities in nats at temperature 1; 0.0 for given tokens."""
     num_begun: int = 0
-    """The number of last tokens that belong to a partial turn, sampled before it was stopped."""
+    """The number of tokens at the end that belong to a turn which was stopped before its end."""
 
     def give(self, ids: Sequence[int]) -> None:
         """Appends given tokens (a prompt, tool replies)."""
@@ -50,10 +50,13 @@ class DecodedSequence(TokenHistory):
     num_cached: int = 0
     """The number of first tokens whose keys and values are in the cache."""
     turn_start: int = 0
+    """The index of the current turn's first token."""
     slot: int | None = None
+    """Its slot in the cache; None while it has none."""
     is_new: bool = True
     """Whether none of its tokens has been run yet."""
     is_paused: bool = True
+    """Whether it has no turn to sample: none has begun, or the last one has ended."""
     finish_reason: FinishReason | None = None
 
     @property
@@ -76,7 +79,7 @@ class DecodedSequence(TokenHistory):
             self.draws.random()
 
     def begin_turn(self) -> None:
-        """Begins a new turn, which keeps its first tokens if it was stopped before."""
+        """Begins a new turn, or continues one that was stopped, with the tokens sampled so far."""
         self.turn_start = len(self.ids) - self.num_begun
         self.num_begun = 0
         self.finish_reason = None

@@ -1,4 +1,4 @@
-"""The cache of a whole model, with one slot for each sequence in every layer.
+"""The cache of a model, with one slot for each sequence in every layer.
 
 Attention layers keep keys and values, each sequence at its own position; recurrent layers and short
 convolutions keep a state.
@@ -50,7 +50,7 @@ class SlotLayer(CacheLayerMixin):
         self.plan: ForwardPlan | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Sets the sizes and the number format to those of the first keys and values."""
+        """Sets the shapes and the dtype to those of the first keys and values."""
         shape = (self.num_slots, key_states.shape[1], 0)
         self.keys = key_states.new_zeros(*shape, key_states.shape[3])
         self.values = value_states.new_zeros(*shape, value_states.shape[3])
@@ -132,17 +132,19 @@ class StateLayer(LinearAttentionLayer):
     def __init__(self, num_slots: int, number_of_states: int) -> None:
         LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
         self.num_slots = num_slots
-        self._held: tuple[_States, _States] = ({}, {})
+        self._slot_states: tuple[_States, _States] = ({}, {})
         self._saved: list[tuple[Tensor, Tensor]] = []
 
     @property
     def slot_bytes(self) -> int:
         """The bytes of one slot's states."""
-        held = [states for kind in self._held for states in kind.values() if states is not None]
+        held = [
+            states for kind in self._slot_states for states in kind.values() if states is not None
+        ]
         return sum(states.nbytes // self.num_slots for states in held)
 
     def begin_pass(self, plan: ForwardPlan) -> None:
-        """Puts the states of the plan's rows in place, [B, ...]; first rows have none yet."""
+        """Loads the states of the plan's rows, [B, ...]; in a first pass rows have none yet."""
         self._saved = []
         for held, rows, is_initialized in self._kinds():
             for index in range(self.number_of_states):
@@ -158,7 +160,7 @@ class StateLayer(LinearAttentionLayer):
                     self._saved.append((first, first.clone()))
                 is_view = plan.is_prefix
                 rows[index] = states[: len(plan.slots_B)] if is_view else states[plan.slots_B]
-        has_states = not plan.is_first and any(map(bool, self._held))
+        has_states = not plan.is_first and any(map(bool, self._slot_states))
         self.has_previous_state = dict.fromkeys(range(self.number_of_states), has_states)
 
     def end_pass(self, plan: ForwardPlan) -> None:
@@ -188,10 +190,11 @@ class StateLayer(LinearAttentionLayer):
                     states[targets_B] = states[source].clone()
 
     def _kinds(self) -> tuple[tuple[_States, _States, dict[int, bool]], ...]:
-        """Returns each kind's states of all slots and of the rows, and which of them exist."""
-        convolved, recurrent = self._held
+        """Returns, for convolution and recurrent states: those of all slots, those of the pass's
+        rows, and which of the latter exist."""
+        conv, recurrent = self._slot_states
         return (
-            (convolved, self.conv_states, self.is_conv_states_initialized),
+            (conv, self.conv_states, self.is_conv_states_initialized),
             (recurrent, self.recurrent_states, self.is_recurrent_states_initialized),
         )
 
@@ -210,7 +213,7 @@ class SlotStateLayer(StateLayer, SlotLayer):
         owner.lazy_initialization(self, *args, **kwargs)
 
     def begin_pass(self, plan: ForwardPlan) -> None:
-        """Sets the plan of the next forward pass, and puts the states of its rows in place."""
+        """Sets the plan of the next forward pass, and loads the states of its rows."""
         SlotLayer.begin_pass(self, plan)
         StateLayer.begin_pass(self, plan)
 
@@ -222,7 +225,7 @@ class SlotStateLayer(StateLayer, SlotLayer):
 
 AnySlotLayer = SlotLayer | StateLayer
 
-# Keys and values that other layers share are stored once; layers without any never ask.
+# Layers with keys and values only, or with nothing to cache; shared ones are stored once.
 _PLAIN = {
     cache_utils.DynamicLayer,
     cache_utils.DynamicSlidingWindowLayer,
@@ -254,7 +257,7 @@ class SlotCache(Cache):
 
     @property
     def token_bytes(self) -> int:
-        """The bytes of each token's keys and values in all layers; known after the first pass."""
+        """The bytes of one token's keys and values in all layers; 0 before the first pass."""
         each = [
             tensor.nbytes // (tensor.shape[0] * tensor.shape[2])
             for layer in self._slot_layers
@@ -266,7 +269,7 @@ class SlotCache(Cache):
 
     @property
     def state_bytes(self) -> int:
-        """The bytes of one slot's states in all layers; known after the first pass."""
+        """The bytes of one slot's states in all layers; 0 before the first pass."""
         layers = [layer for layer in self._slot_layers if isinstance(layer, StateLayer)]
         return sum(layer.slot_bytes for layer in layers)
 
@@ -301,7 +304,7 @@ class SlotCache(Cache):
 
 
 def slot_cache(config: Any, *, num_slots: int) -> SlotCache | None:
-    """Returns an empty cache for a model; None if one of its layers caches an unknown state."""
+    """Returns an empty cache for a model; None if a layer has a cache of an unsupported kind."""
     layers: list[AnySlotLayer] = []
     try:
         own_layers: list[Any] = DynamicCache(config=config).layers

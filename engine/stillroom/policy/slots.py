@@ -1,4 +1,4 @@
-"""The table of the key/value cache's slots: their sequences, and the prefixes to reuse.
+"""The slots of the key/value cache: which sequence holds each, and which prefixes to reuse.
 
 The keys and values of a sequence that was released stay in its slot until the slot is needed: the
 next rollout of the same prompt often starts in the meantime.
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from stillroom.models.prefixes import PrefixIndex, SharedPrefix
 from stillroom.models.rope import RopeBoundary, length_class
-from stillroom.policy.passes import Copies
+from stillroom.policy.passes import CopyableCache
 from stillroom.policy.sequences import DecodedSequence
 
 
@@ -30,21 +30,20 @@ class SlotTable:
 
     def __init__(
         self,
-        cache: Copies,
+        cache: CopyableCache,
         *,
         max_rows: int,
         min_shared: int,
-        is_whole: bool = False,
+        copies_whole_slots: bool = False,
         boundaries: Sequence[RopeBoundary] = (),
     ) -> None:
-        """`is_whole`: whether a slot's tokens can be copied only all together.
-
-        boundaries: tokens that were run in a pass beyond one of them are never copied.
+        """copies_whole_slots: whether a slot's tokens can be copied only all together. boundaries:
+        tokens that were run in a pass longer than one of these are never copied.
         """
         self._cache = cache
         self._max_rows = max_rows
         self._min_shared = min_shared
-        self._is_whole, self._boundaries = is_whole, boundaries
+        self._copies_whole_slots, self._boundaries = copies_whole_slots, boundaries
         self._entries: list[DecodedSequence | _CachedPrefix] = []
         self.tokens_shared = 0
         """The number of tokens whose keys and values were copied instead of being computed."""
@@ -89,14 +88,15 @@ class SlotTable:
             taker.num_cached = num
 
     def _assign_slots(self, newcomers: Sequence[DecodedSequence]) -> None:
+        """Gives newcomers slots, with as much of their prefixes as other slots have cached."""
         held = [
             entry.ids[: entry.num_cached] if self._is_original(entry.num_cached) else []
             for entry in self._entries
         ]
         index_of_slots = PrefixIndex(held)
         sources = [self._source(index_of_slots, newcomer) for newcomer in newcomers]
-        # Newcomers whose prefix is a leftover come first: they take its slot, and nothing is
-        # copied.
+        # First the newcomers whose prefix is in the slot of a released sequence: they take that
+        # slot, and nothing is copied.
         for newcomer, source in zip(newcomers, sources, strict=True):
             if source is not None and isinstance(self._entries[source.index], _CachedPrefix):
                 self._place(newcomer, source.index, source)
@@ -109,10 +109,11 @@ class SlotTable:
                 gaps = [len(self._entries)]
                 self._entries.append(_CachedPrefix([], 0))
             self._place(newcomer, gaps[0], source)
-            # The leftover in that slot is overwritten, so later newcomers cannot copy from it.
+            # That slot's cached prefix is overwritten, so later newcomers cannot copy from it.
             sources = [s if s is None or s.index != gaps[0] else None for s in sources]
 
     def _place(self, newcomer: DecodedSequence, slot: int, source: SharedPrefix | None) -> None:
+        """Gives a newcomer a slot, and copies its prefix from the source, if there is one."""
         newcomer.slot = slot
         self._entries[slot] = newcomer
         if source is None:
@@ -130,8 +131,8 @@ class SlotTable:
         most = len(newcomer.ids) - 1
         longest = (
             slots.longest_prefix_of(newcomer.ids[:most])
-            if self._is_whole
-            else (slots.longest(newcomer.ids))
+            if self._copies_whole_slots
+            else slots.longest(newcomer.ids)
         )
         if longest is None:
             return None
@@ -139,8 +140,9 @@ class SlotTable:
         return SharedPrefix(longest.index, num) if num >= self._min_shared else None
 
     def _is_original(self, num_tokens: int) -> bool:
-        """Returns whether a pass of `num_tokens` has the original RoPE frequencies."""
+        """Whether a pass of `num_tokens` tokens has the original RoPE frequencies."""
         return not any(length_class(self._boundaries, num_tokens))
 
     def _gaps(self) -> list[int]:
+        """Returns the slots without a sequence."""
         return [i for i, entry in enumerate(self._entries) if isinstance(entry, _CachedPrefix)]

@@ -148,15 +148,15 @@ def test_learnt_positions_are_not_asked_for_beyond_the_context():
     settings = SamplingSettings(temperature=0.0, max_tokens=4)
     near_end = sequence_of(random_prompts((56,), seed=11)[0], settings)
     engine = engine_for(loaded, max_context=64)
-    engine.ask(near_end)
+    engine.request_turn(near_end)
     while not near_end.is_paused:
         engine.step()
     near_end.give(prompts[1])
     fresh = sequence_of(prompts[0], settings)
     before = list(near_end.ids)
 
-    engine.ask(near_end)
-    engine.ask(fresh)
+    engine.request_turn(near_end)
+    engine.request_turn(fresh)
     run_to_end(engine)
 
     assert fresh.ids == generated(loaded, prompts[0], max_tokens=4)

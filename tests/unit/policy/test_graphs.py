@@ -52,7 +52,7 @@ def test_recorded_steps_give_the_log_probabilities_of_one_forward_pass(tape, nam
 
     play_replies(engine, sequences, random_prompts((2, 9, 3, 1), seed=4))
 
-    assert engine.graph_refusal is None
+    assert engine.graph_error is None
     assert tape.num_replayed > 4 * tape.num_recorded > 0
     for sequence in sequences:
         assert_logprobs(loaded, sequence, tolerance=1e-3)
@@ -69,7 +69,7 @@ def test_a_row_that_waits_for_its_tool_keeps_its_states_in_a_recorded_step(tape)
     waiting = sequences[1]
     engine = engine_for(loaded)
     for sequence in sequences:
-        engine.ask(sequence)
+        engine.request_turn(sequence)
     while not waiting.is_paused:
         engine.step()
     recorded = tape.num_recorded
@@ -77,7 +77,7 @@ def test_a_row_that_waits_for_its_tool_keeps_its_states_in_a_recorded_step(tape)
         engine.step()
     assert (tape.num_recorded, tape.num_replayed) == (recorded + 1, 2 + 5)
     waiting.give(random_prompts((21,), seed=6)[0])
-    engine.ask(waiting)
+    engine.request_turn(waiting)
     run_to_end(engine)
 
     for sequence in sequences:
@@ -116,11 +116,11 @@ def test_a_step_that_cannot_be_recorded_is_not_tried_again(monkeypatch):
     sequences = [sequence_of(p, SHORT, seed=i) for i, p in enumerate(random_prompts((5, 12)))]
     engine = engine_for(loaded)
     for sequence in sequences:
-        engine.ask(sequence)
+        engine.request_turn(sequence)
 
     run_to_end(engine)
 
-    assert (recorder.tries, engine.graph_refusal) == (1, "operation not permitted")
+    assert (recorder.tries, engine.graph_error) == (1, "operation not permitted")
     for sequence in sequences:
         assert_logprobs(loaded, sequence, tolerance=1e-3)
 

@@ -49,7 +49,7 @@ def test_a_shared_prefix_is_run_once_and_copied_where_it_ends(loaded):
     sequences = [sequence_of(p, SAMPLED, seed=i) for i, p in enumerate(prompts)]
     engine = engine_for(loaded, max_rows=len(prompts))
     for sequence in sequences:
-        engine.ask(sequence)
+        engine.request_turn(sequence)
     run_to_end(engine)
 
     assert engine.tokens_shared >= 4 * (len(trunk) - 1) + len(leaves[2])

@@ -56,7 +56,7 @@ def test_a_prefix_is_not_copied_to_a_conversation_beyond_the_boundary():
     sequences = [sequence_of(p, SAMPLED, seed=i) for i, p in enumerate(prompts)]
     engine = engine_for(loaded)
     for sequence in sequences:
-        engine.ask(sequence)
+        engine.request_turn(sequence)
     run_to_end(engine)
 
     assert engine.tokens_shared == len(trunk)

@@ -35,7 +35,7 @@ def groups(size):
 
 def ask_all(engine, sequences):
     for sequence in sequences:
-        engine.ask(sequence)
+        engine.request_turn(sequence)
 
 
 def test_a_groups_prompt_is_run_once(qwen):
@@ -80,7 +80,7 @@ def test_after_tools_reply_only_the_replies_are_run(qwen):
         if turns[index] < 3:
             turns[index] += 1
             sequence.give(replies[index])
-            engine.ask(sequence)
+            engine.request_turn(sequence)
 
     ask_all(engine, sequences)
     run_to_end(engine, answer)

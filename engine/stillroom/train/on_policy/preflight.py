@@ -228,7 +228,7 @@ def _answers(student: Student) -> list[DecodedSequence]:
     ]
     for sequence in sequences:
         sequence.give(prompt)
-        engine.ask(sequence)
+        engine.request_turn(sequence)
     while engine.has_work:
         engine.step()
     return [sequence for sequence in sequences if any(sequence.sampled)]
