@@ -138,6 +138,7 @@ class ModelServer:
             await self._sleep(wait_s)
 
     def _note_down(self, failure: Retry) -> None:
+        """Reports once to the user that the server is down."""
         if self._down_since is None:
             self._down_since = time.monotonic()
             self.note(
@@ -146,6 +147,7 @@ class ModelServer:
             )
 
     def _note_up(self) -> None:
+        """Reports to the user that a server that was down answers again."""
         if self._down_since is not None:
             seconds = time.monotonic() - self._down_since
             self._down_since = None
@@ -173,7 +175,7 @@ class ModelServer:
                     async for block in response.aiter_raw():
                         body += block
                         if len(body) > limit.most:
-                            raise TeacherError(f"{url} sends more than {limit.size}", _CHECK_URL)
+                            raise TeacherError(f"{url} sent more than {limit.size}", _CHECK_URL)
         except (httpx.HTTPError, TimeoutError) as error:
             raise TeacherError(
                 self._redactor.text(f"no response from {url}: {type(error).__name__}: {error}"),
@@ -218,6 +220,7 @@ class ModelServer:
         return await run_limited(self._limiter, ticket, self._send(path, body, read))
 
     async def _send(self, path: str, body: bytes, read: Callable[[bytes], _T]) -> _T | Retry:
+        """Sends a request once; returns the parsed response, or a Retry."""
         reply = await post_once(self._channel, body, timeout_s=self.settings.timeout_s, path=path)
         if isinstance(reply, Retry):
             return reply

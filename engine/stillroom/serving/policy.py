@@ -57,7 +57,7 @@ class ServedPolicy:
         )
         self._server, self._model = server, model
         self._is_stopping = False
-        self._under_way: set[anyio.CancelScope] = set()
+        self._in_flight: set[anyio.CancelScope] = set()
 
     @asynccontextmanager
     async def converse(
@@ -79,29 +79,30 @@ class ServedPolicy:
     def stop_sampling(self) -> None:
         """Cancels sampling in all conversations; tokens of turns in flight are discarded."""
         self._is_stopping = True
-        for scope in self._under_way:
+        for scope in self._in_flight:
             scope.cancel()
 
     async def next_turn(self, ids: Sequence[int], *, max_tokens: int, seed: int) -> ServedTurn:
-        """Returns the tokens that the server samples after `ids`.
+        """Samples the next turn after the tokens `ids`.
 
         Raises:
-            CallFailedError: every attempt failed, or the server refused the request.
+            CallFailedError: every attempt failed, or the server rejected the request.
             SamplingStoppedError: sampling was stopped before the turn was complete.
         """
         body = self._request(ids, max_tokens=max_tokens, seed=seed)
         with anyio.CancelScope() as scope:
-            self._under_way.add(scope)
+            self._in_flight.add(scope)
             try:
                 if not self._is_stopping:
                     return await self._server.post(
                         "/v1/completions", body, lambda answer: _read(answer, ids), tokens=len(ids)
                     )
             finally:
-                self._under_way.discard(scope)
+                self._in_flight.discard(scope)
         raise SamplingStoppedError(FailureClass.INTERNAL, "sampling was stopped")
 
     def _request(self, ids: Sequence[int], *, max_tokens: int, seed: int) -> dict[str, Any]:
+        """Returns the body of a request for the next turn."""
         return {
             "model": self._model,
             "prompt": list(ids),
@@ -142,7 +143,7 @@ class ServedConversation(TokenConversation):
         self._policy, self._key = policy, key
 
     async def sample(self) -> SampledTurn:
-        """Samples and returns the model's next turn; the turn is empty if the context is full.
+        """Samples the model's next turn; it is empty if the context is full.
 
         The server returns tokens only when the turn is complete, so a cancelled turn has only the
         tokens that it began with.

@@ -13,7 +13,12 @@ from typing import Any
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import CallFailedError, FailureClass, ModelError, TeacherError
 from stillroom.models.load import load_tokenizer
-from stillroom.models.pairing import OFF_POLICY_ROUTE, REREAD_ROUTE, check_tokenizers
+from stillroom.models.pairing import (
+    OFF_POLICY_ROUTE,
+    REREAD_ROUTE,
+    alternatives,
+    check_tokenizers,
+)
 from stillroom.models.resolve import locate_model
 from stillroom.serving.model_server import (
     ModelServer,
@@ -124,12 +129,13 @@ async def check_rereading(teacher: ServedTeacher, tokenizer: Any, name: str) -> 
 
 
 def _failed_check(teacher: ServedTeacher, error: Exception) -> TeacherError:
-    fix = f"read the server's log, or {OFF_POLICY_ROUTE}"
+    """Returns the error for a check that failed because of a request or its response."""
+    fixes = ["find the cause in the server's log"]
     if (num := teacher.top_k) is not None:
-        fix = f"allow {num} logprobs (vLLM: --max-logprobs), lower algorithm.top_k, {fix}"
+        fixes.append(f"allow {num} logprobs (vLLM: --max-logprobs), or lower algorithm.top_k")
     return TeacherError(
         f"{teacher.server.root} failed a check before the run: {error}",
-        fix,
+        alternatives(*fixes, OFF_POLICY_ROUTE),
     )
 
 
@@ -140,25 +146,34 @@ class _Wording:
     names: str
     """The names of the two tokenizers that are compared."""
     whose: str
+    """The owner of the expected tokenizer and template, as in "its tokenizer is the student's"."""
     if_template_differs: str
+    """The consequence of different chat templates, as a clause."""
     fix: str
+    """The fix for different tokenizers."""
     template_fix: str
+    """The fix for different chat templates."""
     if_unknown: str | None = None
     """The clause for the note if the server has no /tokenize; None if that is an error."""
 
 
 def _student_wording(teacher: ServedTeacher) -> _Wording:
+    """Returns the wording for a teacher that must have the student's tokenizer and template."""
     return _Wording(
         f"the student and the teacher {teacher.model!r}",
         "the student's",
         "so the teacher would score conversations in a format it was not trained on",
-        f"use a teacher of the student's model family, {REREAD_ROUTE}, or {OFF_POLICY_ROUTE}",
-        "copy the teacher's chat_template.jinja into the student's folder, "
-        f"{REREAD_ROUTE}, or {OFF_POLICY_ROUTE}",
+        alternatives("use a teacher of the student's model family", REREAD_ROUTE, OFF_POLICY_ROUTE),
+        alternatives(
+            "copy the teacher's chat_template.jinja into the student's folder",
+            REREAD_ROUTE,
+            OFF_POLICY_ROUTE,
+        ),
     )
 
 
 def _rereading_wording(teacher: ServedTeacher, name: str) -> _Wording:
+    """Returns the wording for a server of a teacher that rereads the student's text."""
     fix = "set teacher.tokenizer to the folder or hub id of the model that the server serves"
     return _Wording(
         f"the tokenizer {name!r} and the teacher {teacher.model!r}",
@@ -171,12 +186,17 @@ def _rereading_wording(teacher: ServedTeacher, name: str) -> _Wording:
 
 
 async def _check_model(teacher: ServedTeacher, max_context: int, num_own: int) -> int | None:
+    """Returns the model's context length in tokens; None if the server does not state it.
+
+    Raises TeacherError if the server does not serve the model, and ModelError if its context is too
+    short.
+    """
     served = await teacher.server.context_lengths()
     if teacher.model not in served:
         raise TeacherError(
             f"{teacher.server.root} serves no model {teacher.model!r}; it serves: "
             f"{', '.join(served)}",
-            "set teacher.path to one of these names",
+            "set teacher.path to the name of a model that the server serves",
         )
     length = served[teacher.model]
     # To score a prompt, vLLM must have room for the token after it.
@@ -259,14 +279,16 @@ async def _check_scores(teacher: ServedTeacher, tokenizer: Any, max_context: int
 
 
 async def _scores(teacher: ServedTeacher, ids: Sequence[int]) -> TeacherScores:
+    """Returns the teacher's scores of all tokens but the first."""
     sampled = [False, *[True] * (len(ids) - 1)]
     return await teacher.score(
         TokenTrace(ids=list(ids), sampled=sampled, logprobs=[0.0] * len(ids))
     )
 
 
-def _mean_gap(first_scores: TeacherScores, server_scores: TeacherScores) -> float:
-    gaps = [abs(a - b) for a, b in zip(first_scores.logprobs, server_scores.logprobs, strict=False)]
+def _mean_gap(one: TeacherScores, other: TeacherScores) -> float:
+    """Returns the mean absolute difference of the logprobs that both have."""
+    gaps = [abs(a - b) for a, b in zip(one.logprobs, other.logprobs, strict=False)]
     return sum(gaps) / len(gaps)
 
 

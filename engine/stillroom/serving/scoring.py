@@ -36,8 +36,8 @@ class ScoringRequest:
     top_k: int | None = None
     """The number of most likely tokens to return at each index; None to return none."""
 
-    def request(self, provider: ScoringProvider) -> tuple[str, dict[str, Any]]:
-        """Returns the path and the JSON body of the request to a server."""
+    def path_and_body(self, provider: ScoringProvider) -> tuple[str, dict[str, Any]]:
+        """Returns the path and the JSON body of the HTTP request."""
         if provider == "sglang":
             return "/generate", {
                 "input_ids": list(self.ids),
@@ -67,19 +67,22 @@ class ScoringRequest:
         """
         return min(self.wanted) - 1
 
-    def read(self, provider: ScoringProvider, body: bytes) -> TeacherScores:
+    def parse(self, provider: ScoringProvider, body: bytes) -> TeacherScores:
         """Parses the scores in a response body.
 
         Raises UnreadableAnswerError if they do not match the request.
         """
-        places = self._parse_sglang(body) if provider == "sglang" else self._parse_vllm(body)
-        logprobs = [self._logprob_at(position, places[position]) for position in self.wanted]
+        logprobs_at = self._parse_sglang(body) if provider == "sglang" else self._parse_vllm(body)
+        logprobs = [self._logprob_at(position, logprobs_at[position]) for position in self.wanted]
         if self.top_k is None:
             return TeacherScores(logprobs)
-        tops = [self._top_k_at(position, places[position], self.top_k) for position in self.wanted]
+        tops = [
+            self._top_k_at(position, logprobs_at[position], self.top_k) for position in self.wanted
+        ]
         return TeacherScores(logprobs, [ids for ids, _ in tops], [values for _, values in tops])
 
     def _logprob_at(self, position: int, logprobs: Mapping[int, float]) -> float:
+        """Returns the logprob of the token at an index, from those listed there."""
         token = self.ids[position]
         if token not in logprobs:
             raise UnreadableAnswerError(
@@ -91,6 +94,7 @@ class ScoringRequest:
     def _top_k_at(
         self, position: int, logprobs: Mapping[int, float], top_k: int
     ) -> tuple[list[int], list[float]]:
+        """Returns the ids and logprobs of the most likely tokens at an index, likeliest first."""
         # The entry also has the scored token itself, which may not be in the top k.
         top_tokens = sorted(logprobs, key=lambda token: -logprobs[token])[:top_k]
         if len(top_tokens) < top_k:
@@ -100,6 +104,7 @@ class ScoringRequest:
         return top_tokens, [_check_logprob(logprobs[token], position) for token in top_tokens]
 
     def _parse_vllm(self, body: bytes) -> dict[int, dict[int, float]]:
+        """Returns the listed logprobs by token id, for each index to score."""
         choices = decode_answer(body, _VllmAnswer).choices
         scores = choices[0].prompt_logprobs if choices else None
         if scores is None:
@@ -109,11 +114,12 @@ class ScoringRequest:
                 f"expected prompt_logprobs of {len(self.ids)} tokens, got {len(scores)}"
             )
         return {
-            place: {token: one.logprob for token, one in (scores[place] or {}).items()}
-            for place in self.wanted
+            position: {token: one.logprob for token, one in (scores[position] or {}).items()}
+            for position in self.wanted
         }
 
     def _parse_sglang(self, body: bytes) -> dict[int, dict[int, float]]:
+        """Returns the listed logprobs by token id, for each index to score."""
         meta = decode_answer(body, _SglangAnswer).meta_info
         scored = meta.input_token_logprobs
         if len(scored) != len(self.ids) - self.start:
@@ -121,29 +127,31 @@ class ScoringRequest:
                 f"expected input_token_logprobs of {len(self.ids) - self.start} tokens, got "
                 f"{len(scored)}"
             )
-        places: dict[int, dict[int, float]] = {}
-        for place in self.wanted:
-            listed = [scored[place - self.start]]
+        logprobs_at: dict[int, dict[int, float]] = {}
+        for position in self.wanted:
+            listed = [scored[position - self.start]]
             if self.top_k is not None:
                 tops = meta.input_top_logprobs
                 if tops is None or len(tops) != len(scored):
                     raise UnreadableAnswerError(
-                        "input_top_logprobs is missing or has another length"
+                        "input_top_logprobs is missing or does not match input_token_logprobs"
                     )
-                listed += tops[place - self.start] or []
-            places[place] = {token: logprob for logprob, token, *_ in listed if logprob is not None}
-        return places
+                listed += tops[position - self.start] or []
+            logprobs_at[position] = {
+                token: logprob for logprob, token, *_ in listed if logprob is not None
+            }
+        return logprobs_at
 
 
 def _check_logprob(logprob: float, position: int) -> float:
-    """Returns a logprob, clamped to 0 if rounding put it above.
+    """Returns a logprob, or 0 if rounding put it slightly above 0.
 
     Raises UnreadableAnswerError for a value that a sampled token cannot have.
     """
     if not _IMPOSSIBLE < logprob <= _ROUNDING:
         raise UnreadableAnswerError(
-            f"the logprob of the token at index {position} is {logprob:g}: the server masks its "
-            "logits"
+            f"the logprob of the token at index {position} is {logprob:g}, which no sampled token "
+            "can have; the server may mask logits"
         )
     return min(logprob, 0.0)
 
@@ -204,7 +212,7 @@ class ServedTeacher:
             return TeacherScores([], [], [])
         ids = trace.ids[: positions[-1] + 1]
         request = ScoringRequest(self.model, ids, positions, self.top_k)
-        path, body = request.request(self.provider)
+        path, body = request.path_and_body(self.provider)
         return await self.server.post(
-            path, body, lambda answer: request.read(self.provider, answer), tokens=len(ids)
+            path, body, lambda answer: request.parse(self.provider, answer), tokens=len(ids)
         )

@@ -74,7 +74,7 @@ def test_a_model_whose_template_leaves_tools_out_is_told_before_the_first_call(
 @pytest.mark.parametrize(
     ("reply", "error"),
     [
-        (json_reply(b" " * (9 << 20)), "sends more than 8 MB"),
+        (json_reply(b" " * (9 << 20)), "sent more than 8 MB"),
         (
             json_reply(gzip.compress(b" " * (99 << 20)), b"content-encoding: gzip"),
             "invalid utf-8|malformed",
