@@ -120,18 +120,20 @@ class HeadRunner:
             return parts[0]
         return torch.cat(parts).index_select(0, batch.output_indices_N)
 
-    def _pass_hidden(self, one: BatchPass, embed: Callable[[Tensor], Tensor] | None) -> Tensor:
+    def _pass_hidden(
+        self, batch_pass: BatchPass, embed: Callable[[Tensor], Tensor] | None
+    ) -> Tensor:
         """Returns the hidden states that predict the trained tokens of one pass."""
         inputs: dict[str, Any] = {"use_cache": False}
         if embed is None:
-            inputs["input_ids"] = one.ids_BT
+            inputs["input_ids"] = batch_pass.ids_BT
         else:
-            inputs["inputs_embeds"] = embed(one.ids_BT)
-        if one.pack is not None and one.positions_BT is not None:
-            inputs |= packed_inputs(one.pack, one.positions_BT)
+            inputs["inputs_embeds"] = embed(batch_pass.ids_BT)
+        if batch_pass.pack is not None and batch_pass.positions_BT is not None:
+            inputs |= packed_inputs(batch_pass.pack, batch_pass.positions_BT)
         hidden_BTH = self.run_body(**inputs)
-        sources_N = one.sources_N.to(hidden_BTH.device)
-        return hidden_BTH.flatten(0, 1).index_select(0, sources_N).to(one.sources_N.device)
+        sources_N = batch_pass.sources_N.to(hidden_BTH.device)
+        return hidden_BTH.flatten(0, 1).index_select(0, sources_N).to(batch_pass.sources_N.device)
 
     def batch_logprobs(self, batch: TokenBatch) -> Tensor:
         """Returns the log-probability (nats) of each of the batch's trained tokens, [N].
@@ -171,7 +173,7 @@ class HeadRunner:
         if not gap <= tolerance * model_NV.abs().max().item():
             raise ModelError(
                 f"the output head of {type(self._base).__name__} is not supported (its logits "
-                f"differ by {gap:.3g})",
+                f"differ from the model's by up to {gap:.3g})",
                 "use a model of another family (Qwen, Llama, Mistral, Gemma, Phi are tested)",
             )
 

@@ -132,8 +132,8 @@ def load_tokenizer(location: ModelLocation, *, chat_template: str | None = None)
     if not tokenizer.chat_template:
         raise ModelError(
             f"the tokenizer of {location.name!r} has no chat template",
-            "use an instruct model; to train this one, set model.chat_template in config.yml; or "
-            "add chat_template.jinja to the model's folder",
+            "use an instruct model, add chat_template.jinja to the model's folder, or (for "
+            "training) set model.chat_template in config.yml",
         )
     if not isinstance(tokenizer.chat_template, str):
         names = ", ".join(sorted(tokenizer.chat_template))
@@ -174,7 +174,7 @@ def load_model(
     if location.is_adapter and spread:
         raise ModelError(
             f"spread: true does not support adapters, and {location.name!r} is one",
-            "merge it into its base (export_model) and give that folder",
+            "merge the adapter into its base with export_model, and give the merged folder",
         )
     tokenizer = load_tokenizer(location)
     if location.is_adapter:

@@ -105,7 +105,7 @@ def choose_passes(
 
 
 def _describe_gap(gap: float) -> str:
-    """Returns how far logits are off, as a clause of a message; infinite if the pass failed."""
+    """Returns a clause that says how far logits are off; gap: infinite if the pass failed."""
     if not math.isfinite(gap):
         return "the pass fails or gives logits that are not finite"
     return f"some logits differ by {gap:.1%} of the largest"
@@ -222,6 +222,7 @@ class _Reference:
 
 @contextmanager
 def _eval_mode(model: Any) -> Generator[Any]:
+    """Switches the model to evaluation mode within the block."""
     was_training = model.training
     model.eval()
     try:

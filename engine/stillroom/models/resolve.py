@@ -128,6 +128,7 @@ def adapter_base(workspace: Workspace, location: ModelLocation) -> ModelLocation
 
 
 def _local_folder(name: str, path: Path) -> ModelLocation:
+    """Returns the location of a folder: a model's, or a run's final checkpoint."""
     if RunFolder(path).is_run:
         return _checkpoint_of_run(name, path)
     if any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
@@ -140,6 +141,7 @@ def _local_folder(name: str, path: Path) -> ModelLocation:
 
 
 def _checkpoint_of_run(name: str, run: Path) -> ModelLocation:
+    """Returns the location of a run's final checkpoint. Raises ModelError if it has none."""
     final = run / CHECKPOINTS / FINAL
     if final.is_dir():
         return ModelLocation(name, str(final.resolve()), is_local=True)

@@ -137,6 +137,7 @@ class Budget:
 
     @contextmanager
     def _until_time_is_over(self) -> Generator[None]:
+        """Cancels the block when the minutes are over, and then raises BudgetSpentError."""
         with anyio.move_on_after(self._seconds_left()) as scope:
             yield
         if scope.cancelled_caught:
@@ -206,6 +207,7 @@ class Budget:
         self.settle(worst, NOTHING, unconfirmed=worst)
 
     def _exceeded(self, worst: Cost) -> str | None:
+        """Returns the name of the limit that a call could exceed; None if it fits the budget."""
         usd = self.spent.usd + self.reserved.usd + worst.usd
         if self.usd < math.inf and usd + self.other_usd() > self.usd:
             return "budget_usd"

@@ -153,6 +153,7 @@ class _PricesFile:
 
 
 def _read_prices(workspace: Workspace) -> _PricesFile:
+    """Returns the content of prices.yml; empty if there is none."""
     path = workspace.root / PRICES_FILE
     if not path.exists():
         return _PricesFile({})
@@ -213,6 +214,7 @@ def refresh_prices(
 
 
 def _fetch(source: str, transport: "httpx.BaseTransport | None") -> bytes:
+    """Returns the body of the price list. Raises TeacherError if it cannot be downloaded."""
     # Imported here, so that the server starts faster.
     import httpx
 

@@ -278,7 +278,7 @@ def _address(url: str) -> SplitResult:
         host = parts.netloc.rpartition("@")[2]
         raise InputError(
             f"base_url for {host} contains a login, which would be recorded with the run",
-            "remove it, and name the variable with the key as api_key_env",
+            "remove the login, and set api_key_env to the variable that holds the key",
         )
     if parts is not None and not parts.fragment:
         more = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)} - {_VERSION}

@@ -91,6 +91,7 @@ class HandGradients:
         """
 
         def logit_gradient(part: slice, logits_nV: Tensor) -> Tensor:
+            """Returns the gradient with respect to a tile's logits, which it overwrites."""
             student_nV = _log_softmax_in_place(logits_nV)
             probabilities_nV = student_nV.exp()
             targets_n1 = batch.targets_N[part, None]

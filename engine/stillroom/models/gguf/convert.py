@@ -240,6 +240,7 @@ def _set_llama3_rope(config: Any, header: GgufHeader) -> None:
 
 
 def _require_space(target: Path, num_bytes: int) -> None:
+    """Raises ModelError unless the disk of `target` has room for `num_bytes` and a reserve."""
     free, needed = shutil.disk_usage(target).free, num_bytes + _SPARE_BYTES
     if free < needed:
         raise ModelError(

@@ -60,6 +60,7 @@ def cache_folder() -> Path:
 
 
 def _convert(path: Path, folder: Path, stamp: tuple[int, int]) -> None:
+    """Writes the converted model to `folder`, which appears only once it is complete."""
     # Imported here, since it loads torch.
     from stillroom.models.gguf.convert import write_folder
 
@@ -83,6 +84,7 @@ def _convert(path: Path, folder: Path, stamp: tuple[int, int]) -> None:
 
 
 def _acquire(lock: FileLock, path: Path) -> None:
+    """Acquires the lock, and waits for another process that converts the file."""
     if not lock.acquire_within(_LONGEST_WAIT_S, poll_s=_POLL_S):
         raise ModelError(
             f"another process has been converting {path} for {_LONGEST_WAIT_S / 3600:g} hours",

@@ -133,6 +133,7 @@ def _error(header: GgufHeader, problem: str, fix: str) -> ModelError:
 
 
 def _check_architecture(header: GgufHeader) -> None:
+    """Raises ModelError for an unsupported architecture, a part of a file, or RoPE scaling."""
     if header.architecture not in ARCHITECTURES:
         raise _error(
             header,
@@ -162,6 +163,7 @@ def _check_architecture(header: GgufHeader) -> None:
 
 
 def _check_tokenizer(header: GgufHeader) -> None:
+    """Raises ModelError for an unsupported tokenizer or pre-tokenizer."""
     model = header.values.get("tokenizer.ggml.model")
     pre_tokenizer = header.values.get("tokenizer.ggml.pre", "default")
     is_gemma = header.architecture.startswith("gemma")
@@ -179,6 +181,7 @@ def _check_tokenizer(header: GgufHeader) -> None:
 
 
 def _check_weights(header: GgufHeader, size: int) -> None:
+    """Raises ModelError for an unsupported tensor type, or a file shorter than its weights."""
     for tensor in header.tensors.values():
         if tensor.kind not in _TYPES:
             name = _OTHER_TYPES.get(tensor.kind, f"number {tensor.kind}")
@@ -213,6 +216,7 @@ def read_header(path: Path) -> GgufHeader:
 
 
 def _read(path: Path, reader: "_Reader") -> GgufHeader:
+    """Reads a header. Raises ValueError, or the errors of `struct`, if it is malformed."""
     magic, version, num_tensors, num_values = reader.unpack("<4sIQQ")
     if magic != _MAGIC:
         raise ValueError("it does not begin with GGUF")

@@ -58,21 +58,21 @@ class TrieNodes:
 
 
 def trie_nodes(trie: ByteTrie, prefixes: Sequence[bytes], device: torch.device) -> TrieNodes:
-    """Returns the nodes of comparison points in a trie.
+    """Returns the trie nodes of comparison points, as tensors.
 
     prefixes: the bytes of each point's token before the point.
     """
     index = {prefix: number for number, prefix in enumerate(dict.fromkeys(prefixes))}
     distinct = [trie.node(prefix) for prefix in index]
-    of_unit = np.array([index[prefix] for prefix in prefixes], dtype=np.int64)
+    node_of_point = np.array([index[prefix] for prefix in prefixes], dtype=np.int64)
     starts = (
         np.stack([node.starts for node in distinct]) if distinct else np.zeros((0, 257), np.int32)
     )
     bounds = np.array([(node.low, node.high) for node in distinct], dtype=np.int64).reshape(-1, 2)
     return TrieNodes(
-        torch.from_numpy(bounds[of_unit, 0]).to(device),
-        torch.from_numpy(bounds[of_unit, 1]).to(device),
-        torch.from_numpy(starts[of_unit]).to(device),
+        torch.from_numpy(bounds[node_of_point, 0]).to(device),
+        torch.from_numpy(bounds[node_of_point, 1]).to(device),
+        torch.from_numpy(starts[node_of_point]).to(device),
         torch.tensor([not prefix for prefix in prefixes], dtype=torch.bool, device=device),
     )
 

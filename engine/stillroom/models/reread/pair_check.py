@@ -16,7 +16,7 @@ from stillroom.models.pairing import (
 from stillroom.models.reread.comparison_points import TurnFormat
 from stillroom.models.reread.rereading import Reader, ReadingPair, render_turn
 from stillroom.models.reread.token_bytes import PROBE, encode
-from stillroom.models.reread.turns import PartKind, TurnPart, TurnParts
+from stillroom.models.reread.turns import TurnPart, TurnParts
 from stillroom.types import Message, ToolCall, ToolSchema
 
 _TOOL: ToolSchema = {
@@ -185,10 +185,10 @@ def _check_rendering(turn_format: TurnFormat, reader: Reader, tools: Sequence[To
         rendered = render_turn(turn_format, TurnParts(parts, [], is_ended=True), has_end=True)
         written = reader.renderer.turn_text(message, tools)
         if rendered is None or rendered.text != written:
-            kind: PartKind = parts[-1].kind
+            changed = "tool calls" if parts[-1].kind == "arguments" else "text"
             raise ModelError(
-                f"the chat template of {reader.name} changes the {kind} of an assistant's turn, so "
-                "the student's text cannot be located in it",
+                f"the chat template of {reader.name} does not render an assistant's {changed} "
+                "verbatim, so the student's text cannot be found in it",
                 alternatives("fix its chat_template.jinja", OFF_POLICY_ROUTE),
             )
 

@@ -135,6 +135,7 @@ class _RolloutReader:
         self._num_bytes = 0
 
     def read(self, num_turns: int) -> ByteReading:
+        """Returns the reading of the last `num_turns` turns; see `ReadingPair.read`."""
         spans = sampled_spans(self._trace)
         turns = [i for i, message in enumerate(self._messages) if message["role"] == "assistant"]
         # The curriculum may have removed all tokens of the last turn, which then has no span.
@@ -201,6 +202,7 @@ class _RolloutReader:
         return rendered.text
 
     def _reading(self) -> ByteReading:
+        """Returns the reading of the turns that were added."""
         num_sampled = sum(self._trace.sampled)
         compared = {point.student_token for point in self._units}
         # Nothing after the last turn is read: a prompt alone may be longer than the context.

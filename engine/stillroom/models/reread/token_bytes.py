@@ -153,6 +153,7 @@ class ByteTrie:
         self.order = np.array([token_id for _, token_id in pairs], dtype=np.int64)
         """The ids of the sorted tokens."""
         self._words = [word for word, _ in pairs]
+        # All words joined, and the offset of each word in them.
         self._flat = np.frombuffer(b"".join(self._words), dtype=np.uint8)
         lengths = np.array([len(word) for word in self._words], dtype=np.int64)
         self._offsets = np.concatenate([[0], lengths.cumsum()])

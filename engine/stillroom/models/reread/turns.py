@@ -185,6 +185,7 @@ class _TurnParser:
         self._starts: list[int] = []
 
     def read(self, *, has_calls: bool) -> TurnParts:
+        """Returns the parts of the turn; see `read_turn`."""
         if not self._parse_thought():
             return self._malformed()
         call = self._first_call_offset() if has_calls else None

@@ -77,6 +77,7 @@ class AiohttpChannel:
     async def _post(
         self, session: aiohttp.ClientSession, payload: "_Payload", path: str
     ) -> HttpReply:
+        """Posts a payload and returns the response, with its body decompressed."""
         async with session.post(
             self._url + path,
             data=payload,
@@ -98,6 +99,7 @@ class AiohttpChannel:
             await anyio.lowlevel.checkpoint()
 
     def _open_session(self) -> aiohttp.ClientSession:
+        """Returns a session without cookies and redirects, whose connections are reused."""
         is_tls = self._url.startswith("https:") or (self.proxy or "").startswith("https:")
         connector = ReplyConnector(
             # The limiter already bounds the number of requests in flight.
@@ -187,6 +189,7 @@ class _Request(aiohttp.ClientRequest):
     """
 
     async def send(self, conn: Connection) -> aiohttp.ClientResponse:
+        """Sends the request. Raises _StaleConnectionError if an idle connection is unusable."""
         payload, protocol = cast("_Payload", self.body), conn.protocol
         if protocol is not None and protocol in payload.used:
             if protocol.should_close or _is_readable(conn):

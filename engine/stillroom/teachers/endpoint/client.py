@@ -245,6 +245,7 @@ class OpenAITeacher:
         return Cost(usage.prompt_tokens + usage.completion_tokens, usd)
 
     def _wait_s(self, retry: Retry, attempt: int) -> float:
+        """Returns the seconds to wait before the next attempt."""
         if retry.wait_s is None:
             return backoff_s(attempt, self._jitter)
         if retry.kind is FailureClass.RATE_LIMIT:
@@ -258,6 +259,7 @@ class OpenAITeacher:
         seed: int | None,
         response_format: dict[str, Any] | None,
     ) -> bytes:
+        """Returns the JSON body of a request."""
         body: dict[str, Any] = {**self._fields, "messages": messages}
         if seed is not None:
             body["seed"] = seed
@@ -278,6 +280,7 @@ class OpenAITeacher:
         return sent
 
     async def _attempt(self, body: bytes, sent: Sent) -> _Answer | Retry:
+        """Sends a request once; returns its turn, or a Retry if it may succeed when repeated."""
         reply = await post_once(self._channel, body, timeout_s=self.calls.timeout_s)
         if isinstance(reply, Retry):
             return reply
@@ -358,6 +361,7 @@ class OpenAITeacher:
         raise CallFailedError(FailureClass.BAD_REQUEST, message)
 
     def _key_error(self, where: str, message: str) -> TeacherError:
+        """Returns the error for a missing or rejected API key."""
         name = self._endpoint.api_key_env
         if name is None:
             return TeacherError(

@@ -151,6 +151,7 @@ def _replace_escape(escape: re.Match[bytes]) -> bytes:
 
 
 def _usage_fields(usage: msgspec.Raw) -> dict[str, Any]:
+    """Returns the fields of a response's `usage`; {} if it is not a JSON object."""
     try:
         fields = json.loads(bytes(usage))
     except (ValueError, RecursionError):

@@ -147,6 +147,7 @@ class AllowanceFollower:
 
 
 def _number(text: str) -> float | None:
+    """Returns a finite number; None if the text is not one."""
     try:
         number = float(text)
     except ValueError:

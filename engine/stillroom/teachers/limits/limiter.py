@@ -179,6 +179,7 @@ class LimitController:
         self._concurrency = ConcurrencySearch(settings)
         self._pacer = _Pacer()
         self._last_at = -math.inf
+        """The time of the last request; later requests are spaced from it."""
         self._header_limits = {unit: AllowanceFollower() for unit in LimitUnit}
         self._header_pacers = {unit: _Pacer() for unit in LimitUnit}
 
