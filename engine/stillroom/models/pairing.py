@@ -67,7 +67,7 @@ def check_pair(student: "LoadedModel", teacher: "LoadedModel") -> None:
             f"{names} have different end-of-turn tokens: the teacher also ends a turn at {marks}, "
             "where the student would continue up to its limit",
             alternatives(
-                f"add {marks} to eos_token_id in the student's generation_config.json",
+                f"add the ids of {marks} to eos_token_id in the student's generation_config.json",
                 REREAD_ROUTE,
                 OFF_POLICY_ROUTE,
             ),

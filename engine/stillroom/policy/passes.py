@@ -306,7 +306,8 @@ def passes_for(model: Any, *, num_slots: int) -> Passes:
     mode: SamplingMode = getattr(base_model(model), _MODE_ATTRIBUTE, "batched")
     config = base_model(model).config
     cache = slot_cache(config, num_slots=num_slots) if mode.startswith("batched") else None
-    # No model family has both, and each needs its passes split in its own way.
+    # Recurrent states and RoPE boundaries each split passes in their own way; no model family has
+    # both.
     if cache is not None and not (cache.is_recurrent and rope_boundaries(config)):
         is_usual = mode == "batched"
         return SlotPasses(model, cache, can_continue=is_usual, has_own_formulas=is_usual)

@@ -132,7 +132,9 @@ class StateLayer(LinearAttentionLayer):
     def __init__(self, num_slots: int, number_of_states: int) -> None:
         LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
         self.num_slots = num_slots
+        # The convolution and the recurrent states of all slots, by index.
         self._slot_states: tuple[_States, _States] = ({}, {})
+        # States that the pass must not change: the tensor to restore, and its earlier values.
         self._saved: list[tuple[Tensor, Tensor]] = []
 
     @property

@@ -123,7 +123,7 @@ def require_price(workspace: Workspace, model: str) -> Price:
     raise InputError(
         f"budget_usd needs the price of {model!r}, which is not in the list of "
         f"{price_list(workspace).as_of}",
-        "get a newer list with `stillroom prices --refresh`, or write it to "
+        "get a newer list with `stillroom prices --refresh`, or write the price to "
         f"{workspace.root / PRICES_FILE}, in US dollars per million tokens: "
         f'"{model}": {{input: 0.15, output: 0.60}}',
     )

@@ -145,6 +145,7 @@ def _weights(header: GgufHeader) -> Iterator[tuple[str, Tensor]]:
         if kind == "llama" and part in heads:
             data = _deinterleave_heads(data, heads[part])
         if kind == "gemma3" and part.endswith("norm"):
+            # llama.cpp stores 1 + weight, the factor by which Gemma's norms multiply.
             data -= 1
         prefix = f"model.layers.{layer[1]}." if layer[:1] == ["blk"] else ""
         yield (f"{prefix}{name}.{ending}" if name else stored), data

@@ -296,6 +296,7 @@ class GradientSums:
         self._ranges = ranges
         shape, device = (num_rows, len(ranges) + 1), ranges.order_P.device
         self._ends = torch.zeros(shape, dtype=torch.float64, device=device)
+        # What is added to all tokens of a row, and to marker tokens: rows, ids and values.
         self._rows = self._ends.new_zeros(num_rows)
         self._marks: list[tuple[Tensor, tuple[int, ...], Tensor]] = []
 

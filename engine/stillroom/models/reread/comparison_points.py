@@ -295,6 +295,7 @@ class TokenOffsets:
     def __init__(self, turn_format: TurnFormat, ids: Sequence[int]) -> None:
         self._words = [turn_format.tokens.of_token[token] for token in ids]
         self._is_mark = [token in turn_format.tokens.marks for token in ids]
+        # For each byte of the turn: the index of its token, and its offset in the token.
         self._by_byte: list[tuple[int, int]] = [
             (index, offset) for index, word in enumerate(self._words) for offset in range(len(word))
         ]
@@ -336,10 +337,12 @@ def turn_points(
     points: list[ComparisonPoint] = []
 
     def add(student_byte: int, teacher_byte: int, symbol_set: int, symbol: int) -> None:
-        here, there = student.tokens.token_at(student_byte), teacher.tokens.token_at(teacher_byte)
-        if here is not None and there is not None:
-            before = teacher.tokens.previous_text(*there)
-            points.append(ComparisonPoint(*here, *there, before, symbol_set, symbol))
+        """Adds a comparison point at these bytes of the two texts, unless one is in a marker."""
+        in_student = student.tokens.token_at(student_byte)
+        in_teacher = teacher.tokens.token_at(teacher_byte)
+        if in_student is not None and in_teacher is not None:
+            before = teacher.tokens.previous_text(*in_teacher)
+            points.append(ComparisonPoint(*in_student, *in_teacher, before, symbol_set, symbol))
 
     def end_part(
         before: TurnPart | None, following: PartKind | None, offsets: tuple[int, int]

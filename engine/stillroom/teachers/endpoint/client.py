@@ -366,7 +366,7 @@ class OpenAITeacher:
         if name is None:
             return TeacherError(
                 f"{where} requires an API key: {message}",
-                "name the environment variable that holds it with api_key_env",
+                "set api_key_env to the environment variable that holds the key",
             )
         return TeacherError(
             f"{where} rejected the key in {name}: {message}",

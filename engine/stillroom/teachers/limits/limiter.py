@@ -291,6 +291,7 @@ class LimitController:
         return float(self._num_sent) if unit is LimitUnit.REQUESTS else self._tokens_sent
 
     def _spacing_s(self) -> float:
+        """Returns the seconds between requests under a concurrency limit; see `_SPACED`."""
         return self._trip_s / (self.window * _SPACED)
 
     def _is_paced_refusal(self, unit: LimitUnit | None) -> bool:
