@@ -1,4 +1,4 @@
-"""Lets the evaluated model answer: its rollouts on a list of tasks, within a budget."""
+"""Runs the evaluated model's rollouts on a list of tasks, within a budget."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -29,15 +29,16 @@ class Answers:
 
     outcomes: Sequence[Outcome]
     stopped_by: str | None = None
-    """The limit that ended the work before all of them were done."""
+    """The limit that ended the rollouts early; None if all of them were run."""
     seconds: float = 0.0
-    """How long all of them took together, once the model was loaded and the tools were open."""
+    """The seconds of all rollouts together, from when the model was loaded and the tools open."""
     num_unjudged: int = 0
-    """The number of tasks that were not answered, as nothing could have judged the answer."""
+    """The number of tasks that were left out, because nothing could judge their answers."""
     num_contained: int = 0
-    """The number of tasks whose expected answer has to be contained in the text, and no more."""
+    """The number of tasks with `answer_match: contained`: text around the expected answer is
+    ignored."""
     num_omitted: int = 0
-    """The number of other rollouts that were not done, since a limit was reached."""
+    """The number of rollouts that were not run, because a limit was reached."""
 
     @property
     def rollouts(self) -> list[Trajectory]:
@@ -46,8 +47,8 @@ class Answers:
 
 
 @dataclass(frozen=True, slots=True)
-class Answering:
-    """The part of an evaluation that answers one list of tasks at one temperature."""
+class EvaluationPart:
+    """The part of an evaluation that runs the rollouts of one list of tasks at one temperature."""
 
     plan: RolloutPlan
     specs: Sequence[RolloutSpec]
@@ -63,7 +64,7 @@ class Answering:
         *,
         on_open: Callable[[Sequence[str]], None] = lambda _notes: None,
     ) -> Answers:
-        """Does the rollouts.
+        """Runs the rollouts and returns their outcomes.
 
         `on_open` is called with notes for the user when the tools and the model are open, before
         the first rollout. Raises InputError if no task can be judged.
@@ -75,7 +76,7 @@ class Answering:
             specs, unjudged = list(self.specs), set[str]()
             if self.must_judge:
                 specs, unjudged = judged_specs(specs, context.rewarder)
-            contained = _contained(specs, context.rewarder)
+            contained = _contained_match_ids(specs, context.rewarder)
             on_open([*context.notes, *_notes_on(unjudged, contained, tasks)])
             started = time.monotonic()
 
@@ -103,9 +104,9 @@ class Answering:
 def judged_specs(
     specs: Sequence[RolloutSpec], rewarder: Rewarder
 ) -> tuple[list[RolloutSpec], set[str]]:
-    """Returns the rollouts of the tasks that something judges, and the ids of the other tasks.
+    """Returns the rollouts whose task can be judged, and the ids of the tasks that cannot.
 
-    Raises InputError if none of them has a reward function, judge or expected answer.
+    Raises InputError if no task has a reward function, judge or expected answer.
     """
     unjudged = {spec.task.task_id for spec in specs if not rewarder.has_reward(spec.task)}
     judged = [spec for spec in specs if spec.task.task_id not in unjudged]
@@ -119,8 +120,8 @@ def judged_specs(
     return judged, unjudged
 
 
-def _contained(specs: Sequence[RolloutSpec], rewarder: Rewarder) -> set[str]:
-    """Returns the ids of the tasks whose answers are right if they contain the expected one."""
+def _contained_match_ids(specs: Sequence[RolloutSpec], rewarder: Rewarder) -> set[str]:
+    """Returns the ids of the tasks whose `answer_match` is `contained`."""
     tasks = (spec.task for spec in specs)
     return {task.task_id for task in tasks if rewarder.match_of(task) is AnswerMatch.CONTAINED}
 
@@ -128,14 +129,18 @@ def _contained(specs: Sequence[RolloutSpec], rewarder: Rewarder) -> set[str]:
 def _notes_on(
     unjudged: AbstractSet[str], contained: AbstractSet[str], tasks: Sequence[Task]
 ) -> list[str]:
+    """Returns notes on tasks that are left out, and on tasks whose answers are judged leniently."""
     total, notes = len({task.task_id for task in tasks}), list[str]()
     if unjudged:
-        some = f"{len(unjudged)} of {total} tasks are left out"
-        notes.append(f"{some}: no reward function, judge or expected answer, e.g. {min(unjudged)}")
+        notes.append(
+            f"{len(unjudged)} of {total} tasks are left out: no reward function, judge or expected "
+            f"answer, e.g. {min(unjudged)}"
+        )
     if contained:
         notes.append(
-            f"{len(contained)} of {total} tasks are right if the text contains the expected answer,"
-            " whatever else it says (answer_match: contained); exact, normalised, numeric and "
-            "choice are stricter, and an answer of several parts is an object in expected_answer"
+            f"for {len(contained)} of {total} tasks an answer counts as right if it contains the "
+            "expected answer, whatever else it says (answer_match: contained); exact, normalised, "
+            "numeric and choice are stricter; write an expected answer of several parts as an "
+            "object"
         )
     return notes

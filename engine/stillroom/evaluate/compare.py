@@ -30,9 +30,9 @@ class GuardComparison(msgspec.Struct, frozen=True, kw_only=True):
     over_calling: Estimate
     """The difference in the share of prompts at which a tool is called."""
     forgets: bool
-    """Whether the candidate answers fewer of them, by an interval that leaves out 0."""
+    """Whether the candidate answers fewer prompts right, with an interval that excludes 0."""
     over_calls: bool
-    """Whether the candidate calls tools at more of them, by an interval that leaves out 0."""
+    """Whether the candidate calls tools at more prompts, with an interval that excludes 0."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,15 +56,15 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     tasks_unshared: int
     """The number of tasks that only one of the two answered; they are left out."""
     prompts: OthersText | None = None
-    """What each of the two read before the prompts; None if both read the prompts alone."""
+    """The instructions of both models, as a sentence; None if both read the prompts alone."""
     is_significant: bool
     """Whether 0 is outside the interval of the difference."""
     by_group: list[GroupDifference]
     """The differences in groups of two or more shared tasks, sorted by field and group."""
     sampled_difference: Estimate | None = None
-    """The difference of the answers at temperature 1; None if not both evaluations have some."""
+    """The difference at temperature 1; None unless both evaluations have such answers."""
     guard: GuardComparison | None = None
-    """The comparison on the guard set; None if not both evaluations have one."""
+    """The comparison on the guard set; None unless both evaluations have one."""
     gap_closed: float | None = None
     """The share of the teacher's lead over the baseline that the candidate has made up; None
     without a teacher's evaluation, or if the teacher has no lead."""
@@ -76,7 +76,8 @@ def compare(baseline: Evaluation, candidate: Evaluation) -> Comparison:
     names = f"{baseline.result.name!r} and {candidate.result.name!r}"
     if len(pairs) < 2:
         raise InputError(
-            f"the evaluations {names} share {len(pairs)} tasks",
+            f"the evaluations {names} have {'only one' if pairs else 'no'} task in common; a "
+            "comparison needs at least 2",
             "evaluate both on the same file with the same n and entries",
         )
     difference = _difference(pairs)
@@ -96,23 +97,23 @@ def compare(baseline: Evaluation, candidate: Evaluation) -> Comparison:
         prompts=_prompts(baseline, candidate),
         is_significant=excludes_zero(difference),
         by_group=_by_group(pairs),
-        sampled_difference=_sampled(baseline, candidate),
-        guard=_guard(baseline, candidate),
+        sampled_difference=_sampled_difference(baseline, candidate),
+        guard=_compare_guard(baseline, candidate),
     )
 
 
 def shared_scores(before: Iterable[_Score], after: Iterable[_Score]) -> list[tuple[_Score, _Score]]:
-    """Returns both scores of each task that has two, in the order of the first ones."""
+    """Returns the two scores of each shared task, in the order of `before`."""
     later = {score.task_id: score for score in after}
     return [(score, later[score.task_id]) for score in before if score.task_id in later]
 
 
-def _sampled(baseline: Evaluation, candidate: Evaluation) -> Estimate | None:
+def _sampled_difference(baseline: Evaluation, candidate: Evaluation) -> Estimate | None:
     pairs = shared_scores(baseline.sampled, candidate.sampled)
     return _difference(pairs) if len(pairs) > 1 else None
 
 
-def _guard(baseline: Evaluation, candidate: Evaluation) -> GuardComparison | None:
+def _compare_guard(baseline: Evaluation, candidate: Evaluation) -> GuardComparison | None:
     pairs = shared_scores(baseline.guard, candidate.guard)
     if len(pairs) < 2:
         return None
@@ -133,14 +134,17 @@ def _guard(baseline: Evaluation, candidate: Evaluation) -> GuardComparison | Non
 
 
 def _prompts(baseline: Evaluation, candidate: Evaluation) -> str | None:
-    """Returns what each of the two read before the prompts, as a sentence."""
-    one, other = baseline.result, candidate.result
-    if one.instruction is None and other.instruction is None:
+    """Returns a sentence on the instruction that each model read before the prompts."""
+    old, new = baseline.result, candidate.result
+    if old.instruction is None and new.instruction is None:
         return None
-    own = "the prompts' own system messages"
-    if one.instruction == other.instruction:
-        return f"Both read {one.instruction}."
-    return f"{one.name!r} read {one.instruction or own}; {other.name!r} {other.instruction or own}."
+    unchanged = "the prompts' own system messages"
+    if old.instruction == new.instruction:
+        return f"Both read {old.instruction}."
+    return (
+        f"{old.name!r} read {old.instruction or unchanged}; "
+        f"{new.name!r} read {new.instruction or unchanged}."
+    )
 
 
 def _difference(pairs: Sequence[tuple[TaskScore, TaskScore]]) -> Estimate:
@@ -155,6 +159,6 @@ def _by_group(pairs: Sequence[tuple[TaskScore, TaskScore]]) -> list[GroupDiffere
     return [
         GroupDifference(field=field, group=group, difference=_difference(members))
         for (field, group), members in sorted(grouped.items())
-        # A field that no task has makes one group of them all, which says nothing.
+        # A field that no task has would give one group: all tasks.
         if len(members) > 1 and not (group == NO_GROUP and len(members) == len(pairs))
     ]

@@ -33,8 +33,8 @@ class CostComparison(msgspec.Struct, frozen=True, kw_only=True):
     teacher_usd: float | None
     teacher_seconds: float
     spent_usd: float | None
-    """The dollars of all calls of the workspace's runs, of machines elsewhere, and of this
-    machine's time where it has a price; None if the price of some calls or machines is unknown."""
+    """The dollars of all calls of the workspace's runs, of remote machines, and of this machine's
+    time where it has a price; None if the price of some calls or machines is unknown."""
     machine_hours: float
     """The hours that trainings, and rollouts of models on this machine, have taken."""
     break_even_tasks: int | None
@@ -50,13 +50,13 @@ class Spent:
     """What the runs of a workspace have cost."""
 
     calls_usd: float | None
-    """The calls, and the machines elsewhere; None if the price of some is not known."""
+    """The dollars of calls and of remote machines; None if some price is unknown."""
     machine_hours: float
-    """The hours of this machine."""
+    """The hours of trainings, and of rollouts of local models, on this machine."""
 
 
 def spent_on_runs(workspace: Workspace) -> Spent:
-    """Returns the costs of all runs on record, those that failed or were cancelled too."""
+    """Returns the cost of all runs of a workspace, including failed and cancelled ones."""
     calls, seconds = list[float | None](), 0.0
     for folder in all_runs(workspace):
         with suppress(DataError, OSError):
@@ -66,7 +66,8 @@ def spent_on_runs(workspace: Workspace) -> Spent:
                 continue
             is_local = _is_local(request)
             if state.kind in _CALLING and not (is_local and "cost_usd" not in result):
-                # An interrupted run has a cost as soon as it has called a model with a price.
+                # The metrics of an interrupted run have its cost so far. Without one, the calls
+                # that it made had no known price.
                 so_far = None if state.metrics.get("calls") and not is_local else 0.0
                 calls.append(result.get("cost_usd", state.metrics.get("cost_usd", so_far)))
             if (elsewhere := read_elsewhere(folder.path)) is not None:
@@ -79,41 +80,41 @@ def spent_on_runs(workspace: Workspace) -> Spent:
 def compare_costs(
     workspace: Workspace, student: EvaluationResult, teacher: EvaluationResult
 ) -> CostComparison | None:
-    """Returns the costs per task, or None if an earlier version made one of the evaluations."""
-    one, other = student.per_task, teacher.per_task
-    if one is None or other is None:
+    """Returns the costs per task; None if an evaluation has none (earlier versions)."""
+    student_cost, teacher_cost = student.per_task, teacher.per_task
+    if student_cost is None or teacher_cost is None:
         return None
     spent = [spent_on_runs(each) for each in _workspaces(workspace, student)]
     machine_hours = sum(each.machine_hours for each in spent)
     total = total_usd(each.calls_usd for each in spent)
     if total is not None:
         total += (machine_usd_per_hour(workspace) or 0.0) * machine_hours
-    tasks = break_even(one.usd, other.usd, total)
-    note = _note(one, other, total, tasks)
+    tasks = break_even(student_cost.usd, teacher_cost.usd, total)
+    note = _note(student_cost, teacher_cost, total, tasks)
     if len(spent) > 1:
-        note += " (counting the runs of the workspace that the student was trained in, too)"
-    taken, taught = (
+        note += " (including the runs of the workspace in which the student was trained)"
+    student_text, teacher_text = (
         f"{task_time(cost)}" + ("" if cost.usd is None else f" and {dollars(cost.usd)}")
-        for cost in (one, other)
+        for cost in (student_cost, teacher_cost)
     )
     names = [fences.name(each.name) for each in (student, teacher)]
     return CostComparison(
         student=student.name,
-        student_usd=one.usd,
-        student_seconds=one.seconds,
+        student_usd=student_cost.usd,
+        student_seconds=student_cost.seconds,
         teacher=teacher.name,
-        teacher_usd=other.usd,
-        teacher_seconds=other.seconds,
+        teacher_usd=teacher_cost.usd,
+        teacher_seconds=teacher_cost.seconds,
         spent_usd=total,
         machine_hours=round(machine_hours, 4),
         break_even_tasks=tasks,
         note=note,
-        sentence=f"A task takes {names[0]} {taken}, {names[1]} {taught}; {note}.",
+        sentence=f"Per task, {names[0]} takes {student_text}, {names[1]} {teacher_text}; {note}.",
     )
 
 
 def _workspaces(workspace: Workspace, student: EvaluationResult) -> list[Workspace]:
-    """Returns this workspace, and the one in whose runs the student's checkpoint is."""
+    """Returns this workspace, and that of the run which trained the student, if it is another."""
     folders = workspace.path(student.model).parents
     others = (Workspace(f.parent) for f in folders if f.name == workspace.runs.name)
     roots = {one.root.resolve(): one for one in (workspace, *others) if one.runs.is_dir()}
@@ -135,6 +136,7 @@ def break_even(
 
 
 def _note(student: TaskCost, teacher: TaskCost, spent_usd: float | None, tasks: int | None) -> str:
+    """Returns when the student has paid off, or why there is no such number of tasks."""
     if tasks is not None:
         return f"after {tasks} tasks the student has saved what was spent so far"
     if (student.usd is None and student.is_local) or (teacher.usd is None and teacher.is_local):
@@ -143,7 +145,10 @@ def _note(student: TaskCost, teacher: TaskCost, spent_usd: float | None, tasks: 
             f"{PRICES_FILE} and evaluate again"
         )
     if student.usd is None or teacher.usd is None or spent_usd is None:
-        return f"some calls have no known price: write the model's to {PRICES_FILE}"
+        return (
+            "the price of some calls or machines is unknown: write a model's price to "
+            f"{PRICES_FILE}, a machine's to machines.yml"
+        )
     return "a task costs no less with the student than with the teacher"
 
 

@@ -16,7 +16,7 @@ from stillroom.evaluate.intervals import Estimate, excludes_zero
 from stillroom.types import OwnText
 
 _NEGLIGIBLE = 0.02
-"""A lead of at most so much accuracy is not worth a training."""
+"""The largest lead in accuracy that is not worth training for."""
 _MOST_TASKS = 100_000
 
 
@@ -32,22 +32,23 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     gap_left: Estimate | None = None
     """The teacher's accuracy minus that of the student with that instruction."""
     tasks_needed: int | None = None
-    """The number of tasks that would tell the difference, if it is as large as it seems here."""
+    """The number of tasks at which a difference as large as measured here would be significant."""
 
 
 def decide(student: Evaluation, others: Sequence[Evaluation], teacher: Evaluation) -> Decision:
-    """Returns the decision; of the `others` those count that are the student with other prompts.
+    """Decides from paired comparisons whether to distil the teacher into the student.
 
+    Of `others`, only evaluations of the same student with another instruction count.
     Raises InputError if the teacher's evaluation shares fewer than two tasks with the student's.
     """
     gap = compare(student, teacher).difference
     if not excludes_zero(gap):
-        return _undecided(gap, "the student")
+        return _decide_unclear_gap(gap, "the student")
     if gap.value < 0:
-        because = "the teacher solves fewer of these tasks than the student: take another teacher"
+        because = "the teacher solves fewer of these tasks than the student: use another teacher"
         return Decision(verdict="no_go", because=because, gap=gap)
     prompted = [one for one in others if _is_prompted(one, student)]
-    lead = f"the teacher solves {_points(gap.value)} points more of the tasks"
+    lead = f"the teacher's accuracy is {_points(gap.value)} points above the student's"
     if not prompted:
         return Decision(
             verdict="go",
@@ -59,21 +60,21 @@ def decide(student: Evaluation, others: Sequence[Evaluation], teacher: Evaluatio
     closest, best = min(comparisons, key=lambda pair: pair[0].difference.value)
     left, name = closest.difference, best.result.name
     if excludes_zero(left) and left.value > 0:
-        because = f"{lead} than the student, and {_points(left.value)} more than it as {name!r}"
+        because = f"{lead}, and {_points(left.value)} points above that of {name!r}"
         decision = Decision(verdict="go", because=because, gap=gap)
     elif left.value <= 0 or _is_negligible(left):
         because = (
-            f"the student as {name!r} does as well as the teacher: use that prompt, or move it "
-            "into the weights (skill prompt-distillation)"
+            f"with the prompt of {name!r} the student does as well as the teacher: use that "
+            "prompt, or train it into the weights (skill prompt-distillation)"
         )
         decision = Decision(verdict="no_go", because=because, gap=gap)
     else:
-        decision = _undecided(left, f"the student as {name!r}")
+        decision = _decide_unclear_gap(left, f"the student with the prompt of {name!r}")
     return msgspec.structs.replace(decision, gap=gap, better_prompt=name, gap_left=left)
 
 
 def gap_closed(comparison: Comparison, candidate: Evaluation, teacher: Evaluation) -> float | None:
-    """Returns the share of the way from the baseline to the teacher that a candidate has gone.
+    """Returns the share of the gap between baseline and teacher that a candidate has closed.
 
     None if the teacher is not ahead of the baseline, or shares too few tasks with the candidate.
     """
@@ -86,20 +87,21 @@ def gap_closed(comparison: Comparison, candidate: Evaluation, teacher: Evaluatio
 
 
 def _is_prompted(other: Evaluation, student: Evaluation) -> bool:
-    """Returns whether an evaluation is of the same model after another instruction."""
+    """Returns whether `other` is an evaluation of the same model with another instruction."""
     one, two = other.result, student.result
     return one.model == two.model and one.instruction != two.instruction
 
 
-def _undecided(gap: Estimate, whom: str) -> Decision:
+def _decide_unclear_gap(gap: Estimate, student: str) -> Decision:
+    """Returns no_go for a gap that can only be small, and unclear for any other with 0 inside."""
     if _is_negligible(gap):
-        because = f"the teacher is at most {_points(_NEGLIGIBLE)} points better than {whom} here"
+        because = f"the teacher is at most {_points(_NEGLIGIBLE)} points better than {student} here"
         return Decision(verdict="no_go", because=because, gap=gap)
     needed = _tasks_needed(gap)
     more = f"evaluate all on about {needed} tasks" if needed else "evaluate all on more tasks"
     return Decision(
         verdict="unclear",
-        because=f"{gap.n} tasks do not tell the teacher from {whom}: {more}",
+        because=f"{gap.n} tasks are too few to tell the teacher from {student}: {more}",
         gap=gap,
         tasks_needed=needed,
     )
@@ -115,7 +117,7 @@ def _is_negligible(gap: Estimate) -> bool:
 
 
 def _tasks_needed(gap: Estimate) -> int | None:
-    """Returns how many tasks make the interval so narrow that the difference leaves out 0."""
+    """Returns how many tasks would make the gap's interval exclude 0, with a margin of 20 %."""
     if gap.low is None or gap.high is None or gap.value <= 0:
         return None
     half = (gap.high - gap.low) / 2

@@ -23,7 +23,7 @@ class TaskScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GuardScore(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one prompt of the guard set."""
+    """The outcome of one prompt of the guard set."""
 
     task_id: str
     success: bool | None
@@ -33,7 +33,7 @@ class GuardScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GuardResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model does on prompts that are not its task's."""
+    """The result on the guard set: prompts from outside the task, none of which needs a tool."""
 
     data: str
     accuracy: Estimate | None
@@ -43,7 +43,7 @@ class GuardResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What one task takes on average."""
+    """The average cost of one task: dollars, seconds and tokens."""
 
     usd: float | None
     """The price of the model's calls, or of the machine's time if the model runs on it, in dollars;
@@ -55,7 +55,7 @@ class TaskCost(msgspec.Struct, frozen=True, kw_only=True):
     tokens: float
     """The prompt and completion tokens of all calls."""
     is_local: bool
-    """Whether the model runs on this machine, so that its time is what it costs."""
+    """Whether the model runs on this machine; it then costs machine time, and no call is billed."""
 
 
 class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,32 +81,32 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     """The reverse KL per token in nats, KL(model || teacher), on the model's own samples at
     temperature 1; None without a teacher."""
     sampled_accuracy: Estimate | None = None
-    """The accuracy of these samples, which tells what the model does at temperature 1."""
+    """The accuracy of the samples at temperature 1; None without such samples."""
     temperature: float | None = None
     """The temperature of all other answers; None in evaluations of earlier versions."""
     rollouts: str
     """The path of the file with the evaluation's rollouts."""
     seconds: float
     instruction: OthersText | None = None
-    """What the model read before each prompt, in a few words; None: nothing but the prompt."""
+    """The system message and context before each prompt, shortened; None: the prompts alone."""
     cost_usd: float | None = None
     """The cost of all calls in dollars, those of a judge too, without the machine's time
     (`machine_time_usd`); None if a price is unknown."""
     machine_time_usd: float | None = None
-    """The price of the evaluation's `seconds` on the machine that the model, or a run elsewhere,
-    used, without what it took to start them there; None without a price or such a machine."""
+    """The price of `seconds` on the machine that ran the model, or on the remote machine of the
+    run, without starting either; None without a price, or if an API ran the model."""
     per_task: TaskCost | None = None
-    """What a task took; None in evaluations of earlier versions."""
+    """The average cost of a task; None in evaluations of earlier versions."""
     guard: GuardResult | None = None
     """The result on the guard set; None without one."""
     unjudged: int = 0
-    """The number of tasks that were left out, as nothing could have judged their answers."""
+    """The number of tasks that were left out, because nothing could judge their answers."""
     contained: int = 0
-    """The number of tasks that are right if the text contains the expected answer."""
+    """The number of tasks that count as right if the answer contains the expected one."""
     omitted: int = 0
-    """The number of rollouts that were not done since the budget was spent."""
+    """The number of rollouts that were not run, because the budget was spent."""
     stopped_by: str | None = None
-    """The limit that ended the evaluation early; None if it is whole."""
+    """The limit that ended the evaluation early; None if it ran to its end."""
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +120,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def other_measures(result: EvaluationResult) -> Iterator[str]:
-    """Yields what was measured at temperature 1, on the guard set and of costs; maybe nothing."""
+    """Yields phrases on the result's other parts: temperature 1, guard set, costs, omissions."""
     if result.sampled_accuracy is not None:
         yield f"at temperature 1: {_percent(result.sampled_accuracy)}"
     if (guard := result.guard) is not None:
@@ -132,13 +132,13 @@ def other_measures(result: EvaluationResult) -> Iterator[str]:
     if result.unjudged:
         yield f"{result.unjudged} tasks were left out: no reward function, judge or expected answer"
     if result.contained:
-        yield f"{result.contained} tasks are right if the text contains the expected answer"
+        yield f"{result.contained} tasks count as right if the answer contains the expected one"
     if result.stopped_by is not None:
-        yield f"{result.stopped_by} ended it, {result.omitted} rollouts were not done"
+        yield f"ended early by {result.stopped_by}: {result.omitted} rollouts were not run"
 
 
 def task_time(cost: TaskCost) -> str:
-    """Returns how long a task takes: its share of the whole, and until its answer is there."""
+    """Returns a task's share of the total seconds, and its own from prompt to answer, as text."""
     return f"{cost.machine_seconds:.2g} s ({cost.seconds:.2g} s from prompt to answer)"
 
 

@@ -9,7 +9,7 @@ import msgspec
 _LEVEL = 0.95
 _NEGLIGIBLE = 1e-17
 _MOST_EXACT = 1000
-"""With more tasks than this, exact numbers would have so many digits that they take minutes."""
+"""The largest number of tasks for exact integers; with more, their many digits take minutes."""
 _Z = NormalDist().inv_cdf(0.5 + _LEVEL / 2)
 _POWER_Z = NormalDist().inv_cdf(0.8)
 _DISCORDANT = 0.2
@@ -36,10 +36,11 @@ def share_estimate(successes: int, n: int) -> Estimate:
 def accuracy_estimate(shares: Sequence[float]) -> Estimate:
     """Returns the mean of the tasks' shares of right samples (0 to 1), with Wilson's interval.
 
-    Several samples of a task say more than one and less than as many tasks: the interval is that
-    of as many tasks of one sample as would spread the mean so far. One unseen task of each outcome
-    counts for the spread, so that tasks that are all alike do not pass for certainty, and the
-    interval of a perfect group is never wider than that of an imperfect one.
+    Several samples of one task are worth more than one sample, but less than samples of as many
+    tasks. So the interval is Wilson's for an effective number of tasks: as many tasks with one
+    sample each as would give the mean the same variance. One unseen task of each outcome is added
+    to estimate that variance: equal shares then do not look certain, and a perfect group's interval
+    is never wider than that of an imperfect one.
     """
     n = len(shares)
     if n == 0:
@@ -153,8 +154,8 @@ def sign_test_p(wins: int, losses: int) -> float:
     fewer = min(wins, losses)
     if n <= _MOST_EXACT:
         return min(1.0, 2 * sum(math.comb(n, k) for k in range(fewer + 1)) / 2**n)
-    # The largest term of the tail, by logarithms as its factors are too large for floats, and then
-    # those before it, each from the one after it, until they no longer count.
+    # The largest term of the tail is computed with logarithms, because its factors are too large
+    # for floats. Each smaller term follows from the previous one, until they are negligible.
     largest = math.lgamma(n + 1) - math.lgamma(fewer + 1) - math.lgamma(n - fewer + 1)
     term = tail = math.exp(largest - n * math.log(2))
     for k in range(fewer, 0, -1):
@@ -175,7 +176,7 @@ def pass_at_k(num_right: int, num_samples: int, k: int) -> float:
     return 1 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
 
 
-def passing_tasks(answers: Iterable[tuple[str, bool]], k: int) -> Estimate | None:
+def pass_at_k_estimate(answers: Iterable[tuple[str, bool]], k: int) -> Estimate | None:
     """Returns the pass@k of the tasks that have k samples or more; None if no task has so many.
 
     `answers` has a pair for each sample: its task id, and whether its answer is right.

@@ -33,7 +33,9 @@ class EvaluateModel(PlacedRequest, RolloutOptions):
         Field(description="In-process: also measure the KL per token to it"),
     ] = None
     kl_prompts: Annotated[int, Field(ge=2, description="Prompts for the KL")] = 90
-    sampled_prompts: Annotated[int, Field(ge=0, description="At temperature 1 too")] = 0
+    sampled_prompts: Annotated[
+        int, Field(ge=0, description="Prompts to repeat at temperature 1")
+    ] = 0
     guard: Annotated[
         str | None,
         Field(description="Prompts that need no tool: shows forgetting"),
@@ -79,12 +81,12 @@ class EvaluationPlan:
         return max(needed, self.request.sampled_prompts)
 
     def load_guard(self) -> list[Task]:
-        """Returns the tasks of the guard set, all of them; none without one."""
+        """Returns all tasks of the guard set; [] without a guard set."""
         return self.guard.load_tasks() if self.guard is not None else []
 
 
 def _check_groups(request: EvaluateModel, rollouts: RolloutPlan) -> None:
-    """Raises DataError if no prompt has one of the metadata fields that the request names."""
+    """Raises DataError for a field in `group_by` that no prompt has in its metadata."""
     if request.group_by == EvaluateModel.model_fields["group_by"].default:
         return
     found = [task.metadata for task in rollouts.load_tasks()]
@@ -93,21 +95,21 @@ def _check_groups(request: EvaluateModel, rollouts: RolloutPlan) -> None:
             known = itertools.chain.from_iterable(found)
             raise DataError(
                 f"group_by: {missing_field_note(name, known)} ({request.data})",
-                "name one of them in group_by, or leave it out",
+                "name one of these fields in group_by, or leave group_by out",
             )
 
 
 def plan_evaluation(workspace: Workspace, request: EvaluateModel) -> EvaluationPlan:
     """Returns the plan of an evaluation, without loading a model.
 
-    Raises InputError for everything that can be found wrong before a process is started.
+    Raises EngineError for everything that can be found wrong without a model.
     """
     data = workspace.existing(request.data, label="data")
     needs_keys = not request.dry_run
     rollouts = plan_rollouts(workspace, request, prompts=data, needs_keys=needs_keys)
     guard = None
     if request.guard is not None:
-        # The task's own rewards would judge what they were not written for.
+        # The task's rewards and judge were not written for these prompts.
         options = request.model_copy(
             update={"rewards": NO_FILE, "judge": NO_FILE, "n": None, "entries": None}
         )

@@ -12,7 +12,7 @@ import anyio
 
 from stillroom.data.formats import Task
 from stillroom.errors import TeacherError
-from stillroom.evaluate.answers import Answering, Answers
+from stillroom.evaluate.answers import Answers, EvaluationPart
 from stillroom.evaluate.files import (
     RESULT_FILE,
     Evaluation,
@@ -72,17 +72,19 @@ async def evaluate_model(
         reporter, on_open=functools.partial(_begin, RunFolder(folder), reporter)
     )
     if not answers.rollouts:
-        raise _nothing_answered(answers)
+        raise _no_answers_error(answers)
     rows = folder / _ROLLOUTS_FILE
     with AppendLog(rows) as log:
         for rollout in answers.rollouts:
             log.append(rollout)
     scores = score_tasks(answers.rollouts, request.group_by)
-    more = await _answer_more(plan, parts, answers, reporter)
-    result = _result(plan, answers, scores, more, folder=folder, seconds=time.monotonic() - started)
+    others = await _measure_others(plan, parts, answers, reporter)
+    result = _result(
+        plan, answers, scores, others, folder=folder, seconds=time.monotonic() - started
+    )
     output = folder / RESULT_FILE
     write_json(
-        output, Evaluation(result=result, tasks=scores, sampled=more.sampled, guard=more.guard)
+        output, Evaluation(result=result, tasks=scores, sampled=others.sampled, guard=others.guard)
     )
     for path, inputs in ((rows, [*origin.inputs, *origin.models]), (output, [rows])):
         write_manifest(
@@ -100,7 +102,7 @@ def _result(
     plan: EvaluationPlan,
     answers: Answers,
     scores: Sequence[TaskScore],
-    more: "_More",
+    others: "_OtherMeasures",
     *,
     folder: Path,
     seconds: float,
@@ -122,12 +124,12 @@ def _result(
         cut_by=count_truncated(rollouts, request.max_tokens),
         failed=len(answers.outcomes) - len(rollouts),
         teacher=request.teacher,
-        teacher_kl=more.teacher_kl,
-        sampled_accuracy=accuracy_of(more.sampled) if more.sampled else None,
+        teacher_kl=others.teacher_kl,
+        sampled_accuracy=accuracy_of(others.sampled) if others.sampled else None,
         rollouts=workspace.shown(folder / _ROLLOUTS_FILE),
         seconds=round(seconds, 3),
         instruction=None if instruction.is_empty else instruction.describe(),
-        cost_usd=_cost_usd(plan, [*rollouts, *more.rollouts]),
+        cost_usd=_cost_usd(plan, [*rollouts, *others.rollouts]),
         machine_time_usd=_machine_time_usd(plan, usd_per_hour, seconds),
         per_task=task_cost(
             rollouts,
@@ -135,16 +137,16 @@ def _result(
             is_local=_is_local(plan),
             usd_per_hour=usd_per_hour,
         ),
-        guard=guard_result(more.guard, str(request.guard)) if more.guard else None,
+        guard=guard_result(others.guard, str(request.guard)) if others.guard else None,
         unjudged=answers.num_unjudged,
         contained=answers.num_contained,
         omitted=answers.num_omitted,
-        stopped_by=more.stopped_by,
+        stopped_by=others.stopped_by,
     )
 
 
 class _Parts:
-    """What the model answers within one budget: the tasks, some at temperature 1, the guard."""
+    """The parts of an evaluation: all tasks, some at temperature 1, the guard set; one budget."""
 
     def __init__(
         self, plan: EvaluationPlan, tasks: Sequence[Task], other_usd: Callable[[], float]
@@ -154,7 +156,7 @@ class _Parts:
         if limit is not None or isinstance(plan.rollouts.policy, Endpoint):
             budget = Budget(usd=limit or math.inf, other_usd=other_usd)
             spending = Spending(plan.price, budget)
-        make = functools.partial(Answering, spending=spending)
+        make = functools.partial(EvaluationPart, spending=spending)
         self.main = make(
             plan.rollouts,
             specs_for(tasks, request.samples_per_prompt),
@@ -177,14 +179,14 @@ class _Parts:
 
     @property
     def specs(self) -> list[RolloutSpec]:
-        """All rollouts to do."""
+        """The rollouts of all parts."""
         parts = (self.main, self.sampled, self.guard)
         return [spec for part in parts if part is not None for spec in part.specs]
 
 
 @dataclass(frozen=True, slots=True)
-class _More:
-    """What was measured in addition to the accuracy."""
+class _OtherMeasures:
+    """The measurements other than the accuracy."""
 
     rollouts: list[Trajectory]
     sampled: list[TaskScore]
@@ -193,12 +195,12 @@ class _More:
     stopped_by: str | None
 
 
-async def _answer_more(
+async def _measure_others(
     plan: EvaluationPlan, parts: _Parts, main: Answers, reporter: Reporter
-) -> _More:
-    """Lets the model answer at temperature 1 and on the guard set, and measures the KL.
+) -> _OtherMeasures:
+    """Runs the rollouts at temperature 1 and on the guard set, and measures the KL.
 
-    A spent budget ends it; what is measured by then is returned.
+    Once the budget is spent, the remaining measurements are skipped.
     """
     stopped_by = main.stopped_by
     sampled, guard = list[Trajectory](), list[Trajectory]()
@@ -216,30 +218,33 @@ async def _answer_more(
         chosen = sampled[: plan.request.kl_prompts]
         kl = measure_teacher_kl(plan.rollouts.workspace, plan.kl_models, chosen, note=reporter.note)
     judged = [rollout for rollout in sampled if rollout.reward is not None]
-    return _More([*sampled, *guard], score_tasks(judged, ()), kl, score_guard(guard), stopped_by)
+    return _OtherMeasures(
+        [*sampled, *guard], score_tasks(judged, ()), kl, score_guard(guard), stopped_by
+    )
 
 
-def _nothing_answered(answers: Answers) -> TeacherError:
+def _no_answers_error(answers: Answers) -> TeacherError:
+    """Returns the error for an evaluation in which no rollout was finished."""
     failed = next((one for one in answers.outcomes if isinstance(one, FailedRollout)), None)
     if failed is None:
         return TeacherError(
             f"{answers.stopped_by} was reached before the first task was answered",
-            "raise it: dry_run forecasts what the evaluation costs",
+            "raise that limit; dry_run forecasts what the evaluation costs",
         )
     return TeacherError(
         f"every rollout failed, the first with: {failed.failure.message}",
-        "check the endpoint and the model's name, then evaluate again",
+        "correct the cause (endpoint, model name, tools.py or rewards.py), then evaluate again",
     )
 
 
 def _is_local(plan: EvaluationPlan) -> bool:
-    """Whether the model runs on this machine, in this process or behind a server of the user's."""
+    """Returns whether the model runs on this machine: in this process, or on a local server."""
     policy = plan.rollouts.policy
     return isinstance(policy, ModelLocation) or policy.provider.is_local
 
 
 def _cost_usd(plan: EvaluationPlan, rollouts: Sequence[Trajectory]) -> float | None:
-    """Returns what was billed: all calls of an endpoint, or those of a judge alone."""
+    """Returns what calls cost: those of the model, if it is an endpoint's, and of the judge."""
     if isinstance(plan.rollouts.policy, Endpoint):
         return cost_of(rollouts)
     return total_usd(rollout.judge.cost_usd for rollout in rollouts if rollout.judge is not None)
@@ -255,6 +260,7 @@ def _machine_time_usd(
 
 
 async def _origin(plan: EvaluationPlan) -> RolloutOrigin:
+    """Returns the inputs and models of the rollouts, and the teacher of the KL."""
     origin = await origin_of(plan.rollouts)
     if plan.kl_models is None:
         return origin
@@ -264,6 +270,7 @@ async def _origin(plan: EvaluationPlan) -> RolloutOrigin:
 
 
 def _begin(folder: RunFolder, reporter: Reporter, notes: Sequence[str]) -> None:
+    """Checks that the run's inputs are unchanged, and reports the notes."""
     folder.check_inputs()
     for note in notes:
         reporter.note(note)

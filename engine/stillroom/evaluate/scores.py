@@ -70,7 +70,7 @@ def count_truncated(rollouts: Sequence[Trajectory], max_tokens: int) -> dict[str
 
 
 def score_guard(rollouts: Sequence[Trajectory]) -> list[GuardScore]:
-    """Returns what became of each prompt of the guard set."""
+    """Returns the outcome of each prompt of the guard set."""
     return [
         GuardScore(
             task_id=rollout.task_id,
@@ -103,10 +103,10 @@ def task_cost(
     is_local: bool,
     usd_per_hour: float | None,
 ) -> TaskCost:
-    """Returns what one task took on average.
+    """Returns the average cost of one task.
 
-    `seconds` is how long all of them took together. The time of this machine costs `usd_per_hour`,
-    and nobody else bills a model on it.
+    seconds: the time of all rollouts together. usd_per_hour: the price of this machine, which is
+    all that a local model costs; None if it is unknown.
     """
     num = len(rollouts)
     usage = [rollout.usage for rollout in rollouts]

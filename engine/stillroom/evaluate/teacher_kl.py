@@ -1,7 +1,7 @@
 """Measures the exact reverse KL per token between a model and a teacher, on the model's samples.
 
-Shapes: N sampled tokens of a batch, K tokens in which a teacher with others reads them, V columns
-of the vocabulary.
+Shapes: N sampled tokens of a batch, K tokens of a teacher with another tokenizer, V columns of the
+vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,10 +33,10 @@ def measure_teacher_kl(
 ) -> Estimate:
     """Returns KL(model || teacher) in nats per token, summed over the whole vocabulary.
 
-    A teacher with another tokenizer or chat template reads the rollouts in its own tokens; then the
-    sum over the next bytes at each byte of a token counts, and tokens at which nothing can be
-    compared do not; `note` is called with the reason. The interval assumes that the rollouts are
-    independent, not their tokens.
+    A teacher with another tokenizer or chat template tokenizes the rollouts itself. The KL of a
+    token is then the sum, over its bytes, of the KL of the next byte. Tokens that cannot be
+    compared are left out, and `note` is called with the share of the others. The interval assumes
+    that rollouts are independent, but not their tokens.
 
     Raises:
         InputError: no rollout has a sampled token that can be compared.
@@ -49,7 +49,7 @@ def measure_teacher_kl(
     except ModelError as error:
         raise ModelError(
             error.problem,
-            "leave teacher out and compare accuracies, or take a teacher of the student's own "
+            "leave teacher out and compare accuracies, or use a teacher of the student's own "
             "family",
         ) from error
     sampled = [
@@ -60,8 +60,8 @@ def measure_teacher_kl(
     sequences = [sampled_sequence(tokens) for _, tokens in sampled]
     if not sequences:
         raise InputError(
-            "no rollout holds a sampled token, so there is nothing to measure the KL on",
-            "shorten the prompts: they fill the model's context; or leave teacher out",
+            "no rollout has a sampled token, so there is nothing to measure the KL on",
+            "shorten the prompts, which fill the model's context, or leave teacher out",
         )
     scoring = LocalTeacher(student), LocalTeacher(teacher)
     if pair is None:
@@ -74,9 +74,9 @@ def measure_teacher_kl(
         sums, sizes = _byte_kl_of_each(sequences, readings, *scoring)
         share = sum(sizes) / sum(sequence.num_trained for sequence in sequences)
         note(
-            f"{pair.teacher.name} read the samples in its own tokens: teacher_kl is the reverse KL "
-            f"at each byte, summed over each of the model's tokens; {share:.1%} of these were "
-            "compared"
+            f"{pair.teacher.name} has another tokenizer or chat template than the student, so "
+            "teacher_kl compares the two per byte and sums the reverse KL over each student token; "
+            f"{share:.1%} of the student's tokens could be compared"
         )
     if len(sums) == 1:
         # A single rollout shows no spread, so there is no interval.
@@ -109,9 +109,9 @@ def _byte_kl_of_each(
     student: LocalTeacher,
     teacher: LocalTeacher,
 ) -> tuple[list[float], list[int]]:
-    """Returns, for each sequence, the KL over its bytes, and its number of compared tokens.
+    """Returns, for each sequence, the KL summed over its bytes, and its number of compared tokens.
 
-    Sequences without such a token are left out.
+    Sequences in which no token can be compared are left out.
     """
     sums: list[float] = []
     sizes: list[int] = []
@@ -127,7 +127,7 @@ def _byte_kl_of_each(
                 sizes.append(count - reading.num_left_out)
     if not sizes:
         raise InputError(
-            "the teacher's chat template can show no turn of the samples, so there is nothing to "
+            "the teacher's chat template can render no turn of the samples, so there is nothing to "
             "measure the KL on",
             "leave teacher out and compare accuracies",
         )
@@ -140,7 +140,7 @@ def _byte_kl(
     student: LocalTeacher,
     teacher: LocalTeacher,
 ) -> Tensor:
-    """Returns the KL over the bytes of each sampled token, [N]."""
+    """Returns the KL of each sampled token, summed over its bytes, [N]."""
     student_NV = student.logits(student.collate(sequences)).log_softmax(-1)
     teacher_batch = teacher.collate([reading.tokens for reading in readings])
     teacher_KV = teacher.logits(teacher_batch).softmax(-1).to(student_NV.device)

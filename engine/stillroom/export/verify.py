@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from stillroom.errors import RunError
-from stillroom.evaluate.answers import Answering
+from stillroom.evaluate.answers import EvaluationPart
 from stillroom.evaluate.compare import shared_scores
 from stillroom.evaluate.files import TaskScore
 from stillroom.evaluate.intervals import excludes_zero, mean_estimate
@@ -106,8 +106,8 @@ def _evaluate_files(
     )
     specs = specs_for(plan.rollouts.load_tasks(), 1)
     temperature = verification.request.temperature
-    answering = Answering(plan.rollouts, specs, temperature, f"verify with {program}", None)
-    answers = anyio.run(answering.run, reporter)
+    part = EvaluationPart(plan.rollouts, specs, temperature, f"verify with {program}", None)
+    answers = anyio.run(part.run, reporter)
     pairs = shared_scores(verification.evaluation.tasks, score_tasks(answers.rollouts, ()))
     if len(pairs) < max(_LEAST_TASKS, len(specs) / 2):
         raise RunError(

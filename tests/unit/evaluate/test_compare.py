@@ -58,14 +58,16 @@ def test_only_shared_tasks_count() -> None:
     assert (result.baseline_accuracy, result.candidate_accuracy) == (1 / 3, 2 / 3)
 
 
-@pytest.mark.parametrize("after", [{"c": 1.0}, {}])
-def test_fewer_than_two_shared_tasks_are_no_comparison(after: dict[str, float]) -> None:
+@pytest.mark.parametrize(("after", "shared"), [({"c": 1.0}, "only one task"), ({}, "no task")])
+def test_fewer_than_two_shared_tasks_are_no_comparison(
+    after: dict[str, float], shared: str
+) -> None:
     before = evaluation("base", {"a": 0, "b": 0, "c": 1})
     new = evaluation("new", {**after, "z": 1.0})
 
     with pytest.raises(InputError) as caught:
         compare(before, new)
-    assert f"'base' and 'new' share {len(after)} tasks" in caught.value.problem
+    assert f"'base' and 'new' have {shared} in common" in caught.value.problem
 
 
 def test_a_clear_difference_is_significant_both_ways() -> None:
@@ -115,8 +117,8 @@ def test_a_comparison_says_what_each_of_the_two_read_before_the_prompts() -> Non
     assert compare(before, before).prompts is None
     assert compare(after, after).prompts == f"Both read {rules}."
     assert compare(before, after).prompts == (
-        "'base' read the prompts' own system messages; 'new' the system message 'Add seven.', then "
-        "'# Prices' … (19 characters)."
+        "'base' read the prompts' own system messages; 'new' read the system message 'Add seven.', "
+        "then '# Prices' … (19 characters)."
     )
     assert Instruction("").describe() == "no system message"
 

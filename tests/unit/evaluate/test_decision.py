@@ -38,11 +38,11 @@ PROMPTED = evaluation("with the policy", 88, instruction="system message")
             evaluation("t", 90, model="t"),
             [evaluation("p", 50, instruction="p")],
             "go",
-            "40 more than it as",
+            "40 points above that of 'p'",
         ),
         (evaluation("t", 88, model="t"), [PROMPTED], "no_go", "does as well as the teacher"),
-        (evaluation("t", 90, model="t"), [PROMPTED], "unclear", "do not tell the teacher from"),
-        (evaluation("t", 20, model="t"), [], "no_go", "take another teacher"),
+        (evaluation("t", 90, model="t"), [PROMPTED], "unclear", "too few to tell the teacher from"),
+        (evaluation("t", 20, model="t"), [], "no_go", "use another teacher"),
         (evaluation("t", 43, model="t"), [], "unclear", "evaluate all on about"),
         (evaluation("t", 40, 9000, model="t"), [], "no_go", "at most 2 points better"),
         # Another student is no better prompt.
@@ -162,7 +162,7 @@ def test_a_students_training_in_another_workspace_is_part_of_what_it_has_cost(tm
 
     assert costs is not None
     assert (costs.spent_usd, costs.break_even_tasks) == (6.0, 1200)
-    assert "the workspace that the student was trained in" in costs.note
+    assert "the workspace in which the student was trained" in costs.note
 
 
 def test_cut_answers_are_told_by_what_cut_them() -> None:

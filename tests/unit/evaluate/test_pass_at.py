@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from stillroom.evaluate.intervals import pass_at_k, passing_tasks
+from stillroom.evaluate.intervals import pass_at_k, pass_at_k_estimate
 
 
 @pytest.mark.parametrize("num", [1, 4, 8])
@@ -25,7 +25,7 @@ def answers(**successes):
 
 
 def test_a_task_is_passed_if_one_of_its_samples_is_right():
-    found = passing_tasks(answers(a="nnny", b="nnnn", c="yyyy"), 4)
+    found = pass_at_k_estimate(answers(a="nnny", b="nnnn", c="yyyy"), 4)
 
     assert found is not None
     assert (found.value, found.n) == (pytest.approx(2 / 3), 3)
@@ -35,8 +35,8 @@ def test_a_task_is_passed_if_one_of_its_samples_is_right():
 
 
 def test_tasks_whose_rollouts_failed_count_neither_as_right_nor_as_wrong():
-    found = passing_tasks(answers(a="ny", b="n"), 2)
+    found = pass_at_k_estimate(answers(a="ny", b="n"), 2)
 
     assert found is not None
     assert (found.value, found.n) == (1.0, 1)
-    assert passing_tasks(answers(a="n"), 2) is None
+    assert pass_at_k_estimate(answers(a="n"), 2) is None

@@ -110,8 +110,8 @@ def test_tasks_that_need_the_expected_answer_somewhere_in_the_text_are_counted(
     assert (result.contained, result.accuracy.n) == (5, 6)
     assert result.accuracy.value == pytest.approx(5 / 6)
     (note,) = [note for note in reporter.notes if "answer_match" in note]
-    assert note.startswith("5 of 6 tasks are right if the text contains the expected answer")
-    assert "5 tasks are right if the text contains" in " ".join(other_measures(result))
+    assert note.startswith("for 5 of 6 tasks an answer counts as right if it contains the expected")
+    assert "5 tasks count as right if the answer contains" in " ".join(other_measures(result))
 
 
 def test_tasks_of_which_none_is_judged_are_refused_before_any_call(project: Path) -> None:

@@ -91,7 +91,7 @@ def test_one_rollout_gives_a_value_without_an_interval(tiny_models, rollouts):
 def test_nothing_to_measure_is_an_error_that_says_why(tiny_models):
     folder = tiny_models.folder("llama", "chatml")
 
-    with pytest.raises(InputError, match="no rollout holds a sampled token") as caught:
+    with pytest.raises(InputError, match="no rollout has a sampled token") as caught:
         measure(tiny_models, folder, folder, [rollout(0, [1, 2], [False, False])])
     assert "leave teacher out" in caught.value.fix
 
@@ -139,7 +139,7 @@ def test_a_teacher_with_other_tokens_is_compared_at_each_byte(tiny_models):
     compared = sum(one.tokens.num_trained - one.reading.num_left_out for one in sequences)
     assert found.value == pytest.approx(stats.loss / compared, rel=1e-5)
     assert found.low < found.value < found.high
-    assert "at each byte" in notes[0]
+    assert "per byte" in notes[0]
 
 
 def test_a_teacher_that_cannot_read_the_model_is_refused(tiny_models, rollouts):

@@ -163,7 +163,7 @@ def test_the_costs_of_a_model_stand_beside_those_of_its_teacher_on_the_same_prom
     taught = replace(history, stages=(replace(stage, teacher="big"),))
     sentence = cost_comparison(project, taught)
     assert sentence.startswith(
-        "A task takes run-1 0.5 s (2 s from prompt to answer) and $0.01, big 0.5 s (2 s "
+        "Per task, run-1 takes 0.5 s (2 s from prompt to answer) and $0.01, big 0.5 s (2 s "
     )
 
 

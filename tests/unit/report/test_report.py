@@ -72,10 +72,10 @@ def test_it_says_what_a_task_costs_with_student_and_teacher_and_when_that_pays(
     write_run(runs, "rollouts-a", result={"cost_usd": 3.0})
     text = text_of(written())
     assert "a task: 0.5 s (2 s from prompt to answer), $0.001, 300 tokens" in text
-    assert "A task takes sft-1 0.5 s (2 s from prompt to answer) and $0.001, big 0.5 s" in text
+    assert "Per task, sft-1 takes 0.5 s (2 s from prompt to answer) and $0.001, big 0.5 s" in text
     assert "and $0.021; after 150 tasks" in text
     (runs.parent / "prices.yml").write_text("- no mapping\n", encoding="utf-8")
-    assert "A task takes" not in text_of(written())
+    assert "Per task, " not in text_of(written())
 
 
 def test_headline_compares_best_student_with_first_and_teacher(runs: Path, written: Write) -> None:

@@ -14,7 +14,7 @@ import anyio
 
 from stillroom.data.formats import Task, load_tasks
 from stillroom.errors import ConfigError, InputError
-from stillroom.evaluate.intervals import passing_tasks
+from stillroom.evaluate.intervals import pass_at_k_estimate
 from stillroom.policy.check import check_decoding
 from stillroom.reporting import Reporter
 from stillroom.rollout.episode.collect import (
@@ -164,7 +164,7 @@ class TrainingEvaluations:
         judged = [(answer.task_id, answer.is_right) for answer in answers if not answer.failure]
         metrics = dict[str, float]()
         for k in counts:
-            estimate = passing_tasks(judged, k)
+            estimate = pass_at_k_estimate(judged, k)
             if estimate is None:
                 self.reporter.note(
                     f"{name} at step {step}: pass@{k} was not measured, because rollouts failed, "
