@@ -98,9 +98,12 @@ class Elsewhere:
         sources = [self.home / name for name in ("rollouts.jsonl", "rewards.py")]
         spec = JobSpec(
             machine=machine,
-            files=[SentFile(source=str(each), place=f"workspace/{each.name}") for each in sources],
+            files=[
+                SentFile(source=str(each), remote_path=f"workspace/{each.name}") for each in sources
+            ],
             home_paths=[
-                PathMapping(home_path=str(each), place=f"workspace/{each.name}") for each in sources
+                PathMapping(home_path=str(each), remote_path=f"workspace/{each.name}")
+                for each in sources
             ],
             outputs=["scored.jsonl"],
             **limits,

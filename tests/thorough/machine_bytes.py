@@ -26,7 +26,7 @@ from stillroom.errors import EngineError
 from stillroom.remote.channel import LocalChannel, PipedProcess, run_command, run_script
 from stillroom.remote.follower.download import Download
 from stillroom.remote.follower.local_run import FollowRecord
-from stillroom.remote.follower.mirror import Mirror, OutOfStepError
+from stillroom.remote.follower.mirror import Mirror, OutOfSyncError
 from stillroom.remote.frames import MARK, BrokenStreamError, Frames
 from stillroom.remote.machine import Machine, SshAddress
 from stillroom.remote.records import (
@@ -156,7 +156,7 @@ def take_oddly_said(draw: random.Random) -> None:
         download = Download(folder, root, spec.outputs, record, fetched)
         for said in oddly_said(TRUE_UPDATES, draw):
             # What a follower records as a problem, and tries again.
-            with suppress(BrokenStreamError, EngineError, OutOfStepError, OSError):
+            with suppress(BrokenStreamError, EngineError, OutOfSyncError, OSError):
                 take(mirror, download, said)
         folder.read()
         assert {path.name for path in outside.iterdir()} == {"workspace"}
@@ -170,11 +170,13 @@ def take(mirror: Mirror, download: Download, said: bytes) -> None:
     frames = Frames(io.BytesIO(b'{"length":%d}\n%b' % (len(said), said)), io.BytesIO())
     match frames.receive(RunUpdate):
         case RemoteState() as update:
-            mirror.take_state(update)
+            mirror.write_state(update)
         case AppendedLines() as update:
-            mirror.take_lines(update)
+            mirror.append_lines(update)
         case RemoteFiles() as update:
-            download.take(update.files, is_last=update.is_last, is_stopped=lambda: False)
+            download.download_missing(
+                update.files, is_last=update.is_last, is_stopped=lambda: False
+            )
         case _:
             pass
 

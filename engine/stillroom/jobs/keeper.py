@@ -220,9 +220,9 @@ class _RunProcess:
             os.kill(self._worker, number)
 
     def _sample_oom_kills(self) -> None:
-        clock = time.monotonic()
-        if clock - self._oom_samples[-1][0] >= _SAMPLE_EVERY_S:
-            self._oom_samples = [*self._oom_samples[-_NUM_SAMPLES:], (clock, out_of_memory_kills())]
+        now_s = time.monotonic()
+        if now_s - self._oom_samples[-1][0] >= _SAMPLE_EVERY_S:
+            self._oom_samples = [*self._oom_samples[-_NUM_SAMPLES:], (now_s, out_of_memory_kills())]
 
     def _copy_output(self) -> bool:
         """Copies available output to the log; returns False at the end of the output."""

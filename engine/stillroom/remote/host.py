@@ -71,9 +71,10 @@ class RunHost(Protocol):
         """Returns the hashes that the machine lacks, each with the bytes received of it so far."""
         ...
 
-    def send(self, blobs: Sequence[Blob], have: Mapping[str, int]) -> Iterator[int]:
-        """Sends blobs, resuming partial ones at the offsets in `have`; yields the bytes sent.
+    def send(self, blobs: Sequence[Blob], offsets: Mapping[str, int]) -> Iterator[int]:
+        """Sends blobs, each from its offset on, and yields the number of bytes of each piece.
 
+        offsets: the bytes that the machine already has of each blob, by hash, as `missing` returns.
         A blob counts as stored only when the machine has verified its hash.
         """
         ...

@@ -37,6 +37,6 @@ def release_machine(entry: ProvisionedMachine, log: ProvisionLog) -> None:
 
 def _unsupported(machine: Machine) -> InputError:
     return InputError(
-        f"{machine.name} is a kind of machine that this version does not support",
+        f"{machine.name} is of a kind of machine that this version does not support",
         "use a newer version of stillroom, such as the one that started the run",
     )

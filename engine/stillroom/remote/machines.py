@@ -151,8 +151,8 @@ class MachineEntry(StrictModel):
     def _check_keep_remote(self) -> "MachineEntry":
         if self.keep_remote and self.skypilot is not None:
             raise ValueError(
-                "keep_remote is not supported: a cluster is deleted with its disk after its last "
-                "run"
+                "keep_remote is not supported with skypilot: a cluster is deleted with its disk "
+                "after its last run"
             )
         return self
 

@@ -135,7 +135,7 @@ def follow(
         {},
         sleep=lambda _: None,
         clock=lambda: next(clock),
-        backoff=Backoff(most_s=0.0),
+        backoff=Backoff(max_s=0.0),
     )
     follower.run()
     return folder.read()
@@ -298,9 +298,9 @@ def test_waits_between_tries_grow_and_end_after_a_connection_that_held() -> None
     waits = [backoff.next_s() for _ in range(62)]
     assert waits[:5] == [1, 2, 4, 5, 5]
     assert waits[59:] == [5, 30, 30]
-    backoff.held(12.0)
+    backoff.record_connected(12.0)
     assert [backoff.next_s() for _ in range(3)] == [0, 1, 2]
-    backoff.held(3.0)
+    backoff.record_connected(3.0)
     assert backoff.next_s() == 4
     assert 0.5 <= Backoff().next_s() <= 1.0
 

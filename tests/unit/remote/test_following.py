@@ -31,7 +31,7 @@ def elsewhere(
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
     monkeypatch.setenv("STILLROOM_PYTHON_THERE", str(warm_program))
     monkeypatch.setattr(remote_runs, "_FOLLOWER", "fakes.local_follower")
-    monkeypatch.setattr(remote_runs, "_AGAIN_AFTER_S", 0.0)
+    monkeypatch.setattr(remote_runs, "_RESTART_AFTER_S", 0.0)
     project = Elsewhere(tmp_path)
     yield project
     project.close()

@@ -135,7 +135,7 @@ class Life:
         for job in self.hub.jobs.values():
             if job.stage == "SCHEDULING":
                 job.stage = "RUNNING"
-                is_done = self.job(job.asked).do(lambda packages: self.inner)
+                is_done = self.job(job.asked).run(lambda packages: self.inner)
                 job.stage = "COMPLETED" if is_done else "ERROR"
 
     def job(self, asked: dict[str, Any], moments: Moments | None = None) -> JobProgram:
@@ -246,7 +246,7 @@ def test_checkpoints_that_a_run_deletes_do_not_stay_in_the_bucket(life):
     side._post = post
     # Each list on its own, as if it came ten seconds after the last.
     side._collect_batch = lambda heard: [heard.get(timeout=20)]
-    assert side.do(lambda packages: life.inner)
+    assert side.run(lambda packages: life.inner)
     assert [[file.path for file in each.files] for each in told] == [
         ["out/old.bin"],
         ["out/old.bin", "out/new.bin"],
@@ -409,7 +409,7 @@ def test_a_job_that_ends_without_a_word_is_gone(life):
     job.stage, job.message, job.log = "ERROR", "OOM", ["Killed"]
     with pytest.raises(MachineGoneError, match=r"ERROR: OOM\): Killed") as caught:
         list(host.follow(life.run.name, {}))
-    assert "resume" in caught.value.fix
+    assert "hf jobs inspect" in caught.value.fix
     host.release()
     assert not life.log.entries()
 
@@ -428,7 +428,7 @@ def test_a_second_job_of_one_run_ends_at_once(life):
     life.work()
     (job,) = life.hub.jobs.values()
     again = {**job.asked, "env": {**job.asked["env"], START_VARIABLE: "another"}}
-    assert life.job(again).do(lambda packages: pytest.fail("it must not run"))
+    assert life.job(again).run(lambda packages: pytest.fail("it must not run"))
 
 
 def test_a_content_that_is_not_what_it_was_does_not_start(life):
@@ -447,7 +447,7 @@ def test_a_wish_to_stop_reaches_the_run_and_a_second_kill_the_job(life):
     host.cancel(life.run.name, kill=False)
     host.cancel(life.run.name, kill=True)
     assert job.stage == "RUNNING"
-    assert life.job(job.asked).do(lambda packages: life.inner)
+    assert life.job(job.asked).run(lambda packages: life.inner)
     assert life.inner.cancelled == [False, True]
     host.cancel(life.run.name, kill=True)
     assert job.stage == "CANCELED"
@@ -472,7 +472,7 @@ def test_the_hub_may_be_away_while_a_job_runs(life):
     side = life.job(job.asked)
     side._pause = next_try
     next_try(0)
-    assert side.do(lambda packages: life.inner)
+    assert side.run(lambda packages: life.inner)
 
 
 @pytest.mark.parametrize(
@@ -497,7 +497,7 @@ def test_a_job_that_the_service_refuses_is_not_waited_for(life):
     host = life.host()
     host.provision()
     life.hub.refuses_jobs = refusal(402, "no credit")
-    with pytest.raises(MachineGoneError, match=r"could not be started: .*no credit") as caught:
+    with pytest.raises(MachineGoneError, match=r"could not start the job of .*no credit") as caught:
         host.start(life.start_of())
     assert "billing" in caught.value.fix
     assert not life.log.entries()
@@ -556,7 +556,7 @@ def test_the_installation_in_a_job_counts_as_time_of_the_machine(life, monkeypat
     job.stage = "RUNNING"
     side = life.job(job.asked)
     side._started_at -= 120
-    assert side.do(lambda packages: life.inner)
+    assert side.run(lambda packages: life.inner)
     states = [each for each in host.follow(life.run.name, {}) if isinstance(each, RemoteState)]
     assert 122 <= states[-1].elapsed_s < 180
 
@@ -570,7 +570,7 @@ def test_the_tokens_and_secrets_of_a_job_are_no_childs_variables(life, monkeypat
         def __init__(self, bucket: Any, run_id: str, **keywords: Any) -> None:
             seen.update(keywords, environment=dict(os.environ))
 
-        def do(self, _open: Any) -> bool:
+        def run(self, _open: Any) -> bool:
             return True
 
     variables = {

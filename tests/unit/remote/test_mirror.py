@@ -12,7 +12,7 @@ from stillroom.files import write_json
 from stillroom.remote.follower.download import Download, StoppedError
 from stillroom.remote.follower.launcher import record_outputs
 from stillroom.remote.follower.local_run import FollowRecord, read_record
-from stillroom.remote.follower.mirror import Mirror, OutOfStepError
+from stillroom.remote.follower.mirror import Mirror, OutOfSyncError
 from stillroom.remote.host import MachineError, UnreachableError
 from stillroom.remote.machine import Machine, SshAddress
 from stillroom.remote.records import (
@@ -74,7 +74,7 @@ def test_a_state_names_the_paths_here_and_not_the_process_there(folder: RunFolde
     mirror = mirror_of(folder)
     workspace = folder.read_request().workspace
     notes = [f"reads {ROOT_THERE}/outside/0/rows.jsonl", f"writes {ROOT_THERE}/workspace/a"]
-    mirror.take_state(there(state(RunStatus.RUNNING, pid=7, process_start="x", notes=notes)))
+    mirror.write_state(there(state(RunStatus.RUNNING, pid=7, process_start="x", notes=notes)))
     mirrored = folder.read()
     assert mirrored.notes == ["reads /data/rows.jsonl", f"writes {workspace}/a"]
     assert (mirrored.pid, mirrored.process_start) == (None, None)
@@ -84,7 +84,7 @@ def test_a_state_names_the_paths_here_and_not_the_process_there(folder: RunFolde
 def test_a_run_that_has_ended_there_is_running_until_all_of_it_is_here(folder: RunFolder) -> None:
     mirror = mirror_of(folder)
     failure = RunFailure(problem="no", fix="yes")
-    mirror.take_state(
+    mirror.write_state(
         there(state(RunStatus.FAILED, error=failure, ended_at="2026-11-20T12:30:00Z"))
     )
     assert folder.read().status is RunStatus.RUNNING
@@ -98,7 +98,7 @@ def test_times_of_a_clock_that_is_hours_off_are_shown_by_the_clock_here(folder: 
 
     mirror = mirror_of(folder)
     started = state(RunStatus.RUNNING, started_at="2026-11-20T15:00:10.000Z")
-    mirror.take_state(there(started, clock=time.time() + 3 * 3600))
+    mirror.write_state(there(started, clock=time.time() + 3 * 3600))
     shown = folder.read().started_at
     assert shown is not None
     assert shown.startswith("2026-11-20T12:00:")
@@ -112,37 +112,37 @@ def test_a_time_that_no_calendar_has_here_is_shown_as_it_came(
     folder: RunFolder, moment: str, clock: float
 ) -> None:
     mirror = mirror_of(folder)
-    mirror.take_state(there(state(RunStatus.RUNNING, started_at=moment), clock=clock))
+    mirror.write_state(there(state(RunStatus.RUNNING, started_at=moment), clock=clock))
     assert folder.read().started_at == moment
 
 
 def test_a_growing_file_is_written_once_although_followers_are_killed(folder: RunFolder) -> None:
     mirror = mirror_of(folder)
-    mirror.take_state(there(state(RunStatus.RUNNING)))
+    mirror.write_state(there(state(RunStatus.RUNNING)))
     first = f"at {ROOT_THERE}/workspace/x\n".encode()
-    mirror.take_lines(AppendedLines(path=LOG, offset=0, data=first))
+    mirror.append_lines(AppendedLines(path=LOG, offset=0, data=first))
     # Killed after the bytes were written, and before that was noted.
     with folder.log.open("ab") as stream:
         stream.write(b"secon")
     later = mirror_of(folder)
     assert later.seen == {LOG: len(first)}
-    later.take_lines(AppendedLines(path=LOG, offset=len(first), data=b"second\n"))
+    later.append_lines(AppendedLines(path=LOG, offset=len(first), data=b"second\n"))
     workspace = folder.read_request().workspace
     assert folder.log.read_text() == f"at {workspace}/x\nsecond\n"
-    with pytest.raises(OutOfStepError):
-        later.take_lines(AppendedLines(path=LOG, offset=3, data=b"?\n"))
+    with pytest.raises(OutOfSyncError):
+        later.append_lines(AppendedLines(path=LOG, offset=3, data=b"?\n"))
     # A log that was cut anew there begins anew here.
-    later.take_lines(AppendedLines(path=LOG, offset=0, data=b""))
-    later.take_lines(AppendedLines(path=LOG, offset=0, data=b"anew\n"))
+    later.append_lines(AppendedLines(path=LOG, offset=0, data=b""))
+    later.append_lines(AppendedLines(path=LOG, offset=0, data=b"anew\n"))
     assert folder.log.read_text() == "anew\n"
 
 
 def test_a_growing_file_that_was_cut_here_is_asked_for_anew(folder: RunFolder) -> None:
     mirror = mirror_of(folder)
-    mirror.take_lines(AppendedLines(path=EVENTS, offset=0, data=b'{"a": 1}\n'))
+    mirror.append_lines(AppendedLines(path=EVENTS, offset=0, data=b'{"a": 1}\n'))
     folder.events.write_bytes(b"")
-    with pytest.raises(OutOfStepError):
-        mirror.take_lines(AppendedLines(path=EVENTS, offset=9, data=b'{"a": 2}\n'))
+    with pytest.raises(OutOfSyncError):
+        mirror.append_lines(AppendedLines(path=EVENTS, offset=9, data=b'{"a": 2}\n'))
     assert mirror.seen == {}
 
 
@@ -150,11 +150,11 @@ def test_a_growing_file_that_was_cut_here_is_asked_for_anew(folder: RunFolder) -
 def test_rows_that_somebody_changed_here_are_left_alone(folder: RunFolder, edit: bytes) -> None:
     rows = Path(folder.read_request().workspace) / "out.jsonl"
     mirror = mirror_of(folder, "out.jsonl")
-    mirror.take_lines(AppendedLines(path="out.jsonl", offset=0, data=b"row 1\n"))
+    mirror.append_lines(AppendedLines(path="out.jsonl", offset=0, data=b"row 1\n"))
     assert rows.read_bytes() == b"row 1\n"
     rows.write_bytes(edit)
-    mirror.take_lines(AppendedLines(path="out.jsonl", offset=6, data=b"row 2\n"))
-    mirror.take_lines(AppendedLines(path="out.jsonl", offset=12, data=b"row 3\n"))
+    mirror.append_lines(AppendedLines(path="out.jsonl", offset=6, data=b"row 2\n"))
+    mirror.append_lines(AppendedLines(path="out.jsonl", offset=12, data=b"row 3\n"))
     assert rows.read_bytes() == edit
 
 
@@ -166,7 +166,7 @@ def test_a_machine_writes_nothing_here_but_its_run_and_its_outputs(
 ) -> None:
     root = Path(folder.read_request().workspace)
     before = sorted(root.rglob("*"))
-    mirror_of(folder, "out.jsonl").take_lines(AppendedLines(path=path, offset=0, data=b"x\n"))
+    mirror_of(folder, "out.jsonl").append_lines(AppendedLines(path=path, offset=0, data=b"x\n"))
     bring(folder, {path: b"x"}, outputs=["out.jsonl"])
     assert [p for p in sorted(root.rglob("*")) if p.name != "remote_files.json"] == before
 
@@ -204,7 +204,7 @@ def brings(folder: RunFolder, source: Source, outputs: list[str]) -> Download:
 def take(folder: RunFolder, source: Source, *outputs: str, is_last: bool = True) -> Download:
     """Downloads what a machine lists."""
     back = brings(folder, source, list(outputs))
-    back.take(source.list(), is_last=is_last, is_stopped=lambda: False)
+    back.download_missing(source.list(), is_last=is_last, is_stopped=lambda: False)
     return back
 
 
@@ -287,18 +287,18 @@ def test_what_somebody_wrote_here_meanwhile_is_not_replaced(folder: RunFolder) -
 
     def take() -> Download:
         back = Download(folder, root, ["out.jsonl"], record, source.fetch)
-        back.take(source.list(), is_last=True, is_stopped=lambda: False)
+        back.download_missing(source.list(), is_last=True, is_stopped=lambda: False)
         return back
 
     # As it was at the start it may be replaced.
-    assert take().taken == []
+    assert take().conflicts == []
     assert (root / "out.jsonl").read_bytes() == b"result"
     (root / "out.jsonl").write_bytes(b"edited by hand")
-    assert take().taken == ["out.jsonl"]
+    assert take().conflicts == ["out.jsonl"]
     assert (root / "out.jsonl").read_bytes() == b"edited by hand"
     assert (folder.path / "brought_back/out.jsonl").read_bytes() == b"result"
     # Also for a follower that comes later.
-    assert take().taken == ["out.jsonl"]
+    assert take().conflicts == ["out.jsonl"]
 
 
 def test_an_exported_folder_is_put_in_place_whole_and_an_older_one_file_by_file(
@@ -319,7 +319,7 @@ def test_an_exported_folder_is_put_in_place_whole_and_an_older_one_file_by_file(
     record_outputs(record, root, ["store"], [])
     source = Source({"store/new": b"of this run"})
     back = Download(folder, root, ["store"], record, source.fetch)
-    back.take(source.list(), is_last=True, is_stopped=lambda: False)
+    back.download_missing(source.list(), is_last=True, is_stopped=lambda: False)
     assert sorted(p.name for p in (root / "store").iterdir()) == ["mine", "new"]
 
 
@@ -327,8 +327,8 @@ def test_a_journal_that_the_run_has_deleted_is_deleted_here(folder: RunFolder) -
     root = Path(folder.read_request().workspace)
     mirror = mirror_of(folder, "out.jsonl")
     (root / ".out.jsonl").mkdir()
-    mirror.take_lines(AppendedLines(path=".out.jsonl/journal.jsonl", offset=0, data=b"{}\n"))
-    mirror.take_lines(AppendedLines(path="out.jsonl", offset=0, data=b"{}\n"))
+    mirror.append_lines(AppendedLines(path=".out.jsonl/journal.jsonl", offset=0, data=b"{}\n"))
+    mirror.append_lines(AppendedLines(path="out.jsonl", offset=0, data=b"{}\n"))
     bring(folder, {"out.jsonl": b"{}\n"}, outputs=["out.jsonl"], is_last=False)
     assert (root / ".out.jsonl/journal.jsonl").exists()
     bring(folder, {"out.jsonl": b"{}\n"}, outputs=["out.jsonl"])
@@ -353,7 +353,7 @@ def test_a_machine_that_sends_more_bytes_than_it_said_is_cut_off(folder: RunFold
 def test_a_state_that_cannot_be_read_changes_nothing_here(folder: RunFolder, text: bytes) -> None:
     before = folder.read()
     with pytest.raises(UnreachableError, match="box sent an invalid run state"):
-        mirror_of(folder).take_state(there(before, run_json=text))
+        mirror_of(folder).write_state(there(before, run_json=text))
     assert folder.read() == before
 
 
@@ -361,7 +361,7 @@ def test_bringing_back_stops_in_the_middle_of_a_file(folder: RunFolder) -> None:
     source = Source({"out.jsonl": b"0123456789"})
     back = brings(folder, source, ["out.jsonl"])
     with pytest.raises(StoppedError):
-        back.take(source.list(), is_last=True, is_stopped=lambda: source.sent > 0)
+        back.download_missing(source.list(), is_last=True, is_stopped=lambda: source.sent > 0)
     assert source.sent == 4
 
 
@@ -377,10 +377,10 @@ def test_a_full_disk_here_says_so_and_leaves_nothing_half(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space left"):
-            back.take(source.list(), is_last=True, is_stopped=lambda: False)
+            back.download_missing(source.list(), is_last=True, is_stopped=lambda: False)
     root = Path(folder.read_request().workspace)
     assert not (root / "out.jsonl").exists()
-    back.take(source.list(), is_last=True, is_stopped=lambda: False)
+    back.download_missing(source.list(), is_last=True, is_stopped=lambda: False)
     assert (root / "out.jsonl").read_bytes() == b"0123456789"
 
 
@@ -393,5 +393,5 @@ def test_what_was_sent_grows_from_where_it_is(folder: RunFolder) -> None:
     )
     mirror = Mirror(folder, spec("out.jsonl"), root, record)
     assert mirror.seen == {"out.jsonl": 6}
-    mirror.take_lines(AppendedLines(path="out.jsonl", offset=6, data=b"row 2\n"))
+    mirror.append_lines(AppendedLines(path="out.jsonl", offset=6, data=b"row 2\n"))
     assert (root / "out.jsonl").read_bytes() == b"row 1\nrow 2\n"

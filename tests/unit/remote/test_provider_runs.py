@@ -69,7 +69,7 @@ class Service:
         )
         machine = Machine(name="in the job", folder=str(self._there))
         channel = LocalChannel(environment=bare_environment())
-        is_done = side.do(
+        is_done = side.run(
             lambda _packages: PreparedHost(machine, channel, python=str(self._python))
         )
         job.stage = "COMPLETED" if is_done else "ERROR"

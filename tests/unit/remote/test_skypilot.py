@@ -244,7 +244,7 @@ def test_a_spot_machine_that_was_taken_back_is_gone_and_not_brought_up_anew(life
     life.cloud.clusters.clear()
     with pytest.raises(MachineGoneError, match="no longer exists"):
         list(host.follow(life.run.name, {}))
-    with pytest.raises(MachineGoneError, match="resume"):
+    with pytest.raises(MachineGoneError, match="no longer exists"):
         life.host().provision()
     assert life.cloud.launched == 1
     life.host().release()

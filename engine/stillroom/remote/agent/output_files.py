@@ -97,6 +97,7 @@ class AppendedFiles:
             inode = os.fstat(stream.fileno()).st_ino
             size = stream.seek(0, 2)
             offset = self._offsets.get(path, 0)
+            # Without a recorded inode, the file counts as the same unless it is too short.
             is_new = self._inodes.get(path, inode if offset <= size else 0) != inode
             if offset > size or is_new:
                 # The log was truncated because it was too long, or a file was replaced.

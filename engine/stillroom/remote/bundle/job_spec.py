@@ -107,6 +107,7 @@ def _cost_notes(machine: Machine, budget_usd: float | None) -> list[str]:
 
 
 def _add_files(workspace: Workspace, layout: FileLayout, needs: Needs) -> None:
+    """Adds the files that the run reads, with the records of what they were made from."""
     for path in needs.files:
         layout.add_all([path])
         layout.add_manifests(path)
@@ -134,7 +135,7 @@ def _add_output(workspace: Workspace, layout: FileLayout, name: str, needs: Need
         raise InputError(
             f"output {workspace.shown(output)!r} has an earlier export, which an export on another "
             "machine cannot replace",
-            "give a new folder, or delete this one",
+            "give a new folder, or delete the earlier export",
         )
     relative = layout.relative(output)
     if relative is None:

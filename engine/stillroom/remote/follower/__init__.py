@@ -1,1 +1,1 @@
-"""The process here that has a run done on another machine, and keeps the run's folder true."""
+"""The local process that follows a run on another machine and keeps its folder up to date."""

@@ -44,10 +44,10 @@ def main() -> int:
 def _record_open_error(run: LocalRun, error: EngineError) -> None:
     """Records why the machine cannot be opened; a run that has not started fails."""
     if run.view.has_started:
-        run.view.problem(str(error))
+        run.view.record_problem(str(error))
         return
     run.end(RunStatus.FAILED, error.problem, error.fix)
-    run.view.over()
+    run.view.record_over()
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ class Download:
     ) -> None:
         self._folder, self._root, self._outputs = folder, root, list(outputs)
         # In a folder that existed before the run, only individual files are replaced.
-        self._new = [output for output in outputs if output not in record.before]
+        self._new_outputs = [output for output in outputs if output not in record.before]
         self._record, self._fetch = record, fetch
         self._known = read_downloaded(folder)
         self._by_hash = {known.sha256: path for path, known in self._known.items()}
@@ -58,34 +58,34 @@ class Download:
         """The number of bytes downloaded so far."""
         self.num_wanted = 0
         """The total number of bytes to download for the latest list of files."""
-        self.taken: list[str] = []
-        """Outputs in `brought_back/`, because another process has written to their paths."""
+        self.conflicts: list[str] = []
+        """The outputs in `brought_back/`: another process has written to their own paths."""
 
-    def take(
+    def download_missing(
         self, files: Sequence[RemoteFile], *, is_last: bool, is_stopped: Callable[[], bool]
     ) -> None:
-        """Downloads the files that are missing locally; a later call resumes.
+        """Downloads the files that are missing locally, resuming partial ones.
 
-        Raises StoppedError once `is_stopped`, UnreachableError, MachineError, or OSError if the
-        disk is full.
+        Also deletes local files that the run has deleted. Raises StoppedError once `is_stopped`,
+        UnreachableError, MachineError, or OSError if the disk is full.
         """
         allowed = [file for file in files if self._is_allowed(file.path)]
         self._is_stopped = is_stopped
         self.num_wanted = self.num_bytes + self.bytes_missing(allowed)
         for unit, members in self._units(allowed):
             self._check_stopped()
-            if all(map(self._is_here, members)):
+            if all(map(self._is_local, members)):
                 continue
             if unit == members[0].path:
                 self._download_file(members[0])
             else:
                 self._download_folder(unit, members)
         self._prune({file.path for file in allowed}, is_last=is_last)
-        self.taken = sorted({file.path for file in allowed if not self._is_in_place(file)})
+        self.conflicts = sorted({file.path for file in allowed if not self._is_in_place(file)})
 
     def bytes_missing(self, files: Sequence[RemoteFile]) -> int:
         """Returns how many bytes of the files are missing locally."""
-        return sum(f.num_bytes for f in files if self._is_allowed(f.path) and not self._is_here(f))
+        return sum(f.num_bytes for f in files if self._is_allowed(f.path) and not self._is_local(f))
 
     def _is_allowed(self, path: str) -> bool:
         """Whether the machine may write this path: only the run's own folder and its outputs."""
@@ -94,64 +94,67 @@ class Download:
     def _is_in_folder(self, path: str) -> bool:
         return is_of_run_folder(path, self._folder.run_id)
 
-    def _unit(self, file: RemoteFile) -> str:
-        return download_unit(file.path, self._new)
+    def _unit_of_file(self, file: RemoteFile) -> str:
+        return download_unit(file.path, self._new_outputs)
 
     def _units(self, files: Iterable[RemoteFile]) -> list[tuple[str, list[RemoteFile]]]:
-        """Groups files that are put in place together, with the newest checkpoint first of all.
+        """Groups files that are put in place together, in the order of download.
 
-        Small files come before checkpoints, since the machine may be lost during the download.
+        Small files come before checkpoints, and the newest checkpoint before older ones, since the
+        machine may be lost during the download.
         """
-        ordered = sorted(files, key=self._unit)
-        units = [(name, list(group)) for name, group in groupby(ordered, self._unit)]
+        ordered = sorted(files, key=self._unit_of_file)
+        units = [(name, list(group)) for name, group in groupby(ordered, self._unit_of_file)]
         checkpoints = [each for each in units if _is_checkpoint(each[0])]
         checkpoints.sort(key=lambda each: _age_key(each[0]), reverse=True)
         return [each for each in units if not _is_checkpoint(each[0])] + checkpoints
 
-    def _is_here(self, file: RemoteFile) -> bool:
-        return self._is_in_place(file) or self._is_at(self._conflict_path(file.path), file)
+    def _is_local(self, file: RemoteFile) -> bool:
+        return self._is_in_place(file) or self._has_content(self._conflict_path(file.path), file)
 
     def _is_in_place(self, file: RemoteFile) -> bool:
-        return self._is_at(self._root / file.path, file)
+        return self._has_content(self._root / file.path, file)
 
-    def _is_at(self, place: Path, file: RemoteFile) -> bool:
+    def _has_content(self, target: Path, file: RemoteFile) -> bool:
         """Returns whether a local path has the file's content."""
-        if not place.is_file() or place.is_symlink() or place.stat().st_size != file.num_bytes:
+        if not target.is_file() or target.is_symlink() or target.stat().st_size != file.num_bytes:
             return False
-        if self._is_same(place, file):
+        if self._is_as_downloaded(target, file):
             return True
-        if file_sha256(place) != file.sha256:
+        if file_sha256(target) != file.sha256:
             return False
-        self._record_download(place, file)
+        self._record_download(target, file)
         return True
 
     def _conflict_path(self, path: str) -> Path:
         return self._folder.path / _CONFLICT_FOLDER / path
 
     def _download_file(self, file: RemoteFile) -> None:
-        place = self._target_path(file.path)
-        staged = place.with_name(partial_name(place.name, self._folder.run_id))
+        """Downloads one file next to its target, and renames it."""
+        target = self._target_path(file.path)
+        staged = target.with_name(partial_name(target.name, self._folder.run_id))
         self._fetch_to(file, staged)
-        with real_folder(place.parent) as parent:
-            parent.rename(staged.name, place.name)
-        self._record_download(place, file)
+        with real_folder(target.parent) as parent:
+            parent.rename(staged.name, target.name)
+        self._record_download(target, file)
 
     def _download_folder(self, unit: str, files: Sequence[RemoteFile]) -> None:
-        place = self._target_path(unit)
-        staged = place.with_name(partial_name(place.name, self._folder.run_id))
+        """Downloads the files of a folder next to their target, and renames the folder."""
+        target = self._target_path(unit)
+        staged = target.with_name(partial_name(target.name, self._folder.run_id))
         by_name = {file.path.removeprefix(f"{unit}/"): file for file in files}
         for name, file in by_name.items():
             make_folder((staged / name).parent)
-            if (place / name).is_file() and self._is_same(place / name, file):
+            if (target / name).is_file() and self._is_as_downloaded(target / name, file):
                 with suppress(FileExistsError):
-                    os.link(place / name, staged / name)
+                    os.link(target / name, staged / name)
             self._fetch_to(file, staged / name)
-        for left in [path for path in staged.rglob("*") if path.is_file()]:
-            if left.relative_to(staged).as_posix() not in by_name:
-                left.unlink()
-        _put_folder(staged, place)
+        for leftover in [path for path in staged.rglob("*") if path.is_file()]:
+            if leftover.relative_to(staged).as_posix() not in by_name:
+                leftover.unlink()
+        _put_folder(staged, target)
         for name, file in by_name.items():
-            self._record_download(place / name, file)
+            self._record_download(target / name, file)
 
     def _fetch_to(self, file: RemoteFile, staged: Path) -> None:
         """Downloads a file to `staged`, resuming a partial download, and verifies its hash.
@@ -161,11 +164,11 @@ class Download:
         """
         # A local file may have the same content, e.g. the final checkpoint and that of its step.
         same = self._root / self._by_hash.get(file.sha256, "")
-        if not staged.exists() and same.is_file() and self._is_same(same, file):
+        if not staged.exists() and same.is_file() and self._is_as_downloaded(same, file):
             make_folder(staged.parent)
             os.link(same, staged)
         for _ in range(_TRIES):
-            self._copy(file, staged)
+            self._download_to(file, staged)
             if staged.stat().st_size == file.num_bytes and file_sha256(staged) == file.sha256:
                 return
             staged.unlink()
@@ -175,7 +178,8 @@ class Download:
             "check the memory and disk of that machine; the download is retried",
         )
 
-    def _copy(self, file: RemoteFile, staged: Path) -> None:
+    def _download_to(self, file: RemoteFile, staged: Path) -> None:
+        """Appends the missing bytes of a file to `staged`, and syncs it to disk."""
         with os.fdopen(open_real(staged, os.O_WRONLY | os.O_CREAT), "wb") as stream:
             offset = stream.seek(0, os.SEEK_END)
             if offset > file.num_bytes:
@@ -187,7 +191,7 @@ class Download:
                         if stream.tell() + len(block) > file.num_bytes:
                             raise MachineError(
                                 f"{file.path} has more bytes than its machine reported",
-                                "check what is running on that machine; it is retried",
+                                "check what is running on that machine; the download is retried",
                             )
                         stream.write(block)
                         self.num_bytes += len(block)
@@ -200,9 +204,9 @@ class Download:
                 "no action needed: the download is resumed",
             )
 
-    def _is_same(self, place: Path, file: RemoteFile) -> bool:
+    def _is_as_downloaded(self, target: Path, file: RemoteFile) -> bool:
         """Returns whether a path still has the downloaded content, by size and mtime."""
-        known, about = self._known.get(self._name(place)), place.stat()
+        known, about = self._known.get(self._relative_path(target)), target.stat()
         return (
             known is not None
             and known.sha256 == file.sha256
@@ -211,18 +215,18 @@ class Download:
 
     def _target_path(self, path: str) -> Path:
         """Returns the path for an output, which is in `brought_back/` if its own path is taken."""
-        place = self._root / path
-        if self._is_in_folder(path) or not place.exists() or self._is_unmodified(path, place):
-            return place
+        target = self._root / path
+        if self._is_in_folder(path) or not target.exists() or self._is_unmodified(path, target):
+            return target
         return self._conflict_path(path)
 
-    def _is_unmodified(self, path: str, place: Path) -> bool:
+    def _is_unmodified(self, path: str, target: Path) -> bool:
         """Returns whether no other process has changed an output since the run was started."""
-        if self._record.before.get(path) == stamp_of(place):
+        if self._record.before.get(path) == stamp_of(target):
             return True
-        if place.is_dir():
+        if target.is_dir():
             return False
-        about = place.stat()
+        about = target.stat()
         grown, known = self._record.grown.get(path), self._known.get(path)
         sizes = [(grown.local_bytes, grown.changed_at)] if grown is not None else []
         sizes += [(known.num_bytes, known.changed_at)] if known is not None else []
@@ -230,8 +234,10 @@ class Download:
 
     def _prune(self, paths: set[str], *, is_last: bool) -> None:
         """Deletes files that the run deleted; a checkpoint only if a newer one is downloaded."""
-        kept = {unit for path in paths if _is_checkpoint(unit := download_unit(path, self._new))}
-        known = {download_unit(path, self._new) for path in self._known}
+        kept = {
+            unit for path in paths if _is_checkpoint(unit := download_unit(path, self._new_outputs))
+        }
+        known = {download_unit(path, self._new_outputs) for path in self._known}
         newest = max(kept, key=_age_key, default="")
         for unit in sorted(filter(_is_checkpoint, known - kept)):
             if is_last or (newest and _age_key(unit) < _age_key(newest)):
@@ -239,37 +245,37 @@ class Download:
         if is_last:
             self._prune_journals(paths)
         # Partial downloads of checkpoints that the run has deleted since.
-        for left in (self._folder.path / CHECKPOINTS).glob(f".*.partial-{self._folder.run_id}"):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in (self._folder.path / CHECKPOINTS).glob(f".*.partial-{self._folder.run_id}"):
+            shutil.rmtree(leftover, ignore_errors=True)
         write_downloaded(self._folder, self._known)
 
     def _prune_journals(self, paths: set[str]) -> None:
         """Deletes the journals that the run deleted at its end."""
         for path in self._record.grown.keys() - paths:
-            place = self._root / path
-            if self._is_in_folder(path) or not place.is_file():
+            target = self._root / path
+            if self._is_in_folder(path) or not target.is_file():
                 continue
-            if is_output(path, self._outputs) and self._is_unmodified(path, place):
-                place.unlink()
+            if is_output(path, self._outputs) and self._is_unmodified(path, target):
+                target.unlink()
 
     def _delete(self, unit: str) -> None:
-        place = self._root / unit
-        going = place.with_name(f".{place.name}.going")
+        target = self._root / unit
+        going = target.with_name(f".{target.name}.going")
         # Renamed first, so that a half-deleted checkpoint is never seen.
         with suppress(FileNotFoundError):
-            place.rename(going)
+            target.rename(going)
         shutil.rmtree(going, ignore_errors=True)
         for path in [path for path in self._known if path.startswith(f"{unit}/")]:
             del self._known[path]
 
-    def _record_download(self, place: Path, file: RemoteFile) -> None:
-        self._known[self._name(place)] = DownloadedFile(
-            sha256=file.sha256, num_bytes=file.num_bytes, changed_at=place.stat().st_mtime_ns
+    def _record_download(self, target: Path, file: RemoteFile) -> None:
+        self._known[self._relative_path(target)] = DownloadedFile(
+            sha256=file.sha256, num_bytes=file.num_bytes, changed_at=target.stat().st_mtime_ns
         )
-        self._by_hash[file.sha256] = self._name(place)
+        self._by_hash[file.sha256] = self._relative_path(target)
 
-    def _name(self, place: Path) -> str:
-        return place.relative_to(self._root).as_posix()
+    def _relative_path(self, target: Path) -> str:
+        return target.relative_to(self._root).as_posix()
 
     def _check_stopped(self) -> None:
         if self._is_stopped():
@@ -315,7 +321,7 @@ class Downloader:
 
     def _take(self, wanted: RemoteFiles) -> None:
         try:
-            self._download.take(
+            self._download.download_missing(
                 wanted.files, is_last=wanted.is_last, is_stopped=lambda: self._is_closed
             )
         except MachineError:
@@ -349,11 +355,11 @@ def _age_key(unit: str) -> tuple[bool, str]:
     return Path(unit).name == FINAL, unit
 
 
-def _put_folder(staged: Path, place: Path) -> None:
+def _put_folder(staged: Path, target: Path) -> None:
     """Renames a staged folder to its final path, replacing an older one."""
-    with real_folder(place.parent) as parent:
-        going = f".{place.name}.going"
-        if place.exists():
-            parent.rename(place.name, going)
-        parent.rename(staged.name, place.name)
-    shutil.rmtree(place.with_name(going), ignore_errors=True)
+    with real_folder(target.parent) as parent:
+        going = f".{target.name}.going"
+        if target.exists():
+            parent.rename(target.name, going)
+        parent.rename(staged.name, target.name)
+    shutil.rmtree(target.with_name(going), ignore_errors=True)

@@ -20,7 +20,7 @@ from stillroom.outputs import OutputHeldError
 from stillroom.remote.follower.download import Download, Downloader
 from stillroom.remote.follower.launcher import Launcher
 from stillroom.remote.follower.local_run import LocalRun
-from stillroom.remote.follower.mirror import Mirror, OutOfStepError
+from stillroom.remote.follower.mirror import Mirror, OutOfSyncError
 from stillroom.remote.host import MachineGoneError, RunHost, UnreachableError
 from stillroom.remote.records import AppendedLines, JobSpec, RemoteFiles, RemoteState, RunUpdate
 from stillroom.run_folder import RunFailure, RunFolder, RunState
@@ -28,37 +28,41 @@ from stillroom.types import RunStatus
 
 _POLL_S = 0.5
 _CLEAN_UP_FOR_S = 24 * 3600.0
-_SILENT_S = 3600.0
+_UNREACHABLE_S = 3600.0
 _MB = 1e6
 _FIRST_WAIT_S, _SHORT_WAIT_S, _LONG_WAIT_S = 1.0, 5.0, 30.0
 _NUM_SHORT_WAITS = 60
 """The number of short waits, so that a network that is back within minutes is noticed quickly."""
-_HELD_S = 10.0
+_LASTED_S = 10.0
 
 
 class Backoff:
-    """Waits between retries: 1 s to 5 s, after minutes 30 s; none after a connection that held."""
+    """Computes how long to wait before each retry.
+
+    At first 1 to 5 seconds, after some minutes 30 seconds; not at all after a connection that has
+    lasted for 10 seconds. Each wait is shortened at random, by up to a half.
+    """
 
     def __init__(
-        self, *, most_s: float = _LONG_WAIT_S, draw: Callable[[], float] = random.random
+        self, *, max_s: float = _LONG_WAIT_S, draw: Callable[[], float] = random.random
     ) -> None:
-        self._most_s, self._draw = most_s, draw
+        self._max_s, self._draw = max_s, draw
         self._num_tries = 0
-        self._held_s = 0.0
+        self._connected_s = 0.0
 
-    def held(self, seconds: float) -> None:
-        """Records how long the connection has held so far."""
-        self._held_s = max(self._held_s, seconds)
+    def record_connected(self, seconds: float) -> None:
+        """Records how long the connection has lasted so far."""
+        self._connected_s = max(self._connected_s, seconds)
 
     def next_s(self) -> float:
         """Returns the number of seconds to wait before the next try."""
-        if self._held_s >= _HELD_S:
+        if self._connected_s >= _LASTED_S:
             self._num_tries = 0
-            self._held_s = 0.0
+            self._connected_s = 0.0
             return 0.0
         self._num_tries += 1
-        most_s = _SHORT_WAIT_S if self._num_tries <= _NUM_SHORT_WAITS else _LONG_WAIT_S
-        wait_s = min(self._most_s, most_s, _FIRST_WAIT_S * 2 ** (self._num_tries - 1))
+        max_s = _SHORT_WAIT_S if self._num_tries <= _NUM_SHORT_WAITS else _LONG_WAIT_S
+        wait_s = min(self._max_s, max_s, _FIRST_WAIT_S * 2 ** (self._num_tries - 1))
         return wait_s * (0.5 + 0.5 * self._draw())
 
 
@@ -82,11 +86,13 @@ class Follower:
         self._mirror = Mirror(folder, spec, self._run.root, self._record)
         self._launcher = Launcher(self._run, host, secrets, sleep)
         self._backoff, self._clock = backoff or Backoff(), clock
-        self._silent_since: float | None = None
+        self._unreachable_since: float | None = None
         """When the machine stopped answering; None while it answers."""
         self._sent_cancels: set[bool] = set()
-        self._is_due = self._is_abandoned = False
-        """Whether the next step is due at once; whether the run's local folder was deleted."""
+        self._is_due = False
+        """Whether the next step is due at once."""
+        self._is_abandoned = False
+        """Whether the run was removed because its local folder was deleted."""
 
     def run(self) -> None:
         """Follows the run until it has ended, is downloaded, and its machine is cleaned up."""
@@ -122,12 +128,12 @@ class Follower:
             self._advance()
         except RunCancelledError:
             self._end(RunStatus.CANCELLED)
-        except OutOfStepError:
+        except OutOfSyncError:
             self._is_due = True
         except UnreachableError as error:
-            self._record_silence(error)
+            self._record_unreachable(error)
         except MachineGoneError as error:
-            self._record_loss(error)
+            self._record_gone(error)
         except EngineError as error:
             self._record_error(error.problem, error.fix)
         except OSError as error:
@@ -138,7 +144,8 @@ class Follower:
         except Exception as error:
             traceback.print_exc()
             name = f"unexpected {type(error).__name__}: {str(error)[:300]}"
-            self._record_error(name, f"the traceback is in {self._folder.path / 'follower.log'}")
+            log = self._folder.path / "follower.log"
+            self._record_error(name, f"this is a bug in stillroom; the traceback is in {log}")
 
     def _advance(self) -> None:
         if not self._run.has_ended:
@@ -152,7 +159,7 @@ class Follower:
 
     def _follow(self) -> None:
         """Mirrors the run until it has ended and all its files are downloaded."""
-        self._view.phase("running")
+        self._view.record_phase("running")
         self._sent_cancels.clear()
         root, outputs = self._run.root, self._spec.outputs
         download = Download(self._folder, root, outputs, self._record, self._fetch)
@@ -163,7 +170,7 @@ class Follower:
             closing(self._host.follow(self._folder.run_id, self._mirror.seen)) as updates,
         ):
             for update in updates:
-                self._backoff.held(time.monotonic() - began)
+                self._backoff.record_connected(time.monotonic() - began)
                 self._handle(update)
                 if isinstance(update, RemoteFiles):
                     downloader.submit(update)
@@ -179,35 +186,36 @@ class Follower:
         self._finish(download, last)
 
     def _handle(self, update: RunUpdate) -> None:
-        self._silent_since = None
+        """Records the contact, and mirrors a state or lines; files are left to the downloader."""
+        self._unreachable_since = None
         if isinstance(update, RemoteState):
-            self._view.contact(elapsed_s=update.elapsed_s)
+            self._view.record_contact(elapsed_s=update.elapsed_s)
             if not self._record.is_started:
                 # The run was started, but the reply was lost.
                 self._record.before_start_s = max(0.0, self._view.used_s - update.elapsed_s)
                 self._record.is_started = True
-            self._mirror.take_state(update)
+            self._mirror.write_state(update)
             if self._mirror.final is not None:
-                self._view.ended_there()
+                self._view.record_end()
             return
-        self._view.contact()
+        self._view.record_contact()
         if isinstance(update, AppendedLines):
-            self._mirror.take_lines(update)
+            self._mirror.append_lines(update)
 
     def _fetch(self, path: str, offset: int) -> Generator[bytes]:
         return self._host.fetch(self._folder.run_id, path, offset)
 
     def _download_rest(self, downloader: Downloader, download: Download, last: RemoteFiles) -> None:
         """Waits until all files are downloaded."""
-        self._view.phase("bringing_back")
+        self._view.record_phase("bringing_back")
         before = download.num_bytes
         while not downloader.is_done(last):
             downloader.raise_error()
             done, total = round(download.num_bytes / _MB), round(download.num_wanted / _MB)
             phase = f"download from {self._spec.machine.name}"
-            self._run.show(phase, min(done, total), total, "MB", at_once=False)
+            self._run.show_progress(phase, min(done, total), total, "MB", at_once=False)
             if download.num_bytes > before:
-                self._view.contact()
+                self._view.record_contact()
             self._sleep(_POLL_S / 10)
 
     def _finish(self, download: Download, last: RemoteFiles) -> None:
@@ -217,29 +225,29 @@ class Follower:
             raise UnreachableError(
                 "some files are not downloaded yet", "no action needed: the download is retried"
             )
-        if download.taken:
-            final = _with_output_conflict(final, download.taken, self._folder)
+        if download.conflicts:
+            final = _with_output_conflict(final, download.conflicts, self._folder)
         self._folder.write(final)
-        self._view.contact()
+        self._view.record_contact()
 
     def _clean_up(self) -> None:
-        """Removes the run from its machine, and releases the machine if we provisioned it.
+        """Removes the run from its machine, and releases the machine if Stillroom provisioned it.
 
         The machine is released even if the run's folder cannot be removed.
         """
         ended_at = self._folder.state_file.stat().st_mtime
-        left: EngineError | None = None
+        removal_error: EngineError | None = None
         if self._view.has_started and not self._spec.machine.keep_remote:
             try:
                 self._host.remove(self._folder.run_id)
             except MachineGoneError:
                 pass
             except EngineError as error:
-                left = error
+                removal_error = error
         self._host.release()
-        if left is not None and time.time() - ended_at < _CLEAN_UP_FOR_S:
-            raise left
-        self._view.over()
+        if removal_error is not None and time.time() - ended_at < _CLEAN_UP_FOR_S:
+            raise removal_error
+        self._view.record_over()
 
     def _abandon(self) -> None:
         """Kills and removes the remote run after its local folder was deleted."""
@@ -259,36 +267,39 @@ class Follower:
 
     def _forward_cancellation(self) -> None:
         """Forwards the user's cancellation, once per connection."""
-        for is_wanted, kill in ((self._run.is_cancelled, False), (self._run.is_killed, True)):
+        for is_wanted, kill in (
+            (self._run.is_cancelled, False),
+            (self._run.is_kill_requested, True),
+        ):
             if is_wanted and kill not in self._sent_cancels:
                 self._host.cancel(self._folder.run_id, kill=kill)
                 self._sent_cancels.add(kill)
 
-    def _record_silence(self, error: UnreachableError) -> None:
+    def _record_unreachable(self, error: UnreachableError) -> None:
         """Records that the machine does not answer; its run may continue.
 
         If the machine was silent for longer than `max_hours`, the run has stopped by itself.
         """
         machine, contact_at = self._spec.machine, self._record.contact_at
-        silent_s = time.time() - contact_at if contact_at is not None else 0.0
+        unreachable_s = time.time() - contact_at if contact_at is not None else 0.0
         is_running = self._record.is_started and not self._run.has_ended
-        if self._silent_since is None:
-            self._silent_since = self._clock()
-        # The wall clock may have been set, so retries must have failed for a while too.
-        has_tried = self._clock() - self._silent_since > _SILENT_S
-        if is_running and has_tried and silent_s > machine.max_hours * 3600 + _SILENT_S:
+        if self._unreachable_since is None:
+            self._unreachable_since = self._clock()
+        # The wall clock may have been set, so retries must also have failed for an hour.
+        has_tried = self._clock() - self._unreachable_since > _UNREACHABLE_S
+        if is_running and has_tried and unreachable_s > machine.max_hours * 3600 + _UNREACHABLE_S:
             problem = (
-                f"{machine.name} has not answered for {silent_s / 3600:.0f} hours, so its "
+                f"{machine.name} has not answered for {unreachable_s / 3600:.0f} hours, so its "
                 f"run has stopped by itself (max_hours: {machine.max_hours:g})"
             )
             fix = f"if the machine is up again, the run's files are in {machine.folder} on it"
-            self._record_loss(MachineGoneError(problem, fix))
+            self._record_gone(MachineGoneError(problem, fix))
             return
         is_queued = is_running and self._run.is_cancelled
         queued = f"\ncancellation is queued until {machine.name} answers" if is_queued else ""
-        self._view.problem(f"{error}{queued}")
+        self._view.record_problem(f"{error}{queued}")
 
-    def _record_loss(self, error: MachineGoneError) -> None:
+    def _record_gone(self, error: MachineGoneError) -> None:
         """Ends a run whose machine is gone; it can be resumed from its downloaded files."""
         if self._run.has_ended:
             self._clean_up()
@@ -309,7 +320,7 @@ class Follower:
     def _record_error(self, problem: str, fix: str) -> None:
         """Fails a run that could not be started; for a started run, only records the problem."""
         if self._view.has_started or self._run.has_ended:
-            self._view.problem(f"{problem}\nfix: {fix}")
+            self._view.record_problem(f"{problem}\nfix: {fix}")
         else:
             self._end(RunStatus.FAILED, problem, fix)
 
@@ -336,7 +347,7 @@ def _with_output_conflict(final: RunState, taken: list[str], folder: RunFolder) 
     failure = RunFailure(
         problem=f"the run succeeded, but another local process has written {names} meanwhile",
         fix=f"the run's output is in {folder.path / 'brought_back'}: compare the files, and move "
-        "it manually",
+        "those that you want to keep",
     )
     return msgspec.structs.replace(final, status=RunStatus.FAILED, error=failure)
 

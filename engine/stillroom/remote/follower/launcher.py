@@ -25,7 +25,7 @@ from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 
 _POLL_S = 0.5
-_RATE_FROM_BYTES = 1 << 20
+_MIN_BYTES_FOR_RATE = 1 << 20
 _MB = 1e6
 _HOUR_S = 3600.0
 _MIN_RESERVE_S = 60.0
@@ -57,8 +57,8 @@ class Launcher:
         MachineGoneError, or another EngineError.
         """
         run, host = self._run, self._host
-        known = read_follower_start(run.folder)
-        lacking = sorted(set(known.secret_names) - self._secrets.keys())
+        start = read_follower_start(run.folder)
+        lacking = sorted(set(start.secret_names) - self._secrets.keys())
         if run.view.has_started and (lacking or run.is_cancelled):
             return
         if lacking:
@@ -70,27 +70,27 @@ class Launcher:
         self._wait_for_earlier_runs()
         run.lock_outputs()
         run.stop_if_cancelled()
-        run.view.phase("bringing_up")
+        run.view.record_phase("bringing_up")
         if run.spec.machine.access.bills_from == "provision":
-            # A cloud bills from provisioning on, not from our first contact.
-            run.view.in_use()
+            # A cloud bills from provisioning on, not from the first contact.
+            run.view.record_use()
         host.provision()
-        run.view.contact()
+        run.view.record_contact()
         run.record.price_per_hour = host.price_per_hour()
         self._check_price()
         run.stop_if_cancelled()
-        run.view.phase("preparing")
+        run.view.record_phase("preparing")
         host.prepare(run.spec, self._show_preparing)
-        run.view.contact()
-        self._remember_facts()
+        run.view.record_contact()
+        self._cache_facts()
         run.stop_if_cancelled()
-        self._start(self._send())
+        self._start(self._upload())
 
     def _show_preparing(self, text: str) -> None:
         """Shows the current step; an empty text only records that the machine answers."""
-        self._run.view.contact()
+        self._run.view.record_contact()
         if text:
-            self._run.show(text)
+            self._run.show_progress(text)
             sys.stderr.write(f"{text}\n")
 
     def _check_price(self) -> None:
@@ -104,10 +104,10 @@ class Launcher:
                 "budget_usd out",
             )
 
-    def _remember_facts(self) -> None:
-        """Caches the machine's facts for later plans, unless they are cached already.
+    def _cache_facts(self) -> None:
+        """Caches the machine's facts for later plans.
 
-        Those from before the first run, which had nothing installed, are replaced.
+        Cached facts are replaced if Stillroom was not installed when they were collected.
         """
         workspace, machine = Workspace(self._run.root), self._run.spec.machine
         known = load_probe(workspace, machine)
@@ -121,44 +121,46 @@ class Launcher:
         for run_id in self._run.spec.start_after:
             while not read_run(RunFolder(folder.path.with_name(run_id))).status.is_final:
                 self._run.stop_if_cancelled()
-                self._run.show(f"wait for {run_id}", unit="runs", at_once=False)
+                self._run.show_progress(f"wait for {run_id}", unit="runs", at_once=False)
                 self._sleep(_POLL_S)
 
-    def _send(self) -> Contents:
+    def _upload(self) -> Contents:
+        """Uploads the files that the machine lacks; returns the contents of all the run's files."""
         run = self._run
-        run.view.phase("sending")
+        run.view.record_phase("sending")
         contents = read_contents(run.folder, run.spec, is_stopped=run.folder.cancel_mark.exists)
         run.stop_if_cancelled()
         if not run.view.has_started:
             record_outputs(run.record, run.root, run.spec.outputs, contents.files)
             write_record(run.folder, run.record)
         missing = self._host.missing(contents.blobs)
-        run.view.contact()
+        run.view.record_contact()
         wanted = [blob for blob in contents.blobs if blob.sha256 in missing]
         total, done = sum(blob.num_bytes for blob in wanted), sum(missing.values())
-        began, first = time.monotonic(), done
+        started_at, first = time.monotonic(), done
         for num_bytes in self._host.send(wanted, missing) if wanted else ():
             done += num_bytes
-            run.view.contact()
+            run.view.record_contact()
             phase = f"send to {run.spec.machine.name}"
-            run.show(phase, round(done / _MB), round(total / _MB), "MB", at_once=False)
+            run.show_progress(phase, round(done / _MB), round(total / _MB), "MB", at_once=False)
             run.stop_if_cancelled()
-        if done - first >= _RATE_FROM_BYTES:
-            run.record.bytes_per_s = (done - first) / max(0.001, time.monotonic() - began)
+        if done - first >= _MIN_BYTES_FOR_RATE:
+            run.record.bytes_per_s = (done - first) / max(0.001, time.monotonic() - started_at)
         return contents
 
     def _start(self, contents: Contents) -> None:
+        """Requests the launch, unless the budget is spent already, and records it."""
         run, view = self._run, self._run.view
         used_s, spent_usd, budget = view.used_s, view.machine_usd or 0.0, run.spec.budget_usd
         if budget is not None and spent_usd >= budget:
             raise RunError(
-                f"the machine cost ${spent_usd:.2f} before the run started, which exceeds its "
-                f"budget of ${budget:g}",
+                f"the machine cost ${spent_usd:.2f} before the run started, which exceeds the "
+                f"run's budget of ${budget:g}",
                 "raise budget_usd; uploaded files and installed packages stay on the machine",
             )
         request = self._request(contents, spent_usd)
         run.stop_if_cancelled()
-        view.starting()
+        view.record_launch()
         self._host.start(request)
         run.record.before_start_s, run.record.is_started = used_s, True
         write_record(run.folder, run.record, durable=True)
@@ -243,6 +245,6 @@ def reserve_s(
     """
     if not price_per_hour or budget_usd is None:
         return 0.0
-    copying_s = _COPIES * model_bytes / (bytes_per_s or _SLOW_BYTES_PER_S)
-    bought_s = budget_usd / price_per_hour * _HOUR_S
-    return min(_MIN_RESERVE_S + copying_s, _MAX_BUDGET_SHARE * bought_s)
+    download_s = _COPIES * model_bytes / (bytes_per_s or _SLOW_BYTES_PER_S)
+    affordable_s = budget_usd / price_per_hour * _HOUR_S
+    return min(_MIN_RESERVE_S + download_s, _MAX_BUDGET_SHARE * affordable_s)

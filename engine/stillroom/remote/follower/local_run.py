@@ -73,6 +73,7 @@ class FollowRecord(msgspec.Struct, kw_only=True):
     bytes_per_s: float | None = None
     """The measured upload speed."""
     grown: dict[str, GrownFile] = {}
+    """The mirrored growing files, by path relative to the workspace."""
     left_alone: list[str] = []
     """Growing files outside the run's folder that another local process has changed."""
     before: dict[str, str] = {}
@@ -142,7 +143,7 @@ class LocalRun:
         return self.folder.cancel_mark.exists()
 
     @property
-    def is_killed(self) -> bool:
+    def is_kill_requested(self) -> bool:
         """Whether the user has asked to kill the run's processes."""
         return (self.folder.path / KILL_MARK).exists()
 
@@ -151,7 +152,7 @@ class LocalRun:
         if self.is_cancelled:
             raise RunCancelledError
 
-    def show(
+    def show_progress(
         self,
         phase: str,
         done: int = 0,
@@ -175,7 +176,7 @@ class LocalRun:
         state = msgspec.structs.replace(
             self.folder.read(), status=status, ended_at=now(), error=error, progress=None
         )
-        # On a full disk it is retried.
+        # On a full disk, the follower tries again.
         with suppress(OSError):
             self.folder.write(state)
 
@@ -211,6 +212,7 @@ class ViewFile:
         self._bills_from_start = machine.access.bills_from == "start"
         self._written_at = 0.0
         self._elapsed_at: float | None = None
+        """When `_elapsed_s` was received (monotonic); None if this process received none."""
         self._elapsed_s = record.elapsed_s
 
     @property
@@ -243,27 +245,27 @@ class ViewFile:
             return None
         return machine_usd(self._record.price_per_hour, max(0.0, time.time() - ended_at))
 
-    def phase(self, phase: Phase) -> None:
+    def record_phase(self, phase: Phase) -> None:
         """Records the run's phase."""
         if phase != self._view.phase:
             self._write(phase=phase)
 
-    def starting(self) -> None:
+    def record_launch(self) -> None:
         """Records that the launch is about to be requested."""
         self._write(has_started=True, durable=True)
 
-    def in_use(self) -> None:
+    def record_use(self) -> None:
         """Records that the machine may cost money from now on."""
         self._record.used_since = self._record.used_since or time.time()
         write_record(self._folder, self._record)
 
-    def ended_there(self) -> None:
-        """Records that the run has ended on its machine: its cost stands still from now on."""
+    def record_end(self) -> None:
+        """Records that the run has ended on its machine, so that its cost no longer grows."""
         if self._record.ended_at is None:
             self._record.ended_at = time.time()
             write_record(self._folder, self._record, durable=True)
 
-    def contact(self, *, elapsed_s: float | None = None) -> None:
+    def record_contact(self, *, elapsed_s: float | None = None) -> None:
         """Records that the machine has answered."""
         record = self._record
         if not self._bills_from_start:
@@ -276,7 +278,7 @@ class ViewFile:
             write_record(self._folder, record)
             self._write(last_contact=now(), problem=None)
 
-    def problem(self, text: str) -> None:
+    def record_problem(self, text: str) -> None:
         """Records why the run cannot proceed or be reached at present, and what to do.
 
         The cost is updated on each retry too, since the machine may still be billed.
@@ -285,11 +287,12 @@ class ViewFile:
         if text != self._view.problem or is_due:
             self._write(problem=text)
 
-    def over(self) -> None:
+    def record_over(self) -> None:
         """Records that the run is over: nothing is left to do."""
         self._write(phase="over", problem=None, durable=True)
 
     def _since_start_s(self) -> float:
+        """Returns the seconds since the run's start, by the machine's clock while it answers."""
         if self.is_over or self._record.ended_at is not None:
             return self._elapsed_s
         if self._elapsed_at is not None:
@@ -312,7 +315,7 @@ class ViewFile:
             write_json(self._file, self._view, durable=durable)
             self._keep_spare_bytes()
         except OSError:
-            # The disk is full, which the user has to be told.
+            # The disk is full, and the view must say so.
             with suppress(OSError):
                 self._spare.unlink(missing_ok=True)
                 write_json(self._file, self._view, durable=False)

@@ -17,14 +17,14 @@ from stillroom.remote.run_files import LOG_FILES, is_of_run_folder, is_output
 from stillroom.run_folder import RunFolder, RunState
 from stillroom.types import RunStatus
 
-_STEADY_S = 2.0
+_CLOCK_TOLERANCE_S = 2.0
 """Two measurements of the machine's clock offset differ by less, unless a clock was set."""
-_MOST_GROWING_FILES = bounds.GROWING_FILES.most
-_UNKNOWN = GrownFile(remote_bytes=0, local_bytes=0)
+_MAX_GROWING_FILES = bounds.GROWING_FILES.most
+_NEW_FILE = GrownFile(remote_bytes=0, local_bytes=0)
 
 
-class OutOfStepError(Exception):
-    """An update does not start at the end of the local file; all updates are requested again."""
+class OutOfSyncError(Exception):
+    """An update does not start at the end of the local file; the update stream must be reopened."""
 
 
 class Mirror:
@@ -32,7 +32,7 @@ class Mirror:
 
     def __init__(self, folder: RunFolder, spec: JobSpec, root: Path, record: FollowRecord) -> None:
         self._folder, self._spec, self._root, self._record = folder, spec, root, record
-        self._replaced = self._replacements()
+        self._path_replacements = self._make_replacements()
         self.final: RunState | None = None
         """The run's final state, once it has ended on its machine; None before."""
 
@@ -41,22 +41,23 @@ class Mirror:
         """The number of remote bytes of each growing file that have been mirrored."""
         return {path: grown.remote_bytes for path, grown in self._record.grown.items()}
 
-    def take_state(self, update: RemoteState) -> None:
+    def write_state(self, update: RemoteState) -> None:
         """Writes the run's state; an ended run stays `running` until its files are downloaded."""
         record = self._record
         ahead_s = update.clock - time.time()
-        if record.clock_ahead_s is None or abs(ahead_s - record.clock_ahead_s) > _STEADY_S:
+        if record.clock_ahead_s is None or abs(ahead_s - record.clock_ahead_s) > _CLOCK_TOLERANCE_S:
             record.clock_ahead_s = ahead_s
         if record.root != update.root:
             record.root = update.root
-            self._replaced = self._replacements()
+            self._path_replacements = self._make_replacements()
         record.elapsed_s = max(record.elapsed_s, update.elapsed_s)
         try:
             remote = msgspec.json.decode(self._with_local_paths(update.run_json), type=RunState)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise UnreachableError(
                 f"{self._spec.machine.name} sent an invalid run state: {error}",
-                "it is retried; if it persists, check the machine with check_setup",
+                "no action needed: it is retried; if the error persists, check the machine with "
+                "check_setup",
             ) from error
         state = msgspec.structs.replace(
             remote,
@@ -76,7 +77,7 @@ class Mirror:
         self._folder.write(state, durable=False)
         write_record(self._folder, record)
 
-    def take_lines(self, lines: AppendedLines) -> None:
+    def append_lines(self, lines: AppendedLines) -> None:
         """Appends to a growing file, unless the local file was changed by another process."""
         grown, path = self._record.grown, lines.path
         is_text = path.removeprefix(f"runs/{self._folder.run_id}/") in LOG_FILES
@@ -85,40 +86,41 @@ class Mirror:
             return  # The machine may not write any other local file.
         if path in self._record.left_alone:
             return
-        if path not in grown and len(grown) >= _MOST_GROWING_FILES:
+        if path not in grown and len(grown) >= _MAX_GROWING_FILES:
             raise MachineError(
-                f"{self._spec.machine.name} sent lines for more than {_MOST_GROWING_FILES} files",
+                f"{self._spec.machine.name} sent lines for more than {_MAX_GROWING_FILES} files",
                 "check what is running on that machine",
             )
-        known, place = grown.get(path, _UNKNOWN), self._root / path
+        known, local_file = grown.get(path, _NEW_FILE), self._root / path
         if lines.offset == 0 and known.remote_bytes:
             if not is_own:
                 # Paid rows are not deleted; the whole file is downloaded at the end.
-                self._leave_alone(path)
+                self._stop_mirroring(path)
                 return
-            write_atomic(place, b"", durable=False)
-            known = _UNKNOWN
+            write_atomic(local_file, b"", durable=False)
+            known = _NEW_FILE
         if lines.offset != known.remote_bytes:
-            raise OutOfStepError(path)
-        if is_own and known.local_bytes and not _is_at_least(place, known.local_bytes):
+            raise OutOfSyncError(path)
+        if is_own and known.local_bytes and not _is_at_least(local_file, known.local_bytes):
             grown.pop(path)
-            raise OutOfStepError(path)
+            raise OutOfSyncError(path)
         data = self._with_local_paths(lines.data) if is_text else lines.data
-        if not _append(place, known.local_bytes, data, is_own=is_own):
-            self._leave_alone(path)
+        if not _append(local_file, known.local_bytes, data, is_own=is_own):
+            self._stop_mirroring(path)
             return
         grown[path] = GrownFile(
             remote_bytes=lines.offset + len(lines.data),
             local_bytes=known.local_bytes + len(data),
-            changed_at=place.stat().st_mtime_ns,
+            changed_at=local_file.stat().st_mtime_ns,
         )
         write_record(self._folder, self._record)
 
-    def _leave_alone(self, path: str) -> None:
+    def _stop_mirroring(self, path: str) -> None:
+        """Stops mirroring a file that another process has changed; it is downloaded at the end."""
         self._record.left_alone.append(path)
         write_record(self._folder, self._record)
 
-    def _replacements(self) -> list[tuple[bytes, bytes]]:
+    def _make_replacements(self) -> list[tuple[bytes, bytes]]:
         """Returns pairs of a remote path and the local path that replaces it, longest first.
 
         Remote paths are unique, since they contain the run's random id.
@@ -136,14 +138,15 @@ class Mirror:
         return [(remote.encode(), local.encode()) for remote, local in pairs]
 
     def _with_local_paths(self, text: bytes) -> bytes:
-        for remote, local in self._replaced:
+        """Returns a text with the machine's paths replaced by local ones."""
+        for remote, local in self._path_replacements:
             text = text.replace(remote, local)
         return text
 
     def _local_time(self, moment: str | None) -> str | None:
         """Converts a timestamp of the machine's clock to the local clock."""
         shift = timedelta(seconds=self._record.clock_ahead_s or 0.0)
-        if moment is None or abs(shift) < timedelta(seconds=_STEADY_S):
+        if moment is None or abs(shift) < timedelta(seconds=_CLOCK_TOLERANCE_S):
             return moment
         try:
             shifted = (datetime.fromisoformat(moment) - shift).astimezone(UTC)

@@ -41,7 +41,7 @@ def clean_up(
     provision_log: ProvisionLog, release: Callable[[ProvisionedMachine, ProvisionLog], None]
 ) -> list[str]:
     """Releases the machines that no run needs; returns the names of those that it could not."""
-    left: list[str] = []
+    failed: list[str] = []
     for entry in provision_log.entries():
         try:
             if entry.is_abandoned:
@@ -50,8 +50,8 @@ def clean_up(
                 restart_followers(entry)
         except EngineError as error:
             sys.stderr.write(f"{entry.name}: {error}\n")
-            left.append(entry.name)
-    return left
+            failed.append(entry.name)
+    return failed
 
 
 def restart_followers(entry: ProvisionedMachine) -> None:

@@ -74,7 +74,7 @@ class Bucket:
     def __init__(self, api: Any, name: str) -> None:
         self._api, self.name = api, name
 
-    def make(self) -> None:
+    def create(self) -> None:
         """Creates the private bucket unless it exists.
 
         Raises MachineError if the bucket is public.
@@ -114,7 +114,7 @@ class Bucket:
             self.download(path, target)
             return target.read_bytes()
 
-    def names(self, prefix: str) -> list[str]:
+    def list_files(self, prefix: str) -> list[str]:
         """Returns the paths of the files below a folder."""
         with hub_errors(f"could not list files in the bucket {self.name}"):
             found = list(self._api.list_bucket_tree(self.name, prefix, recursive=True))
@@ -138,14 +138,14 @@ def hub_errors(problem: str) -> Generator[None]:
         raise
     except HfHubHTTPError as error:
         status = error.response.status_code
-        text = f"{problem}: {_line(error)}"
+        text = f"{problem}: {_one_line(error)}"
         if status == _TOO_MANY_REQUESTS or status >= _SERVER_ERROR:
             raise UnreachableError(text, "no action needed: it is retried") from error
-        fix = _FIXES.get(status, "fix the cause given in the message, and start the run again")
+        fix = _FIXES.get(status, "correct the cause that the message gives, then try again")
         raise MachineError(text, fix) from error
     except Exception as error:  # Network errors and errors of huggingface_hub's dependencies.
         raise UnreachableError(
-            f"{problem}: {type(error).__name__}: {_line(error)}",
+            f"{problem}: {type(error).__name__}: {_one_line(error)}",
             "no action needed: it is retried; see https://status.huggingface.co",
         ) from error
 
@@ -160,7 +160,7 @@ def check_hub_installed() -> None:
         raise missing_extra("hf-jobs", "a Hugging Face Jobs machine with a newer huggingface_hub")
 
 
-def _line(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:_MAX_CHARS]
 
 
@@ -179,7 +179,8 @@ class JobPackages(msgspec.Struct, frozen=True, kw_only=True):
     """The packages that a job installs before it starts the run."""
 
     spec: JobSpec = msgspec.field(name="order")
-    home: LocalPackages
+    local_packages: LocalPackages = msgspec.field(name="home")
+    """The packages that are installed on the user's machine."""
 
 
 class JobStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,8 +219,8 @@ class UpdateReader:
     """Reads the updates of a run's job, starting where an earlier reader stopped.
 
     run: the run's local folder.
-    seen: the downloaded bytes of each growing file, which are skipped. If a piece is missing
-    because the local file was changed, all updates are read again.
+    seen: the number of bytes of each growing file that are mirrored already and are skipped. If
+    bytes are missing because the local file was changed, all updates are read again.
     """
 
     def __init__(self, bucket: Bucket, run: Path, seen: Mapping[str, int]) -> None:
@@ -243,7 +244,7 @@ class UpdateReader:
         return set(self._view.outputs)
 
     def next(self) -> Sequence[JobUpdate] | None:
-        """Returns the new updates in the next batch; None if there is no batch yet."""
+        """Returns the next batch, without updates that are known; None if there is no batch yet."""
         batch = self._read(self._view.next_batch)
         if batch is None:
             return None
@@ -273,7 +274,7 @@ class UpdateReader:
             return None
         try:
             if num_bytes > _MAX_BATCH_BYTES:
-                raise ValueError(f"{num_bytes >> 20} MB")
+                raise ValueError(f"it has {num_bytes >> 20} MB")
             return msgspec.msgpack.decode(self._bucket.read(path), type=list[JobUpdate])
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise MachineError(

@@ -70,7 +70,7 @@ class HubJobs:
     ) -> str:
         """Starts the job of a run and returns its id; the service enforces `timeout_s`.
 
-        packages: the requirements of our program in the job.
+        packages: the requirements of the program in the job.
         """
         with hub_errors(f"could not start the job of {run_id}"):
             job = self._api.run_job(
@@ -109,7 +109,7 @@ class HubJobs:
         """Returns whether a job has ended, and so costs nothing any more."""
         return self.stage(job_id) in _FINAL_STAGES
 
-    def end(self, job_id: str) -> None:
+    def cancel(self, job_id: str) -> None:
         """Cancels a job immediately."""
         with hub_errors(f"could not cancel the job {job_id}"):
             self._api.cancel_job(job_id=job_id, namespace=self.namespace)
@@ -137,16 +137,16 @@ class HubJobs:
             if job_id is None:
                 # If its sender was killed, the request for the job may still take effect.
                 if held.entry.is_old:
-                    held.forget()
+                    held.remove()
                 return
             if not self.is_over(job_id):
-                self.end(job_id)
+                self.cancel(job_id)
                 if not self.is_over(job_id):
                     raise UnreachableError(
                         f"the job {job_id} is still running although it was cancelled",
                         f"no action needed: it is retried; to do it now: `hf jobs cancel {job_id}`",
                     )
-            held.forget()
+            held.remove()
 
 
 def time_limit(flavor: HfJobsFlavor, run: LaunchRequest, price: float | None) -> float:
@@ -154,8 +154,9 @@ def time_limit(flavor: HfJobsFlavor, run: LaunchRequest, price: float | None) ->
 
     Raises MachineError if the budget or the timeout is too small for a job.
     """
-    own = flavor.timeout
-    seconds = float(own[:-1]) * _UNITS[own[-1]] if own[-1] in _UNITS else float(own)
+    timeout = flavor.timeout
+    has_unit = timeout[-1] in _UNITS
+    seconds = float(timeout[:-1]) * _UNITS[timeout[-1]] if has_unit else float(timeout)
     limits = [seconds, run.max_hours * _HOUR_S + _SETUP_S]
     if price and run.budget_usd is not None:
         limits.append((run.budget_usd - run.spent_usd) / price * _HOUR_S)
@@ -176,7 +177,7 @@ def price_of(hardware: Any) -> float | None:
 
 
 def _command(packages: list[str]) -> list[str]:
-    """Returns the command of a job, which downloads our code from the bucket and runs it."""
+    """Returns the command of a job, which downloads the code from the bucket and runs it."""
     wanted = [word for each in packages for word in ("--with", each)]
     run = ["uv", "run", "--no-project", "--python", ">=3.11", *wanted, "python", "-P", "-c", _BOOT]
     line = f"command -v uv >/dev/null || pip install -q uv; exec {shlex.join(run)}"

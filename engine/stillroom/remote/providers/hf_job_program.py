@@ -48,12 +48,12 @@ _POST_EVERY_S = 10.0
 _TRIES = 30
 _RETRY_S = 20.0
 _RESERVE_S = 600.0
-_RESERVE_PART = 0.1
+_RESERVE_SHARE = 0.1
 _HOUR_S = 3600.0
 
-_End = EngineError | None
-"""The last item of the queue of updates: an error, or None after the last update."""
-_Queue = SimpleQueue[RunUpdate | _End]
+_LastItem = EngineError | None
+"""The item after the last update in the queue: an error, or None if there was none."""
+_Queue = SimpleQueue[RunUpdate | _LastItem]
 
 
 def main() -> int:
@@ -67,12 +67,12 @@ def main() -> int:
     job = JobProgram(
         bucket, os.environ[RUN_VARIABLE], start=os.environ[START_VARIABLE], secrets=secrets
     )
-    return 0 if job.do(host_in_job) else 1
+    return 0 if job.run(host_in_job) else 1
 
 
 def host_in_job(packages: JobPackages) -> RunHost:
     """Returns the host for the job's own machine, over a local channel."""
-    return ChannelHost(packages.spec.machine, LocalChannel(), local=packages.home)
+    return ChannelHost(packages.spec.machine, LocalChannel(), local=packages.local_packages)
 
 
 class JobProgram:
@@ -99,7 +99,7 @@ class JobProgram:
         self._uploaded = set[str]()
         self._cancellations = set[str]()
 
-    def do(self, open_host: Callable[[JobPackages], RunHost]) -> bool:
+    def run(self, open_host: Callable[[JobPackages], RunHost]) -> bool:
         """Executes the run; returns whether all its files are in the bucket."""
         if not self._claim():
             _log(f"another job executes the run {self._run_id}; this one exits")
@@ -112,7 +112,7 @@ class JobProgram:
             self._place_files(host, start.run)
             host.start(self._limited_launch(start))
             self._setup_s = time.monotonic() - self._started_at
-            self._report(host, start.run)
+            self._post_updates(host, start.run)
         except EngineError as error:
             _log(f"{error.problem}\nfix: {error.fix}")
             self._post([JobFailure(problem=error.problem, fix=error.fix)])
@@ -135,7 +135,7 @@ class JobProgram:
         If the service terminated the job first, the last checkpoint would not be uploaded.
         """
         run, used_s = start.run, time.monotonic() - self._started_at
-        reserve_s = max(run.reserve_s, min(_RESERVE_S, _RESERVE_PART * start.timeout_s))
+        reserve_s = max(run.reserve_s, min(_RESERVE_S, _RESERVE_SHARE * start.timeout_s))
         left_s = max(0.0, start.timeout_s - used_s - reserve_s)
         spent_usd = run.spent_usd + (run.price_per_hour or 0.0) * used_s / _HOUR_S
         return msgspec.structs.replace(
@@ -165,7 +165,7 @@ class JobProgram:
                     pass
                 target.unlink()
 
-    def _report(self, host: RunHost, run: LaunchRequest) -> None:
+    def _post_updates(self, host: RunHost, run: LaunchRequest) -> None:
         """Posts the run's updates until it has ended, and forwards cancellations."""
         received: _Queue = SimpleQueue()
         Thread(target=self._receive, args=(host, received), daemon=True).start()
@@ -185,6 +185,7 @@ class JobProgram:
                     self._delete_pruned(each, run)
 
     def _receive(self, host: RunHost, received: _Queue) -> None:
+        """Puts the run's updates into the queue, and the item after the last one."""
         seen: dict[str, int] = {}
         tries = 0
         while True:
@@ -206,9 +207,9 @@ class JobProgram:
                 received.put(error)
                 return
 
-    def _collect_batch(self, received: _Queue) -> list[RunUpdate | _End]:
+    def _collect_batch(self, received: _Queue) -> list[RunUpdate | _LastItem]:
         """Collects updates for some seconds, since the hub limits the number of writes per hour."""
-        batch: list[RunUpdate | _End] = []
+        batch: list[RunUpdate | _LastItem] = []
         deadline = time.monotonic() + self._post_every_s
         while (left_s := deadline - time.monotonic()) > 0:
             try:
@@ -254,6 +255,7 @@ class JobProgram:
         self._uploaded -= gone
 
     def _post(self, updates: list[JobUpdate]) -> None:
+        """Writes a batch of updates to the bucket."""
         data, path = msgspec.msgpack.encode(updates), self._paths.updates(self._number)
         self._retry(lambda: self._bucket.put([(data, path)]))
         self._number += 1
@@ -287,8 +289,8 @@ def _without_superseded(batch: list[Any]) -> Iterator[JobUpdate]:
     """Yields updates without states and file lists that later ones in the batch supersede."""
     last: dict[type[Any], int] = {type(each): number for number, each in enumerate(batch)}
     for number, update in enumerate(batch):
-        replaces = isinstance(update, RemoteState | RemoteFiles) and last[type(update)] == number
-        if replaces or isinstance(update, AppendedLines):
+        is_latest = isinstance(update, RemoteState | RemoteFiles) and last[type(update)] == number
+        if is_latest or isinstance(update, AppendedLines):
             yield update
 
 

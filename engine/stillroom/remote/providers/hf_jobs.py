@@ -55,11 +55,11 @@ from stillroom.remote.ssh.requirements import (
 from stillroom.settings import Workspace
 
 _BUCKET = "stillroom-runs"
-_FETCHED = ".remote_fetched"
-_LOOK_EVERY_S = 6.0
-_LOOKS_PER_STATUS = 5
+_FETCHED_FOLDER = ".remote_fetched"
+_POLL_S = 6.0
+_POLLS_PER_STATUS = 5
 """The number of polls of the bucket per query of the job's status."""
-_PIECE = 1 << 20
+_PIECE_BYTES = 1 << 20
 _GROUP_BYTES = 64 << 20
 
 
@@ -82,10 +82,11 @@ class HfJobsHost:
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._machine, self._run = machine, run
+        # Machines of this kind have `hf_jobs`; the default only satisfies the type checker.
         self._flavor = machine.hf_jobs or HfJobsFlavor(flavor="cpu-basic")
         self._jobs = HubJobs(api, self._flavor.namespace)
         self._api, self._token, self._log, self._pause = api, token, provision_log, pause
-        self._num_looks = 0
+        self._num_polls = 0
 
     @property
     def name(self) -> str:
@@ -99,7 +100,7 @@ class HfJobsHost:
                 f"{self._machine.name}: there is no Hugging Face token on this machine",
                 "log in with `hf auth login`, or set HF_TOKEN",
             )
-        self._bucket.make()
+        self._bucket.create()
 
     def price_per_hour(self) -> float | None:
         """Returns the price in machines.yml, or else the flavor's listed price, in US dollars."""
@@ -114,35 +115,37 @@ class HfJobsHost:
         if hardware is None:
             raise MachineError(
                 f"{self._machine.name}: Hugging Face has no flavor {self._flavor.flavor!r}",
-                "use one that `hf jobs hardware` lists",
+                "use a flavor that `hf jobs hardware` lists",
             )
-        chip = hardware.accelerator
+        accelerator = hardware.accelerator
         return MachineFacts(
             system=f"a Hugging Face job ({hardware.pretty_name}), provisioned when a run starts",
             has_uv=self._flavor.image is None,
             num_processors=_leading_int(hardware.cpu),
             memory_gb=_leading_int(hardware.ram),
             free_disk_gb=_leading_int(hardware.ephemeral_storage),
-            gpus=[] if chip is None else [f"{chip.quantity} x {chip.model}, {chip.vram} in all"],
-            gpu_memory_gb=[] if chip is None else _memory_of_each(chip),
+            gpus=[]
+            if accelerator is None
+            else [f"{accelerator.quantity} x {accelerator.model}, {accelerator.vram} in all"],
+            gpu_memory_gb=[] if accelerator is None else _memory_of_each(accelerator),
         )
 
     def prepare(self, spec: JobSpec, report: Callable[[str], None]) -> None:
-        """Uploads our code and the list of packages for the job to the bucket."""
+        """Uploads Stillroom's code and the list of packages for the job to the bucket."""
         bucket, code = self._bucket, code_path(code_hash())
         if code not in bucket.sizes([code]):
             report(f"uploading stillroom's code to {bucket.name}")
             bucket.put([(code_archive(), code)])
-        packages = JobPackages(spec=spec, home=local_packages())
+        packages = JobPackages(spec=spec, local_packages=local_packages())
         bucket.put([(msgspec.msgpack.encode(packages), self._paths.packages)])
 
     def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
-        """Returns the hashes that the bucket lacks; partial blobs do not occur."""
+        """Returns the hashes that the bucket lacks, each with 0: it has no partial blobs."""
         stored = self._bucket.sizes([content_path(blob.sha256) for blob in blobs])
         lacking = [b for b in blobs if stored.get(content_path(b.sha256)) != b.num_bytes]
         return {blob.sha256: 0 for blob in lacking}
 
-    def send(self, blobs: Sequence[Blob], have: Mapping[str, int]) -> Iterator[int]:
+    def send(self, blobs: Sequence[Blob], offsets: Mapping[str, int]) -> Iterator[int]:
         """Uploads blobs to the bucket; the job verifies their hashes before the run starts."""
         bucket = self._bucket
         for group in _groups(blobs):
@@ -162,10 +165,8 @@ class HfJobsHost:
                     job_id = self._start_job(run)
                 except MachineError as error:
                     # The service has rejected it, so there will never be a job.
-                    held.forget()
-                    raise MachineGoneError(
-                        f"the job could not be started: {error.problem}", error.fix
-                    ) from error
+                    held.remove()
+                    raise MachineGoneError(error.problem, error.fix) from error
             held.update(request_id=job_id, price_per_hour=self.price_per_hour())
 
     def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[RunUpdate]:
@@ -183,12 +184,12 @@ class HfJobsHost:
                 reader.mark_taken()
                 continue
             if is_over:
-                raise self._lost_error(run_id)
+                raise self._lost_error()
             # Read the bucket once more for the job's last updates before it counts as lost.
             is_over = self._is_over()
             yield Heartbeat()
             if not is_over:
-                self._pause(_LOOK_EVERY_S)
+                self._pause(_POLL_S)
 
     def fetch(self, run_id: str, path: str, offset: int) -> Generator[bytes]:
         """Yields the bytes of a finished file, which is in the bucket under its hash."""
@@ -198,13 +199,13 @@ class HfJobsHost:
             raise UnreachableError(
                 f"{path} is not in the bucket yet", "no action needed: it is retried"
             )
-        fetched = self._own_run / _FETCHED / file.sha256
+        fetched = self._own_run / _FETCHED_FOLDER / file.sha256
         if not fetched.is_file() or fetched.stat().st_size != file.num_bytes:
             fetched.parent.mkdir(exist_ok=True)
             self._download(path, content_path(file.sha256), fetched)
         with fetched.open("rb") as stream:
             stream.seek(offset)
-            while data := stream.read(_PIECE):
+            while data := stream.read(_PIECE_BYTES):
                 yield data
         fetched.unlink()
         with suppress(OSError):  # It has another file.
@@ -216,17 +217,17 @@ class HfJobsHost:
         is_repeated = kill and paths.kill in bucket.sizes([paths.kill])
         job_id = self._job_id()
         if job_id is not None and (is_repeated or self._jobs.stage(job_id) == "SCHEDULING"):
-            self._jobs.end(job_id)
+            self._jobs.cancel(job_id)
         bucket.put([(b"now\n", paths.kill if kill else paths.cancel)])
 
     def remove(self, run_id: str) -> None:
         """Deletes the run's files and its outputs, which are all downloaded, from the bucket."""
         bucket, paths = self._bucket, RunPaths(run_id)
-        outputs = UpdateReader(bucket, self._own_run, {}).outputs - self._inputs(paths)
+        outputs = UpdateReader(bucket, self._own_run, {}).outputs - self._input_hashes(paths)
         stored = bucket.sizes(map(content_path, sorted(outputs))) if outputs else {}
-        bucket.delete([*stored, *bucket.names(paths.folder)])
+        bucket.delete([*stored, *bucket.list_files(paths.folder)])
 
-    def _inputs(self, paths: RunPaths) -> set[str]:
+    def _input_hashes(self, paths: RunPaths) -> set[str]:
         """Returns the hashes of the run's input files, which stay in the bucket for later runs."""
         if paths.start not in self._bucket.sizes([paths.start]):
             return set()
@@ -255,6 +256,7 @@ class HfJobsHost:
         return Bucket(self._api, f"{self._jobs.namespace}/{_BUCKET}")
 
     def _start_job(self, run: LaunchRequest) -> str:
+        """Writes the run to the bucket, starts its job, and returns the job's id."""
         price = self.price_per_hour()
         timeout_s = time_limit(self._flavor, run, price)
         sent = msgspec.structs.replace(run, secrets={}, price_per_hour=price)
@@ -292,6 +294,7 @@ class HfJobsHost:
         return self._jobs.find(self._own_run.name)
 
     def _check_update(self, update: JobUpdate) -> RunUpdate:
+        """Returns an update of the run. Raises MachineGoneError for the job's failure."""
         if isinstance(update, JobFailure):
             raise MachineGoneError(f"{self._machine.name}: {update.problem}", update.fix)
         if isinstance(update, RemoteState):
@@ -300,20 +303,20 @@ class HfJobsHost:
         return update
 
     def _is_over(self) -> bool:
-        self._num_looks += 1
-        if self._num_looks % _LOOKS_PER_STATUS:
+        """Returns whether the job has ended, as queried at every fifth call; else False."""
+        self._num_polls += 1
+        if self._num_polls % _POLLS_PER_STATUS:
             return False
         job_id = self._job_id()
         return job_id is None or self._jobs.is_over(job_id)
 
-    def _lost_error(self, run_id: str) -> MachineGoneError:
+    def _lost_error(self) -> MachineGoneError:
         """Returns the error for a job that ended without posting its last update."""
         job_id = self._job_id()
         text = "" if job_id is None else self._jobs.final_log(job_id)
         return MachineGoneError(
             f"the job {job_id or self.name} ended without reporting the run's result{text}",
-            f"its downloaded checkpoints are kept: continue with `resume` {run_id}; "
-            f"`hf jobs inspect {job_id or 'ID'}` shows the job",
+            f"see `hf jobs inspect {job_id or 'ID'}` for the reason",
         )
 
 
@@ -378,7 +381,7 @@ def _leading_int(text: object) -> int | None:
     return int(first) if first.isdecimal() else None
 
 
-def _memory_of_each(chip: Any) -> list[float]:
+def _memory_of_each(accelerator: Any) -> list[float]:
     """Returns the memory of each GPU in GB."""
-    number, memory = _leading_int(chip.quantity), _leading_int(chip.vram)
+    number, memory = _leading_int(accelerator.quantity), _leading_int(accelerator.vram)
     return [memory / number] * number if number and memory else []

@@ -23,8 +23,12 @@ from stillroom.remote.records import RemoteView
 from stillroom.run_folder import VIEW_FILE
 
 _LOCK_WAIT_S = 20.0
-_ARRIVES_WITHIN_S = 900.0
-_FIX = "list what is up with `sky status` and `hf jobs ps`, release it, and delete the file"
+_REQUEST_LIFETIME_S = 900.0
+"""How long after it was sent a request may still take effect."""
+_FIX = (
+    "list the machines that are up with `sky status` and `hf jobs ps`, release those that no run "
+    "needs, then delete the file"
+)
 
 
 class ProvisionedMachine(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,9 +53,9 @@ class ProvisionedMachine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_old(self) -> bool:
-        """Whether a request whose sender was killed would have taken effect by now."""
+        """Whether an unanswered request would have taken effect by now, if it was received."""
         age_s = seconds_between(self.since, now())
-        return age_s is None or age_s > _ARRIVES_WITHIN_S
+        return age_s is None or age_s > _REQUEST_LIFETIME_S
 
     @property
     def is_abandoned(self) -> bool:
@@ -161,7 +165,7 @@ class LockedEntry:
         self._write(msgspec.structs.replace(self.entry, runs=runs))
         return not runs
 
-    def forget(self) -> None:
+    def remove(self) -> None:
         """Removes the entry, after the provider has confirmed that the machine is gone."""
         self._file.unlink(missing_ok=True)
         self.entry = None

@@ -72,7 +72,7 @@ class Offer:
 
 
 _Arguments = ParamSpec("_Arguments")
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
 
 class SkyCalls:
@@ -130,7 +130,7 @@ class SkyCalls:
             "start the run again; `sky api logs` shows who cancelled it",
         )
 
-    def look(self, name: str) -> ClusterView | None:
+    def get_cluster(self, name: str) -> ClusterView | None:
         """Returns a cluster's status from its provider; None if it does not exist."""
         with _convert_errors(self._sky, f"could not get the status of the cluster {name}"):
             mode = self._sky.StatusRefreshMode.AUTO
@@ -141,8 +141,8 @@ class SkyCalls:
         status = str(getattr(record["status"], "value", record["status"]))
         return ClusterView(status, _price(record.get("handle")))
 
-    def hold(self, name: str, *, folder: str) -> None:
-        """Submits a job that lasts as long as any run on the cluster (see `hold_script`)."""
+    def submit_hold_job(self, name: str, *, folder: str) -> None:
+        """Submits the job of `hold_script`, which keeps the cluster up while a run is on it."""
         with _convert_errors(self._sky, f"could not start the job that keeps {name} up"):
             task = self._task(run=hold_script(folder))
             self._sky.get(self._sky.exec(task, cluster_name=name))
@@ -192,10 +192,10 @@ class SkyCalls:
 
     def call(
         self,
-        method: "Callable[Concatenate[SkyCalls, _Arguments], _Answer]",
+        method: "Callable[Concatenate[SkyCalls, _Arguments], _Result]",
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
-    ) -> _Answer:
+    ) -> _Result:
         """Calls a method in this process, unlike `SkyProcess.call`."""
         return method(self, *args, **kwargs)
 
@@ -356,13 +356,13 @@ class SkyProcess:
 
     def call(
         self,
-        method: Callable[Concatenate[SkyCalls, _Arguments], _Answer],
+        method: Callable[Concatenate[SkyCalls, _Arguments], _Result],
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
-    ) -> _Answer:
+    ) -> _Result:
         """Makes a call in a child process, and returns its result or raises its EngineError."""
         code = f"from {__name__} import answer_call; answer_call()"
-        answer: Any
+        result: Any
         try:
             done = subprocess.run(
                 [sys.executable, "-P", "-c", code],
@@ -372,20 +372,20 @@ class SkyProcess:
                 check=False,
                 env=renting_environment(),
             )
-            answer = pickle.loads(done.stdout) if done.stdout else None  # noqa: S301
+            result = pickle.loads(done.stdout) if done.stdout else None  # noqa: S301
         except (subprocess.TimeoutExpired, pickle.UnpicklingError, EOFError) as error:
             raise _no_result_error(str(error)) from error
-        if answer is None:
+        if result is None:
             raise _no_result_error(done.stderr.decode(errors="replace"))
-        if isinstance(answer[0], EngineError):
-            raise answer[0]
-        return answer[0]
+        if isinstance(result[0], EngineError):
+            raise result[0]
+        return result[0]
 
 
 def _no_result_error(printed: str) -> UnreachableError:
     return UnreachableError(
         f"the process that calls SkyPilot exited without a result: {printed[-_MAX_CHARS:]}",
-        "no action needed: it is retried; if it persists, run `sky check` in a terminal",
+        "no action needed: it is retried; if the error persists, run `sky check` in a terminal",
     )
 
 
@@ -396,8 +396,8 @@ def answer_call() -> None:
     # What the package prints goes to standard error.
     os.dup2(2, 1)
     try:
-        answer = method(SkyCalls(), *args, **kwargs)
+        result = method(SkyCalls(), *args, **kwargs)
     except EngineError as error:
-        answer = error
-    pickle.dump((answer,), sink)
+        result = error
+    pickle.dump((result,), sink)
     sink.flush()

@@ -25,7 +25,7 @@ from stillroom.remote.ssh.connection import SshChannel
 from stillroom.remote.ssh.host import ChannelHost
 
 _WAIT_S = 20.0
-_LOOK_AGAIN_S = 30.0
+_CHECK_AGAIN_S = 30.0
 
 
 class SkyPilotHost(ChannelHost):
@@ -46,14 +46,15 @@ class SkyPilotHost(ChannelHost):
         python: str | None = None,
     ) -> None:
         """by_ssh: opens a channel to the cluster. python: an interpreter on it with this code."""
+        # Machines of this kind have `skypilot`; the default only satisfies the type checker.
         self._cluster = machine.skypilot or SkyPilotCluster(resources={})
         self._run, self._sky, self._log = run, calls, provision_log
         self._name = cluster_name(machine, provision_log)
         channel = by_ssh(machine.name, SshAddress(host=self._name))
         super().__init__(machine, _ClusterChannel(channel, self._check_cluster), python=python)
-        self._looked_at = -_LOOK_AGAIN_S
+        self._checked_at = -_CHECK_AGAIN_S
         self._offer: Offer | None = None
-        self._has_asked = False
+        self._has_offer = False
         self._is_gone = False
         """Whether the cluster did not exist at the last status query."""
 
@@ -74,7 +75,7 @@ class SkyPilotHost(ChannelHost):
         Raises UnreachableError after 20 seconds of waiting, so that the caller can stop or retry.
         """
         for _ in range(2):
-            request_id = self._take_or_request()
+            request_id = self._find_or_launch()
             if request_id is None:
                 return
             if self._sky.call(SkyCalls.outcome, request_id, wait_s=_WAIT_S) == "waiting":
@@ -99,7 +100,7 @@ class SkyPilotHost(ChannelHost):
 
     def facts(self) -> MachineFacts:
         """Probes the cluster if it is up; otherwise returns what SkyPilot would provision."""
-        view = self._sky.call(SkyCalls.look, self._name)
+        view = self._sky.call(SkyCalls.get_cluster, self._name)
         if view is not None and view.is_up:
             self._sky.call(SkyCalls.write_ssh_entry, self._name)
             return super().facts()
@@ -119,8 +120,8 @@ class SkyPilotHost(ChannelHost):
         with self._log.holding(self._name) as held:
             held.add(self.machine, self._name, self._own_run)
             held.mark_started(self._own_run)
-        # Before the start: otherwise the worker would lose the cluster if our connection is lost.
-        self._sky.call(SkyCalls.hold, self._name, folder=self.machine.folder)
+        # Before the start: otherwise the cluster could be deleted if the connection is lost then.
+        self._sky.call(SkyCalls.submit_hold_job, self._name, folder=self.machine.folder)
         super().start(run)
 
     def remove(self, run_id: str) -> None:
@@ -136,14 +137,15 @@ class SkyPilotHost(ChannelHost):
         with self._log.holding(self._name) as held:
             if held.entry is not None and held.drop_run(self._run):
                 self._sky.call(SkyCalls.release, self._name)
-                self._check_gone(held, held.entry)
+                self._check_deleted(held, held.entry)
 
     def _find_offer(self) -> Offer | None:
-        if not self._has_asked:
-            self._offer, self._has_asked = self._sky.call(SkyCalls.offer, self._cluster), True
+        """Returns the cheapest offer, which is queried once."""
+        if not self._has_offer:
+            self._offer, self._has_offer = self._sky.call(SkyCalls.offer, self._cluster), True
         return self._offer
 
-    def _take_or_request(self) -> str | None:
+    def _find_or_launch(self) -> str | None:
         """Returns the id of the request that provisions the cluster; None if it is already up."""
         with self._log.holding(self._name) as held:
             entry = held.add(self.machine, self._name, self._own_run)
@@ -153,45 +155,48 @@ class SkyPilotHost(ChannelHost):
                 outcome = self._sky.call(SkyCalls.outcome, entry.request_id)
             if outcome == "waiting":
                 return entry.request_id
-            view = self._sky.call(SkyCalls.look, self._name)
+            view = self._sky.call(SkyCalls.get_cluster, self._name)
             if view is not None and view.is_up:
-                self._use(held, view)
+                self._use_cluster(held, view)
                 return None
             # A run that was started on the cluster would start over on a new one.
             if str(self._run) in entry.started and (view is None or view.is_stopped):
                 raise self._gone_error(view)
             if entry.request_id is not None and outcome == "failed":
-                self._clear_away(held)
+                self._delete_failed_launch(held)
                 self._sky.call(SkyCalls.raise_failure, entry.request_id, self._name)
             return self._launch(held)
 
-    def _use(self, held: LockedEntry, view: ClusterView) -> None:
+    def _use_cluster(self, held: LockedEntry, view: ClusterView) -> None:
+        """Records that the cluster is up, and prepares it for the run."""
         held.update(request_id=None, price_per_hour=view.price_per_hour)
         # The job of the launch request may have ended with an earlier run.
-        self._sky.call(SkyCalls.hold, self._name, folder=self.machine.folder)
+        self._sky.call(SkyCalls.submit_hold_job, self._name, folder=self.machine.folder)
         self._sky.call(SkyCalls.write_ssh_entry, self._name)
 
     def _launch(self, held: LockedEntry) -> str:
+        """Requests the cluster and returns the request's id."""
         request_id = self._sky.call(
             SkyCalls.launch, self._name, self._cluster, folder=self.machine.folder
         )
         held.update(request_id=request_id)
         return request_id
 
-    def _clear_away(self, held: LockedEntry) -> None:
+    def _delete_failed_launch(self, held: LockedEntry) -> None:
         """Deletes the remains of a failed launch, which may cost money."""
         if held.drop_run(self._run):
             self._sky.call(SkyCalls.release, self._name)
-            held.forget()
+            held.remove()
         else:
             held.update(request_id=None)
 
-    def _check_gone(self, held: LockedEntry, entry: ProvisionedMachine) -> None:
-        """Removes the cluster's entry once SkyPilot no longer lists the cluster.
+    def _check_deleted(self, held: LockedEntry, entry: ProvisionedMachine) -> None:
+        """Raises UnreachableError, so that deletion is retried, while the cluster still exists.
 
-        An unanswered entry stays for a while, since its launch request may still take effect.
+        Otherwise removes the cluster's entry from the provision log. If SkyPilot never acknowledged
+        the launch request, the entry is kept until the request can no longer take effect.
         """
-        view = self._sky.call(SkyCalls.look, self._name)
+        view = self._sky.call(SkyCalls.get_cluster, self._name)
         if view is not None:
             raise UnreachableError(
                 f"the cluster {self._name} still exists after it was deleted ({view.status})",
@@ -199,26 +204,26 @@ class SkyPilotHost(ChannelHost):
             )
         self._is_gone = True
         if entry.is_answered or entry.is_old:
-            held.forget()
+            held.remove()
 
     def _check_cluster(self, error: EngineError) -> EngineError:
         """Returns a MachineGoneError if the cluster no longer exists, else the given error."""
-        is_due = self._is_gone or time.monotonic() - self._looked_at >= _LOOK_AGAIN_S
+        is_due = self._is_gone or time.monotonic() - self._checked_at >= _CHECK_AGAIN_S
         if isinstance(error, UnreachableError) and is_due:
-            self._looked_at = time.monotonic()
-            view = self._sky.call(SkyCalls.look, self._name)
+            self._checked_at = time.monotonic()
+            view = self._sky.call(SkyCalls.get_cluster, self._name)
             if view is None or view.is_stopped:
                 return self._gone_error(view)
         return error
 
     def _gone_error(self, view: ClusterView | None) -> MachineGoneError:
+        """Returns the error for a cluster that was stopped, or if `view` is None, deleted."""
         self._is_gone = True
         state = "was stopped" if view is not None else "no longer exists"
         spot = " (a spot machine, which its provider may preempt)" if self._is_spot else ""
         return MachineGoneError(
             f"the cluster {self._name} {state}{spot}",
-            f"files written after the last downloaded checkpoint are lost; continue with "
-            f"`resume`, on {self.machine.name} again or elsewhere",
+            "see `sky status` and the provider's console for the reason",
         )
 
     @property

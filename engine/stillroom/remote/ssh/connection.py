@@ -192,7 +192,7 @@ def _socket_folder() -> Path:
     if not is_safe or state.st_mode & 0o77:
         raise MachineError(
             f"{folder} is not a folder that you own with mode 0700",
-            "delete it: it contains only sockets of ssh connections, and is created again",
+            "delete the folder: it contains only sockets of ssh connections, and is created again",
         )
     return folder
 
@@ -262,9 +262,9 @@ def _changed_key(name: str, address: SshAddress, printed: str) -> MachineError:
     return MachineError(
         f"the host key of {name} ({address.host}) has changed: the machine was reinstalled, or "
         "somebody is intercepting the connection",
-        "ask whoever runs the machine which it is. Only if it was reinstalled, the user (never "
-        f"stillroom) removes the old key with `{command}`, then runs `{ssh_command(address)}` to "
-        "accept the new one",
+        "ask whoever runs the machine which of the two happened. Only if it was reinstalled, the "
+        f"user (never stillroom) removes the old key with `{command}`, then runs "
+        f"`{ssh_command(address)}` to accept the new one",
     )
 
 

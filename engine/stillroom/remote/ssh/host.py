@@ -85,12 +85,12 @@ class ChannelHost:
         sizes = {blob.sha256: blob.num_bytes for blob in blobs}
         return self._call("have", sizes, MissingBlobs)[0]
 
-    def send(self, blobs: Sequence[Blob], have: Mapping[str, int]) -> Iterator[int]:
-        """Sends blobs, resuming partial ones at the offsets in `have`; yields the bytes sent."""
+    def send(self, blobs: Sequence[Blob], offsets: Mapping[str, int]) -> Iterator[int]:
+        """Sends blobs, each from its offset on, and yields the number of bytes of each piece."""
         with self.command("put") as put:
             sender = _Sender(put)
             for blob in {blob.sha256: blob for blob in blobs}.values():
-                yield from sender.send(blob, have.get(blob.sha256, 0))
+                yield from sender.send(blob, offsets.get(blob.sha256, 0))
             yield from sender.finish()
 
     def start(self, run: LaunchRequest) -> None:
