@@ -48,6 +48,7 @@ def input_files(workspace: Workspace, inputs: Sequence[str]) -> dict[Path, bool]
 
 
 def _files_of(workspace: Workspace, name: str) -> Iterator[tuple[Path, bool]]:
+    """Yields the files of one input, each with whether the input names it directly."""
     path = workspace.path(name)
     if not path.exists() and _GLOB.intersection(name):
         # Path.glob does not accept absolute patterns.

@@ -215,6 +215,7 @@ class _ArrayScan:
         self._begin, self._is_cut = next_begin, False
 
     def _drop_read_data(self) -> None:
+        """Frees the text before the current element, and an element that is too long."""
         if len(self._data) - self._begin > MAX_ROW_BYTES:
             self._is_cut, self._begin = True, self._offset
             if len(self._data) - self._offset > MAX_ROW_BYTES:  # a string without an end

@@ -63,6 +63,7 @@ class Redaction:
         return clean
 
     def _call(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Returns a tool call with placeholders for secrets and personal data."""
         function = call["function"] | {"arguments": self.text(call["function"]["arguments"])}
         if self._has_clean_ids:
             return call | {"function": function}
@@ -83,6 +84,7 @@ class Redaction:
         return self._value(tools, self.name)
 
     def _value(self, value: Any, redact: Callable[[str], str]) -> Any:
+        """Redacts the strings of a JSON value with `redact`, and its field names as names."""
         if isinstance(value, str):
             return redact(value)
         if isinstance(value, list):
@@ -100,6 +102,8 @@ class Redaction:
         return self._redact(name, self._name_numbers)
 
     def _redact(self, text: str, numbers: dict[tuple[str, int], int]) -> str:
+        """Returns a text with placeholders; `numbers` has the numbers of values, and is updated."""
+
         def mark(kind: str, removed: str) -> str:
             self.found[kind] += 1
             number = numbers.setdefault((kind, hash(removed)), len(numbers) + 1)

@@ -55,8 +55,8 @@ class ImportOutputs:
         )
 
     @property
-    def of_rows(self) -> list[Path]:
-        """The paths of the files of rows, each with a manifest."""
+    def row_files(self) -> list[Path]:
+        """The paths of the output files with rows; each gets a manifest."""
         paths = (self.rollouts, self.prompts, self.heldout, self.heldout_prompts)
         return [path for path in paths if path is not None]
 
@@ -72,7 +72,7 @@ def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResu
     Raises InputError for sources that cannot be read, and DataError if they have no rollouts.
     """
     outputs = ImportOutputs.of(workspace, request)
-    written = [*outputs.of_rows, outputs.refused]
+    written = [*outputs.row_files, outputs.refused]
     if request.split_heldout is not None:
         MinHasher()  # fails before the sources are read if the library for MinHash is missing
     sources = group_by_format(workspace, request, outputs=set(written))
@@ -84,12 +84,12 @@ def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResu
         Spill(outputs.rollouts.parent) as waiting,
         Recording(sources.files, may_grow=True) as recording,
     ):
-        new = {
+        new_outputs = {
             path: stack.enter_context(_open_output(path, outputs, request))
-            for path in outputs.of_rows
+            for path in outputs.row_files
         }
         unpacked = stack.enter_context(unpacked_files(sources.files, outputs.rollouts))
-        importing = _Import(workspace, request, outputs, new, (spill, waiting), unpacked)
+        importing = _Import(workspace, request, outputs, new_outputs, (spill, waiting), unpacked)
         importing.read(sources)
         importing.write()
         importing.record(recording.records())
@@ -111,19 +111,24 @@ class _Import:
         workspace: Workspace,
         request: ImportRollouts,
         outputs: ImportOutputs,
-        new: dict[Path, NewOutput],
+        new_outputs: dict[Path, NewOutput],
         spills: tuple[Spill, Spill],
         unpacked: UnpackedFiles,
     ) -> None:
         """`spills` are two temporary files: for the rows that were read, and for those to write."""
         self._unpacked = unpacked
-        self._workspace, self._request, self._outputs, self._new = workspace, request, outputs, new
+        self._workspace, self._request, self._outputs, self._new_outputs = (
+            workspace,
+            request,
+            outputs,
+            new_outputs,
+        )
         self._redaction = Redaction(
             workspace.redactor(),
             keep_secrets=request.keep_secrets,
             keep_personal=request.keep_personal,
         )
-        refused = new[outputs.rollouts].side[outputs.refused]
+        refused = new_outputs[outputs.rollouts].side[outputs.refused]
         self._tally = ImportTally(
             refused.write,
             lambda path: workspace.shown(unpacked.original(path)),
@@ -151,8 +156,10 @@ class _Import:
         self._split: Split | None = None
 
     def _new_part(self, rollouts: Path, prompts: Path | None) -> SplitPart:
+        """Returns an empty part that writes to these files."""
         return SplitPart(
-            self._new[rollouts].rows, None if prompts is None else self._new[prompts].rows
+            self._new_outputs[rollouts].rows,
+            None if prompts is None else self._new_outputs[prompts].rows,
         )
 
     def read(self, sources: ImportSources) -> None:
@@ -166,9 +173,7 @@ class _Import:
                     row = RejectedRow(Location(file, 1), NOT_WHOLE, problem)
                     self._collected.take(row, group.format.name)
         for path in sources.unread:
-            self._tally.reject(
-                _NO_FORMAT, RejectedRow(Location(path, 1), "a file of no known format")
-            )
+            self._tally.reject(_NO_FORMAT, RejectedRow(Location(path, 1), "unknown format"))
 
     def write(self) -> None:
         """Joins the rows and writes the rollouts. Raises DataError if there are none."""
@@ -188,6 +193,7 @@ class _Import:
         self._writer.write([self._train] if self._heldout is None else [self._train, self._heldout])
 
     def _no_rollouts_error(self) -> DataError:
+        """Returns the error for sources without a rollout, with the reasons."""
         why = ", ".join(f"{count} {reason}" for reason, count in self._tally.reasons.items())
         first = self._tally.first_rejected
         return DataError(
@@ -200,7 +206,7 @@ class _Import:
         """Writes the manifests of all outputs."""
         outputs, total = self._outputs, self._tally.total
         counts = {"read": total.read, "merged": total.merged, "refused": total.refused}
-        for path, new in self._new.items():
+        for path, new in self._new_outputs.items():
             is_heldout = path in (outputs.heldout, outputs.heldout_prompts)
             part = self._heldout if is_heldout and self._heldout is not None else self._train
             new.record(
@@ -240,6 +246,7 @@ class _Import:
         )
 
     def _held_out(self) -> HeldOut | None:
+        """Returns the result's part on held-out rollouts; None without a split."""
         split, outputs = self._split, self._outputs
         if split is None or outputs.heldout is None:
             return None
@@ -256,6 +263,7 @@ class _Import:
 def _rows_of(
     chosen: TraceFormat, files: Sequence[Path], request: ImportRollouts
 ) -> Iterator[SourceRow]:
+    """Yields the rows of files in one format."""
     if chosen.read_columns is not None:
         return chosen.read_columns(files, request.chosen_columns)
     return chosen.read(files)

@@ -40,6 +40,7 @@ class Spill:
         return offset
 
     def _write_pending(self) -> None:
+        """Writes the pending chunks to the file."""
         rest = memoryview(b"".join(self._pending))
         self._num_written += len(rest)
         self._pending.clear()

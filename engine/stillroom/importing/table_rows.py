@@ -68,6 +68,7 @@ def csv_table(path: Path) -> Generator[Table]:
 def _csv_rows(
     path: Path, header: list[str], rows: Iterator[list[str]], lines: "_TextLines"
 ) -> Iterator[JsonRow | RejectedRow]:
+    """Yields the rows after the header of a CSV file; rejects malformed ones."""
     while True:
         try:
             fields = next(rows)

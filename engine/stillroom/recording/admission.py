@@ -85,6 +85,7 @@ class Admission:
         return any(hmac.compare_digest(text.encode(), form.encode()) for form in forms)
 
     def _check_host_and_origin(self, head: RequestHead, own_address: str) -> None:
+        """Raises RefusedError if the Host header or the Origin header is not the proxy's."""
         hosts = head.headers.getall("host", [])
         if len(hosts) != 1 or not is_own_host(hosts[0], own_address, self.allowed_hosts):
             raise RefusedError(

@@ -211,6 +211,7 @@ class CallCapture:
         return RecordedRequest(content=content, headers=self._redactor.value(headers))
 
     def _reply_without_content(self) -> RecordedReply:
+        """Returns the record of the reply's status and headers."""
         (status, reason), text = self._status, self._redactor.text
         headers = [
             (name, text(without_keys(value)))
@@ -219,6 +220,7 @@ class CallCapture:
         return RecordedReply(status=status, reason=text(reason), headers=headers, content=Content())
 
     def _reply_record(self) -> RecordedReply | None:
+        """Returns the record of the reply; None if none arrived."""
         reply, stream = self._reply, self._stream
         if reply is None:
             return None

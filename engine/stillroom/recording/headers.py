@@ -52,6 +52,7 @@ def decode_reason(reason: str) -> str:
 
 
 def _decode_value(value: bytes) -> str:
+    """Decodes a header's value, and replaces its control characters with spaces."""
     try:
         text = value.decode()
     except UnicodeDecodeError:

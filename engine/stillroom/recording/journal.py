@@ -79,6 +79,7 @@ class CallJournal:
         self._folder_lock.release()
 
     def _open(self, number: int) -> None:
+        """Opens the journal with this number for appending."""
         path = self.folder / f"calls-{number:04d}.jsonl"
         handle = open_real(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         try:
@@ -107,6 +108,7 @@ class CallJournal:
             os.ftruncate(handle, self._size)
 
     def _write_all(self) -> None:
+        """Writes queued calls until the journal is closed; runs in the journal's thread."""
         is_closing = False
         while not is_closing:
             queued = [self._queue.get()]  # no limit: `close` puts a None
@@ -125,6 +127,7 @@ class CallJournal:
                 done(outcome)
 
     def _write(self, data: bytes) -> Outcome:
+        """Appends lines and syncs the file; returns the error if that fails."""
         try:
             self._prepare()
             self._is_torn = True
@@ -143,6 +146,7 @@ class CallJournal:
 
 
 def _acquire_lock(folder: Path) -> FileLock:
+    """Creates and locks the folder. Raises InputError if another process has locked it."""
     make_folder(folder)
     lock = FileLock(folder / LOCK_NAME)
     if not lock.try_acquire():

@@ -88,6 +88,7 @@ def _secret_forms(value: str) -> Iterator[str]:
 
 
 def _keys_in_url(url: str) -> Iterator[str]:
+    """Yields the keys and the password in a URL, as written and decoded."""
     values = [url[start:end] for start, end in _key_spans(url)]
     with suppress(ValueError):
         values.append(urlsplit(url).password or "")

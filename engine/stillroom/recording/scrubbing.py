@@ -43,6 +43,7 @@ class _WithholdingRedactor(Redactor):
     """Replaces every text, for a call with too many keys to search for in a reasonable time."""
 
     def __init__(self) -> None:
+        # With no secrets at all, `Redactor` would skip the search.
         super().__init__(["every text"])
 
     def contains_secret(self, data: bytes) -> bool:
@@ -64,8 +65,8 @@ class StreamText:
     def __init__(self, redactor: Redactor) -> None:
         self._pending: list[bytes] = []
         self._num_pending, self._has_line_end = 0, False
-        self._whole = KeySearch(redactor)
-        self._texts = defaultdict[TextName, KeySearch](lambda: KeySearch(redactor))
+        self._stream_search = KeySearch(redactor)
+        self._text_searches = defaultdict[TextName, KeySearch](lambda: KeySearch(redactor))
         self._encoded: list[bytes] = []
         self._is_utf8 = True
 
@@ -92,18 +93,19 @@ class StreamText:
         """
         rest, self._pending = b"".join(self._pending), []
         self._read(rest)
-        if not self._is_utf8 or self._whole.has_found or self.texts_with_keys():
+        if not self._is_utf8 or self._stream_search.has_found or self.texts_with_keys():
             return None
         return b'"%b"' % b"".join(self._encoded)
 
     def texts_with_keys(self) -> list[TextName]:
         """Returns the names of the texts whose joined pieces contain a key."""
-        return [name for name, search in self._texts.items() if search.has_found]
+        return [name for name, search in self._text_searches.items() if search.has_found]
 
     def _read(self, lines: bytes) -> None:
-        self._whole.add(lines)
+        """Searches complete lines for keys, and encodes them."""
+        self._stream_search.add(lines)
         for name, spans in _pieces(lines).items():
-            self._texts[name].add(b"".join([lines[start:end] for start, end in spans]))
+            self._text_searches[name].add(b"".join([lines[start:end] for start, end in spans]))
         try:
             self._encoded.append(msgspec.json.encode(lines.decode())[1:-1])
         except UnicodeDecodeError:
@@ -139,8 +141,10 @@ def _text_names(line: bytes) -> list[TextName]:
         name, value, indices = pending.pop()
         if isinstance(value, dict):
             fields = cast("dict[str, Any]", value)
-            own = [v for k, v in fields.items() if k.endswith("index") and isinstance(v, int)]
-            inner = (*indices, *own)
+            own_indices = [
+                v for k, v in fields.items() if k.endswith("index") and isinstance(v, int)
+            ]
+            inner = (*indices, *own_indices)
             pending += reversed([(k, v, inner) for k, v in fields.items()])
         elif isinstance(value, list):
             pending += reversed([(name, item, indices) for item in cast("list[Any]", value)])

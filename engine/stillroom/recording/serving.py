@@ -207,6 +207,7 @@ def _raise_file_limit() -> None:
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
+    """Returns an event loop of uvloop if that is installed."""
     try:
         import uvloop
     except ImportError:
@@ -216,6 +217,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 async def _serve(service: Service, listener: socket.socket, stop_s: float) -> None:
+    """Serves requests until the process is stopped, and waits for open ones to end."""
     loop = asyncio.get_running_loop()
     stop_requested, end_requested = asyncio.Event(), asyncio.Event()
 

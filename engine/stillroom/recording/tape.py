@@ -182,6 +182,7 @@ class Tape:
         return sum(map(len, self._entries.values()))
 
     def _read(self, path: Path) -> None:
+        """Adds the calls of a journal that can be replayed."""
         for line in read_row_lines(path):
             try:
                 call = decode_call(line.utf8)

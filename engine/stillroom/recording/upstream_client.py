@@ -168,6 +168,7 @@ class UpstreamClient:
 
 
 def _new_session(*, has_tls: bool) -> aiohttp.ClientSession:
+    """Returns a client session without cookies and without automatic decompression."""
     trace = aiohttp.TraceConfig()
     trace.on_connection_reuseconn.append(_record_reuse)
     return aiohttp.ClientSession(
@@ -192,6 +193,7 @@ async def _record_reuse(
     context: SimpleNamespace,
     _params: aiohttp.TraceConnectionReuseconnParams,
 ) -> None:
+    """Records that an attempt uses a pooled connection."""
     context.trace_request_ctx.is_reused = True
 
 

@@ -83,6 +83,7 @@ def _resolves_to(host: str, own_host: str) -> bool:
 
 
 def _parse_upstream(text: str, *, is_alone: bool) -> Upstream:
+    """Parses one value of `--upstream`. Raises InputError if it is invalid."""
     name, separator, url = text.partition("=")
     if not separator or not _NAME.fullmatch(name):
         name, url = "", text
@@ -106,6 +107,7 @@ def _parse_upstream(text: str, *, is_alone: bool) -> Upstream:
 
 
 def _parse_address(url: str) -> SplitResult:
+    """Parses the URL of an upstream. Raises InputError if it is invalid."""
     parts = url_parts(url)
     if parts is None:
         names = ", ".join(sorted(n for n, provider in PROVIDERS.items() if provider.base_url))

@@ -39,6 +39,7 @@ def is_own_page(origin: str, host_header: str) -> bool:
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Returns a host as an IP address (an IPv4-mapped one as IPv4); None if it is a name."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

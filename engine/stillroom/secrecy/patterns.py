@@ -41,6 +41,7 @@ def _kind(
     end_of: _EndOf = _match_end,
     min_digits: int = 0,
 ) -> SensitiveKind:
+    """Returns a SensitiveKind; `keywords` are separated by spaces."""
     return SensitiveKind(
         name, tuple(keywords.split()), re.compile(pattern), is_real, end_of, min_digits
     )

@@ -36,9 +36,7 @@ _SPECIAL_FILES = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-_FIX = (
-    "give a file of rows, a config or code; if it has what you need, copy that part to a new file"
-)
+_FIX = "give a file of rows, a config or code; to use a part of this file, copy it to a new file"
 
 
 def check_readable(path: Path) -> None:

@@ -218,6 +218,7 @@ def _encoding_tolerant(needle: bytes) -> bytes:
 
 
 def _byte_pattern(byte: int) -> bytes:
+    """Returns a pattern for one byte, plain, percent-encoded or JSON-escaped."""
     digits = b"".join(
         b"[%c%c]" % (digit, digit ^ 32) if digit >= 0x61 else b"%c" % digit
         for digit in b"%02x" % byte

@@ -75,7 +75,7 @@ def test_what_is_not_packed_is_refused_by_name_and_skipped_in_folders(tmp_path):
     (tmp_path / "logs" / "c.jsonl.zst").write_bytes(b"plain")
     (tmp_path / "logs" / "credentials.json.gz").write_bytes(gzip.compress(LOG))
     made, _ = imported(tmp_path, "logs")
-    assert (made.kept, made.refused_by_reason) == (3, {"a file of no known format": 3})
+    assert (made.kept, made.refused_by_reason) == (3, {"unknown format": 3})
     with pytest.raises(
         InputError, match=r"b\.jsonl\.gz cannot be decompressed: Not a gzipped file"
     ):

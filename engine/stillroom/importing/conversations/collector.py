@@ -82,6 +82,7 @@ class RowCollector:
             return RejectedRow(row.location, "cannot be written as JSON", str(error))
 
     def _add_call(self, row: LoggedConversation, format_name: str) -> None:
+        """Stores a call: its messages in the tree, and its other fields in the table."""
         numbers = self.store.numbers_of(row.messages)
         stored = self._stored_row(row, format_name)
         data = encode_row(stored)  # before the tree is changed, since it may raise
@@ -97,6 +98,7 @@ class RowCollector:
         )
 
     def _add_whole(self, row: LoggedConversation, format_name: str) -> None:
+        """Stores a whole conversation. Raises UnreadableRowError if it is not valid."""
         messages = row.messages
         for index, message in enumerate(messages):
             for number, call in enumerate(message.get("tool_calls", ())):
@@ -133,6 +135,7 @@ class RowCollector:
         *,
         messages: list[bytes] | None = None,
     ) -> StoredRow:
+        """Returns the fields of a row that the table stores."""
         tools, dropped_tools = self._add_tools(row.tools)
         show = self._tally.show_location
         return StoredRow(
@@ -253,6 +256,7 @@ class InferredTools:
         return [self._schema(name) for name in sorted(names)]
 
     def _schema(self, name: str) -> dict[str, Any]:
+        """Returns the schema of a tool, inferred from the arguments of its calls."""
         properties = {
             argument: {"type": next(iter(kinds)) if len(kinds) == 1 else sorted(kinds)}
             if kinds
@@ -264,6 +268,7 @@ class InferredTools:
 
 
 def _parse_arguments(arguments: str) -> dict[str, Any]:
+    """Returns a tool call's arguments as an object; empty if they are not a JSON object."""
     try:
         value = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):

@@ -87,6 +87,7 @@ class MessageStore:
         return numbers
 
     def _add(self, value: Row) -> int:
+        """Stores a new message, and returns its number."""
         read, number = read_message(value), len(self.sizes)
         data = _ENCODER.encode(read.message)
         self._offsets.append(self._spill.append(data))

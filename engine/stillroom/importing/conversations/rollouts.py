@@ -37,7 +37,7 @@ def join_rows(rows: RowTable, tree: CallTree) -> JoinedRows:
     """
     owners = array("i", [NONE]) * len(rows)
     for row in range(len(rows)):
-        if rows.nodes[row] == NONE:
+        if rows.nodes[row] == NONE:  # a whole conversation, which is never joined
             owners[row] = row
     branch_of = _join_calls(rows, tree, owners)
     if rows.has_parents:
@@ -216,6 +216,7 @@ class RolloutBuilder:
             )
             for row in rows
         ]
+        # Of the other rows, these fields are not written.
         kept = rows[-1]
         rows[-1] = msgspec.structs.replace(
             kept,

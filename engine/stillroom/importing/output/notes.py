@@ -62,6 +62,7 @@ def import_notes(
 
 
 def _notes_on_content(counts: RolloutCounts) -> Iterator[str]:
+    """Yields notes on images, tools and turns."""
     if missing := counts.dropped[IMAGES_DROPPED]:
         yield (
             f"{missing} rollouts had images, which are left out: their answers describe what a "
@@ -82,6 +83,7 @@ def _notes_on_content(counts: RolloutCounts) -> Iterator[str]:
 
 
 def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator[str]:
+    """Yields notes on scores, feedback and rewards."""
     names = _join_names(name for name, _ in counts.scores.most_common(_MOST_NAMES)) or "none"
     if not request.reward_from and counts.rewarded:
         yield f"{counts.rewarded} rollouts have the reward from their source"

@@ -83,6 +83,7 @@ class PromptStore:
         return {"messages": messages, "metadata": metadata}
 
     def _store(self, data: bytes, rollout: ImportedRollout) -> None:
+        """Stores a new prompt, with the metadata of its first rollout."""
         metadata: dict[str, Any] = msgspec.json.decode(rollout.metadata)
         metadata[IMPORTED_FROM] = rollout.kept.source
         encoded = msgspec.json.encode(metadata)

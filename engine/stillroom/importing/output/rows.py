@@ -251,6 +251,7 @@ class RolloutWriter:
         scores: Mapping[str, float],
         reward: float | None,
     ) -> None:
+        """Adds a rollout to the counts."""
         counts = self.counts
         counts.dropped.update(dropped)
         counts.scores.update(scores.keys())
@@ -276,6 +277,7 @@ class RolloutWriter:
         return self._collected.inferred.schemas(called), INFERRED
 
     def _origin(self, rollout: ImportedRollout, dropped: list[str]) -> dict[str, Any]:
+        """Returns the field `origin` of a rollout's row: where it comes from."""
         kept = rollout.kept
         others = [stored.source for stored in rollout.rows[:-1]]
         others += [location for stored in rollout.rows for location in stored.merged_from]
@@ -369,6 +371,7 @@ def reward_of(scores: Mapping[str, float], names: Sequence[str]) -> float | None
 
 
 def _named_score(scores: Mapping[str, float], names: str) -> float | None:
+    """Returns the score with this name, or with the first name of `a|b` that is present."""
     for name in (names, *names.split("|")):
         for plain in (name, name.rpartition(_PREFIX)[2]):
             if plain in scores:

@@ -228,6 +228,7 @@ def replies(response: Any, reader: MessageReader) -> list[tuple[list[Row], str |
 
 
 def _choices(choices: Sequence[Any], reader: MessageReader) -> list[tuple[list[Row], str | None]]:
+    """Returns the messages and the finish reason of each choice of a chat completion."""
     replies_found = [
         (reader.turn(choice["message"], "the reply"), finish_reason_of(choice.get("finish_reason")))
         for choice in map(as_row, choices)

@@ -187,6 +187,7 @@ def without_empty(**values: Any) -> dict[str, Any]:
 
 
 def _first_count(fields: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    """Returns the first of the named fields that is a count; None if there is none."""
     for name in names:
         number = decimal_number(fields.get(name))
         if number is not None and number >= 0:
@@ -195,6 +196,7 @@ def _first_count(fields: Mapping[str, Any], names: tuple[str, ...]) -> int | Non
 
 
 def _parse_time(value: Any) -> datetime | None:
+    """Returns a time in UTC, parsed as `iso_time` describes; None if it is not a time."""
     number = decimal_number(value)
     if number is None and isinstance(value, str | datetime):
         try:

@@ -67,6 +67,7 @@ def _prompt_of_text(text: str, reader: MessageReader) -> list[Row]:
 
 
 def _prompt_of_object(fields: Row, reader: MessageReader) -> list[Row] | None:
+    """Returns the messages in an input that is an object; None if there are none."""
     if isinstance(fields.get("messages"), list):
         messages = as_list(fields["messages"])
         if len(messages) == 1 and _is_batch(messages[0]):
@@ -127,6 +128,7 @@ def free_replies(value: Any, reader: MessageReader) -> list[FreeReply]:
 
 
 def _replies_in(value: Any, reader: MessageReader) -> list[FreeReply]:
+    """Returns the replies in an output, some of which may have no messages."""
     given = parse_if_json(value)
     if isinstance(given, str):
         note_truncation(given, reader)
@@ -181,6 +183,7 @@ def _is_batch(value: Any) -> bool:
 
 
 def _list_input(items: list[Any], reader: MessageReader) -> list[Row]:
+    """Returns the messages in an input that is a list of messages or items."""
     if len(items) == 1 and _is_batch(items[0]):
         return _list_input(as_list(items[0]), reader)
     kinds = {text_of(as_row(item).get("type")) for item in items}
@@ -224,5 +227,5 @@ def _finish_reason(messages: Any) -> str | None:
     message = as_row(as_list(messages)[-1]) if as_list(messages) else {}
     fields = as_row(message.get("kwargs")) or as_row(message.get("data")) or message
     metadata = as_row(fields.get("response_metadata"))
-    named = metadata.get("finish_reason", metadata.get("stop_reason", fields.get("finish_reason")))
-    return finish_reason_of(text_of(named))
+    reason = metadata.get("finish_reason", metadata.get("stop_reason", fields.get("finish_reason")))
+    return finish_reason_of(text_of(reason))

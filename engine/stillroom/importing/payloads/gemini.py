@@ -88,6 +88,7 @@ def gemini_calls(request: Row, response: Any, path: str) -> list[ApiCall]:
 
 
 def _with_reply(call: ApiCall, reader: "_Conversation", candidate: Row) -> ApiCall:
+    """Returns a call with the reply of one candidate."""
     reader.add_turn({"role": "model"} | as_row(candidate.get("content")))
     ending = finish_reason_of(candidate.get("finish_reason"))
     if ending in _FILTERED:
@@ -153,6 +154,7 @@ class _Conversation:
             self.messages.append({"role": "user", "content": "".join(texts)})
 
     def _reply(self, parts: list[Row]) -> Row:
+        """Returns an assistant message with the text, thoughts and calls of the parts."""
         thoughts = [part for part in parts if part.get("thought")]
         reply: Row = {
             "role": "assistant",
@@ -168,6 +170,7 @@ class _Conversation:
         return reply | ({"tool_calls": calls} if calls else {})
 
     def _call(self, call: Row) -> Row:
+        """Converts a function call to a tool call."""
         name = call.get("name")
         if not isinstance(name, str):
             raise UnreadableRowError("a tool call has no name", f"it is {describe(call)}")

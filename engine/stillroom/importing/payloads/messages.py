@@ -132,6 +132,7 @@ class MessageReader:
         self.dropped[reason] = None
 
     def _part_text(self, part: Any) -> str:
+        """Returns the text of a content part; drops any other part, and notes it."""
         if isinstance(part, str):
             return part
         fields = cast("Row", part) if isinstance(part, dict) else {}
@@ -157,6 +158,7 @@ class MessageReader:
             converted["tool_calls"] = calls
 
     def _calls(self, message: Row) -> Iterator[Row]:
+        """Yields the tool calls of a message, and its legacy function call."""
         calls = message.get("tool_calls")
         for call in cast("list[Any]", calls) if isinstance(calls, list) else []:
             yield tool_call(call)
@@ -247,6 +249,7 @@ class MessageReader:
         return ""
 
     def _result(self, block: Row, id_key: str, content_key: str) -> Row:
+        """Converts a block to a tool message."""
         content = block.get(content_key, block.get("result"))
         is_text = content is None or isinstance(content, str) or _are_blocks(content)
         text = self.text(content) if is_text else json_text(content)
@@ -303,11 +306,12 @@ def tool_schemas(value: Any) -> list[Row] | None:
     if not tools:
         return None
     if not isinstance(tools, list):
-        raise UnreadableRowError("the tools are not a list", f"not {describe(value)}")
+        raise UnreadableRowError("the tools are not a list", f"they are {describe(value)}")
     return [_schema(tool) for tool in cast("list[Any]", tools)]
 
 
 def _schema(tool: Any) -> Row:
+    """Converts one tool schema. Raises UnreadableRowError if it has no name."""
     fields = cast("Row", tool) if isinstance(tool, dict) else {}
     nested = fields.get("function")
     function = cast("Row", nested) if isinstance(nested, dict) else fields
@@ -334,6 +338,7 @@ class _Turn:
 
 
 def _call(block: Row, id_key: str, arguments_key: str) -> Row:
+    """Converts a block to a tool call."""
     if not isinstance(block.get("name"), str):
         raise UnreadableRowError("a tool call has no name", f"it is {describe(block)}")
     arguments = block.get(arguments_key, block.get("args"))

@@ -103,6 +103,7 @@ def find_pair(row: Row) -> LoggedPair | None:
 
 
 def _response_body(row: Row, name: str | None) -> Any:
+    """Returns the body of the response in a field of a row, assembled if it was streamed."""
     if name is None:
         return {"error": row["error"]} if row.get("error") else None
     response = parse_if_json(row[name])
@@ -135,6 +136,7 @@ def api_of(request: Row, response: Any = None, path: str = "") -> Api:
 
 
 def _looks_like_anthropic(request: Row) -> bool:
+    """Returns whether a request with messages is one of Anthropic's Messages API."""
     if "system" in request or "anthropic_version" in request or "stop_sequences" in request:
         return True
     if any("input_schema" in as_row(tool) for tool in as_list(request.get("tools"))):
@@ -211,7 +213,7 @@ class ResponseChains:
         Raises UnreadableRowError if the bodies are not a model call.
         """
         call = read_calls(pair.request, pair.response)[0]
-        parent = self._parents.get(call.id or "", _field(pair, "previous_response_id"))
+        parent = self._parents.get(call.id or "", _text_field(pair, "previous_response_id"))
         earlier, dropped = self._history(parent)
         first = len(system_message(pair.request.get("instructions"), MessageReader()))
         messages = call.messages
@@ -267,7 +269,7 @@ def _parents(pairs: Iterator[LoggedPair]) -> dict[str, str]:
         own = text_of(response.get("id"))
         if own is None:
             continue
-        if (parent := _field(pair, "previous_response_id")) is not None:
+        if (parent := _text_field(pair, "previous_response_id")) is not None:
             parents[own] = parent
         elif (conversation := _conversation(pair)) is not None:
             created = response.get("created_at")
@@ -279,11 +281,13 @@ def _parents(pairs: Iterator[LoggedPair]) -> dict[str, str]:
     return parents
 
 
-def _field(pair: LoggedPair, name: str) -> str | None:
+def _text_field(pair: LoggedPair, name: str) -> str | None:
+    """Returns a text field of the request, or else of the response; None if neither has it."""
     return first_text(pair.request, name) or first_text(as_row(pair.response), name)
 
 
 def _conversation(pair: LoggedPair) -> str | None:
+    """Returns the id of the conversation to which a call belongs; None if it names none."""
     for body in (pair.request, as_row(pair.response)):
         value = body.get("conversation")
         found = text_of(value) or text_of(as_row(value).get("id"))

@@ -31,6 +31,7 @@ def stream_events(text: str) -> Iterator[Row]:
 
 
 def _decoded(data: str) -> Row:
+    """Decodes the data of an event. Raises UnreadableRowError if it is not a JSON object."""
     try:
         value = msgspec.json.decode(data)
     except (ValueError, RecursionError) as error:

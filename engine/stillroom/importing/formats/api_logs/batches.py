@@ -54,7 +54,10 @@ class _Requests:
 
 
 def _items(row: Row, location: Location) -> Iterator[tuple[Location, Row]]:
-    """Yields the requests of a row, each with its location: the row, or its list `requests`."""
+    """Yields the requests and results in a row, each with its location.
+
+    These are the elements of a list `requests`, as in the body of an API call, or the row itself.
+    """
     if "custom_id" in row or not as_list(row.get("requests")):
         yield location, row
         return
@@ -63,6 +66,7 @@ def _items(row: Row, location: Location) -> Iterator[tuple[Location, Row]]:
 
 
 def _read(paths: Sequence[Path], api: _BatchApi) -> Iterator[SourceRow]:
+    """Yields the calls of all batches, and the rows that are not part of a call."""
     with DiskDict[_Key]() as bodies:
         requests = _Requests(bodies)
         yield from _read_requests(paths, api, requests)
@@ -159,6 +163,7 @@ def _requests_of(number: int, requests: _Requests, paths: Sequence[Path]) -> int
 def _calls(
     location: Location, result: Row, key: _Key, api: _BatchApi, requests: _Requests, used: set[_Key]
 ) -> Iterator[LoggedConversation]:
+    """Yields the calls of a result, joined with its request."""
     body = requests.bodies.get(key)
     if body is None:
         detail = f"no input file has the request {key[1]!r}"
@@ -177,6 +182,7 @@ def _calls(
 
 
 def _openai_response(row: Row) -> Any:
+    """Returns the response's body in a row of OpenAI's results, or an object with an `error`."""
     if row.get("error"):
         return {"error": row["error"]}
     response = as_row(row.get("response"))
@@ -187,6 +193,7 @@ def _openai_response(row: Row) -> Any:
 
 
 def _anthropic_response(row: Row) -> Any:
+    """Returns the message in a row of Anthropic's results, or an object with an `error`."""
     result = as_row(row["result"])
     if result.get("type") == "succeeded":
         return result.get("message")

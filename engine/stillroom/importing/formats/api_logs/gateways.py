@@ -66,6 +66,7 @@ def _is_litellm_row(row: Row) -> bool:
 
 
 def _litellm_calls(row: JsonRow) -> Iterator[LoggedConversation]:
+    """Yields the calls in a row of LiteLLM. Raises UnreadableRowError if there is none."""
     data = row.data
     if not _is_litellm_row(data):
         raise UnreadableRowError("neither a payload nor a row of the spend logs")
@@ -114,6 +115,7 @@ def _request(row: Row) -> Row:
 
 
 def _error(row: Row) -> str | None:
+    """Returns the error of a failed request; None if it succeeded."""
     if row.get("status") != "failure":
         return None
     for fields in (row, as_row(parse_if_json(row.get("metadata")))):
@@ -124,6 +126,7 @@ def _error(row: Row) -> str | None:
 
 
 def _litellm_fields(row: Row) -> Row:
+    """Returns the fields of LoggedConversation that LiteLLM's row gives."""
     metadata = as_row(parse_if_json(row.get("metadata")))
     begin, end = row.get("startTime"), row.get("endTime")
     cost = decimal_number(row.get("response_cost", row.get("spend")))
@@ -157,6 +160,7 @@ def _read_helicone(paths: Sequence[Path]) -> Iterator[SourceRow]:
 
 
 def _helicone_calls(row: JsonRow) -> Iterator[LoggedConversation]:
+    """Yields the calls in a row of Helicone. Raises UnreadableRowError if there is none."""
     data = row.data
     if not _is_helicone_row(data):
         raise UnreadableRowError("not a request logged by Helicone")
@@ -183,6 +187,7 @@ def _helicone_calls(row: JsonRow) -> Iterator[LoggedConversation]:
 
 
 def _helicone_fields(row: Row) -> Row:
+    """Returns the fields of LoggedConversation that Helicone's row gives."""
     begin, end = row.get("request_created_at"), row.get("response_created_at")
     delay = non_negative_number(decimal_number(row.get("delay_ms")))
     fields: dict[str, Any] = without_empty(
@@ -199,6 +204,7 @@ def _helicone_fields(row: Row) -> Row:
 
 
 def _helicone_scores(row: Row) -> dict[str, float]:
+    """Returns the scores of a request; the user's rating is the score `feedback`."""
     scores = numbers_by_name(parse_if_json(row.get("scores")))
     rating = row.get("feedback_rating")
     if rating in (True, False, "true", "false"):

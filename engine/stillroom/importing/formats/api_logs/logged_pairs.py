@@ -60,6 +60,7 @@ def _is_chat(row: Row) -> bool:
 
 
 def _chat_pair(row: Row) -> LoggedPair | None:
+    """Returns the request and the response of a chat completion in a row; None if it has none."""
     if "choices" in row:
         request = as_row(row.get("request")) or as_row(row.get("input")) or row
         return LoggedPair(request, row, row) if "messages" in request else None
@@ -73,9 +74,11 @@ def _chat_calls(row: JsonRow) -> Iterator[LoggedConversation]:
     pair = _chat_pair(row.data)
     if pair is None:
         raise UnreadableRowError(NO_REQUEST, "the row has no `request` and no `messages`")
-    named = envelope_fields(pair.envelope) | {"scores": _scores(row.data)}
+    log_fields = envelope_fields(pair.envelope) | {"scores": _scores(row.data)}
     calls = read_calls(pair.request, _assemble_chunks(pair.response))
-    yield from logged_calls(row.location, calls, named, metadata=envelope_metadata(pair.envelope))
+    yield from logged_calls(
+        row.location, calls, log_fields, metadata=envelope_metadata(pair.envelope)
+    )
 
 
 def _scores(row: Row) -> dict[str, float]:
@@ -101,8 +104,8 @@ def _is_anthropic(row: Row) -> bool:
 def _pair_calls(
     row: JsonRow, pair: LoggedPair, calls: Iterable[ApiCall], provider: str | None = None
 ) -> Iterator[LoggedConversation]:
-    named, metadata = envelope_fields(pair.envelope), envelope_metadata(pair.envelope)
-    return logged_calls(row.location, calls, named, metadata=metadata, provider=provider)
+    log_fields, metadata = envelope_fields(pair.envelope), envelope_metadata(pair.envelope)
+    return logged_calls(row.location, calls, log_fields, metadata=metadata, provider=provider)
 
 
 def _anthropic_calls(row: JsonRow) -> Iterator[LoggedConversation]:
@@ -189,6 +192,7 @@ def _response_pairs(paths: Sequence[Path]) -> Iterator[LoggedPair]:
 
 
 def _response_calls(row: JsonRow, chains: ResponseChains) -> Iterator[SourceRow]:
+    """Yields the Responses call in a row, with the history that it continues."""
     pair = _response_pair(row.data)
     if pair is None and (row.data.get("object") == "response" or as_row(row.data.get("response"))):
         detail = "add its input items to the row as `input_items`"
@@ -197,8 +201,8 @@ def _response_calls(row: JsonRow, chains: ResponseChains) -> Iterator[SourceRow]
     if pair.response is None:
         raise UnreadableRowError(NO_REPLY, "the row has no `response`")
     call, known = chains.call(pair)
-    named = envelope_fields(pair.envelope) | known
-    yield from logged_calls(row.location, [call], named, provider="openai")
+    log_fields = envelope_fields(pair.envelope) | known
+    yield from logged_calls(row.location, [call], log_fields, provider="openai")
 
 
 OPENAI_CHAT = TraceFormat(

@@ -83,7 +83,7 @@ def _calls(location: Location, line: Line, chains: ResponseChains) -> Iterator[L
     """Yields the calls in a line. Raises UnreadableRowError if it is invalid or incomplete."""
     call = _decode_line(line)
     pair = _pair(call)
-    named = without_empty(
+    log_fields = without_empty(
         feedback_ids=(call.id,),
         group=call.session,
         started_at=iso_time(call.started_at),
@@ -91,11 +91,11 @@ def _calls(location: Location, line: Line, chains: ResponseChains) -> Iterator[L
     )
     if call.kind == "responses":
         whole, known = chains.call(pair)
-        calls, named = [whole], known | named
+        calls, log_fields = [whole], known | log_fields
     else:
         calls = read_calls(pair.request, pair.response)
     metadata = without_empty(upstream=call.upstream, first_block_s=call.first_block_s)
-    yield from logged_calls(location, calls, named, metadata=metadata, provider=call.provider)
+    yield from logged_calls(location, calls, log_fields, metadata=metadata, provider=call.provider)
 
 
 def usage_of_call(call: RecordedCall) -> Usage | None:
@@ -113,6 +113,7 @@ def _pair(call: RecordedCall) -> LoggedPair:
 
 
 def _decode_line(line: Line) -> RecordedCall:
+    """Decodes a line of a journal. Raises UnreadableRowError if it is not a recorded call."""
     if line.is_cut:
         raise UnreadableRowError(NOT_A_CALL, f"the line {TOO_LONG}")
     try:

@@ -39,6 +39,7 @@ _Key = tuple[str, int]
 
 
 def _list_items(paths: Sequence[Path]) -> Iterator[JsonRow | RejectedRow]:
+    """Yields the items of all pages, and the rows that are not pages."""
     for row in read_json_rows(*paths):
         if isinstance(row, RejectedRow) or row.data.get("object", "list") != "list":
             yield row
@@ -104,6 +105,7 @@ def _read_messages(paths: Sequence[Path], messages: _Messages) -> Iterator[Rejec
 
 
 def _calls_or_rejections(location: Location, row: Row, messages: _Messages) -> Iterator[SourceRow]:
+    """Yields the calls of a completion, or the completion and its messages as rejected rows."""
     locations = messages.locations.pop(text_of(row.get("id")) or "", {})
     sent = {number: locations[number] for number in sorted(locations)}
     try:
@@ -117,6 +119,7 @@ def _calls_or_rejections(location: Location, row: Row, messages: _Messages) -> I
 def _calls(
     location: Location, row: Row, sent: dict[int, Location], messages: _Messages
 ) -> Iterator[LoggedConversation]:
+    """Yields the calls of a completion; `sent` has its messages' locations."""
     completion_id = text_of(row.get("id")) or ""
     prompt = row.get("messages")
     if not isinstance(prompt, list):

@@ -58,12 +58,12 @@ def conversation(
     scores = _pop_score(others) if "scores" not in fields else {}
     if isinstance(others.get("metadata"), dict):
         others |= others.pop("metadata")
-    named: Row = {"id": first_text(data, "id"), "model": first_text(data, "model")}
-    named |= {"metadata": others, "scores": scores} | fields
-    named["tools"] = tool_schemas(fields.get("tools"))
+    row_fields: Row = {"id": first_text(data, "id"), "model": first_text(data, "model")}
+    row_fields |= {"metadata": others, "scores": scores} | fields
+    row_fields["tools"] = tool_schemas(fields.get("tools"))
     dropped = tuple(reader.dropped)
     return LoggedConversation(
-        location=row.location, messages=messages, is_call=False, dropped=dropped, **named
+        location=row.location, messages=messages, is_call=False, dropped=dropped, **row_fields
     )
 
 
@@ -103,6 +103,7 @@ def _are_messages(value: Any) -> bool:
 
 
 def _fine_tuning(row: JsonRow) -> Iterable[SourceRow]:
+    """Returns the conversation of a row with messages, or with a prompt and a completion."""
     data, reader = row.data, MessageReader()
     if "messages" in data:
         messages, read = reader.messages(data["messages"]), _CHAT_FIELDS
@@ -165,6 +166,7 @@ def _eval_items(row: JsonRow) -> Iterator[SourceRow]:
 
 
 def _grades(results: Any) -> Iterator[tuple[str, float]]:
+    """Yields the name and the score of each grader's result."""
     for grade in map(as_row, as_list(results)):
         score, name = as_number(grade.get("score")), grade.get("name")
         if score is None and isinstance(grade.get("passed"), bool):
@@ -281,6 +283,7 @@ def _messages(turns: list[Any]) -> Iterator[Row]:
 
 
 def _parse_calls(value: str) -> list[Any]:
+    """Parses the tool calls in a turn's text. Raises UnreadableRowError if it is not JSON."""
     try:
         decoded = msgspec.json.decode(value)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -308,7 +311,7 @@ def conversation_of_alpaca_row(row: JsonRow) -> LoggedConversation:
     if not is_alpaca_row(data):
         kind = describe(data.get("instruction"))
         detail = f"instruction and output must be strings; instruction is {kind}"
-        raise UnreadableRowError("has no instruction and output", detail)
+        raise UnreadableRowError("no instruction or no output", detail)
     output = next(data[name] for name in _OUTPUTS if isinstance(data.get(name), str))
     texts = (data["instruction"], first_text(data, *_INPUTS))
     system = first_text(data, "system")

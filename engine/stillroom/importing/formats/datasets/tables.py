@@ -116,6 +116,7 @@ def _feedback(row: JsonRow, columns: FeedbackColumns) -> Iterator[Feedback | Rej
 
 
 def _number(value: Any) -> float | None:
+    """Returns a score as a number; None if it is neither a number nor a known word."""
     if isinstance(value, bool):
         return float(value)
     if isinstance(value, str) and (word := _normalize(value)) in _WORDS:
@@ -152,6 +153,7 @@ def read_parquet(paths: Sequence[Path], columns: Columns | None = None) -> Itera
 
 
 def _table_rows(path: Path, table: Table, columns: Columns) -> Iterator[SourceRow]:
+    """Yields the conversations in a table, or the feedback if it is a table of feedback."""
     feedback_columns = _feedback_columns(table.columns, columns)
     try:
         if columns and feedback_columns is not None:
@@ -203,6 +205,7 @@ def _has(row: Row, name: str) -> bool:
 
 
 def _pair_rows(row: JsonRow, columns: Columns) -> Iterable[SourceRow]:
+    """Yields the conversation or the feedback in a JSON row."""
     feedback_columns = _feedback_columns(list(row.data), columns) if columns else None
     if feedback_columns is not None:
         return _feedback(row, feedback_columns)
@@ -292,6 +295,7 @@ def choose_columns(path: Path, present: Collection[str], chosen: Columns) -> Col
 
 
 def _columns_by_common_name(present: Collection[str]) -> Columns:
+    """Returns the column for each role that has a column with a common name."""
     return {
         role: next(name for name in names if name in present)
         for role, names in _ALIASES.items()
@@ -332,6 +336,7 @@ def convert_table_row(row: JsonRow, columns: Columns) -> Iterable[SourceRow]:
 
 
 def _parse_messages(value: Any, name: str) -> Any:
+    """Returns a row's messages, parsed if they are JSON text."""
     if not isinstance(value, str):
         return value
     try:
@@ -357,6 +362,7 @@ def _answer(data: Row, name: str) -> Any:
 
 
 def _question_and_answer(data: Row, columns: Columns, reader: MessageReader) -> list[Row]:
+    """Returns the messages of a row with a question and an answer in separate columns."""
     turns: dict[str, list[Row]] = {}
     for role in ("user", "assistant"):
         value = _answer(data, columns[role]) if role == "assistant" else data.get(columns[role])
@@ -375,6 +381,7 @@ def _question_and_answer(data: Row, columns: Columns, reader: MessageReader) -> 
 
 
 def _conversation(row: JsonRow, columns: Columns, messages: list[Row]) -> LoggedConversation:
+    """Returns the conversation of a table's row, with the columns for its other roles."""
     data, name = row.data, columns.get("score")
     score = _number(data.get(name)) if name is not None else None
     return conversation(

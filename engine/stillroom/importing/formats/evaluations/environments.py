@@ -69,6 +69,7 @@ def read_results(paths: Sequence[Path]) -> Iterator[SourceRow]:
 
 
 def _result(row: JsonRow, model: str | None) -> LoggedConversation:
+    """Returns the conversation of a verifiers result."""
     data, reader = row.data, MessageReader()
     prompt = _turns(data.get("prompt"), "user", reader)
     completion = _turns(data.get("completion"), "assistant", reader)
@@ -170,14 +171,14 @@ def _branches(row: JsonRow, trace: Row) -> Iterator[LoggedConversation]:
     for leaf in (index for index in range(len(nodes)) if index not in parents):
         path = _path(nodes, leaf)
         own_nodes = {*path} - seen
-        own = [c for c in calls if isinstance(c.get("node"), int) and c["node"] in own_nodes]
+        own_calls = [c for c in calls if isinstance(c.get("node"), int) and c["node"] in own_nodes]
         if not any(nodes[index].get("sampled") is True for index in own_nodes):
             continue
         is_first = not seen
         # A turn that an earlier branch has is context in this one.
         branch = [nodes[i] | ({"sampled": False} if i in seen else {}) for i in path]
         seen.update(path)
-        yield _branch(row, trace, branch, own, leaf, is_first)
+        yield _branch(row, trace, branch, own_calls, leaf, is_first)
 
 
 def _parent(node: Row, index: int) -> int | None:
@@ -189,6 +190,7 @@ def _parent(node: Row, index: int) -> int | None:
 
 
 def _path(nodes: Sequence[Row], leaf: int) -> list[int]:
+    """Returns the indices of the nodes from the root to a leaf."""
     path, index = list[int](), leaf
     while True:
         path.append(index)
@@ -201,6 +203,7 @@ def _path(nodes: Sequence[Row], leaf: int) -> list[int]:
 def _branch(
     row: JsonRow, trace: Row, nodes: list[Row], calls: list[Row], leaf: int, is_first: bool
 ) -> LoggedConversation:
+    """Returns the conversation along a branch; `nodes` and `calls` are those of the branch."""
     reader, messages = MessageReader(), list[Row]()
     for node in nodes:
         for message in reader.turn(_parse_calls(as_row(node.get("message")))):
@@ -285,6 +288,7 @@ _ENDINGS = {StopReason.ANSWERED: "stop", StopReason.MAX_TOKENS: "length"}
 
 
 def _converter_of(layout: RolloutLayout) -> Callable[[JsonRow], Iterator[SourceRow]]:
+    """Returns a converter of rows in this layout."""
     rules = RULES[layout]
 
     def conversation(row: JsonRow) -> Iterator[SourceRow]:

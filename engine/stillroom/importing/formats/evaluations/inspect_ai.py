@@ -80,6 +80,7 @@ def _task_of(head: bytes) -> Row:
 
 
 def _conversation(row: JsonRow, task: Row) -> LoggedConversation:
+    """Returns the conversation of a sample. Raises UnreadableRowError if it has no messages."""
     sample, reader = row.data, MessageReader()
     attachments = as_row(sample.get("attachments"))
     messages: list[Row] = []
@@ -157,6 +158,7 @@ def _normalize_call(call: Row) -> Row:
 
 
 def _normalize_block(block: Row) -> Row:
+    """Converts a content block to a type that MessageReader reads."""
     match block.get("type"):
         case "reasoning":
             text = first_text(block, "reasoning") if not block.get("redacted") else None
@@ -199,6 +201,7 @@ def _scores(scores: Row) -> Iterator[tuple[str, float]]:
 
 
 def _score(value: Any) -> float | None:
+    """Returns a score as a number; None if it is neither a number nor a known grade."""
     if isinstance(value, bool):
         return float(value)
     if isinstance(value, str):
@@ -222,7 +225,9 @@ def _zip_members(path: Path, *prefixes: str) -> Iterator[JsonRow | RejectedRow]:
                 for number, info in enumerate(matching, start=1):
                     location = Location(path, number, info.filename)
                     if info.file_size > MAX_ROW_BYTES:
-                        yield RejectedRow(location, "not a JSON object", f"the member {TOO_LONG}")
+                        yield RejectedRow(
+                            location, "not a JSON object", f"the zip member {TOO_LONG}"
+                        )
                     else:
                         yield _member_row(location, _decompress(archive, info))
     except (zipfile.BadZipFile, EOFError, OSError, struct.error, zlib.error) as error:
@@ -232,11 +237,12 @@ def _zip_members(path: Path, *prefixes: str) -> Iterator[JsonRow | RejectedRow]:
 def _member_row(location: Location, data: bytes) -> JsonRow | RejectedRow:
     row = decode_row(data)
     if isinstance(row, Problem):
-        return RejectedRow(location, "not a JSON object", f"the member {row.message}")
+        return RejectedRow(location, "not a JSON object", f"the zip member {row.message}")
     return JsonRow(location, row)
 
 
 def _decompress(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    """Returns the content of a zip member, which may be compressed with Zstandard."""
     if info.compress_type != _ZSTANDARD:
         return archive.read(info)
     try:

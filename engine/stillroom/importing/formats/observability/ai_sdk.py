@@ -59,6 +59,7 @@ def _message(item: Any) -> Any:
 
 
 def _block(part: Row) -> Row:
+    """Converts a content part to a block that MessageReader reads."""
     match part.get("type"):
         case "tool-call":
             return _call(part)
@@ -80,6 +81,7 @@ def _block(part: Row) -> Row:
 
 
 def _call(call: Row) -> Row:
+    """Converts a tool call to a block that MessageReader reads."""
     return {
         "type": "tool_call",
         "id": call.get("toolCallId"),
@@ -111,6 +113,7 @@ def _tool(value: Any) -> Row:
 
 
 def _usage(attributes: Row) -> Row:
+    """Returns the usage as an API's usage object."""
     start = "ai.usage."
     counts = {
         "prompt_tokens": ("inputTokens", "promptTokens"),

@@ -116,22 +116,22 @@ class _Reply:
 def _prompt(attributes: Row, events: tuple[SpanEvent, ...], reader: MessageReader) -> list[Row]:
     """Returns the messages that were sent. Raises UnreadableRowError if none were recorded."""
     system = parse_if_json(attributes.get("gen_ai.system_instructions"))
-    first = _system(system, reader)
-    given = _messages_in(attributes, "gen_ai.input.messages")
-    if given is None:
-        given = _messages_event(events, "gen_ai.content.prompt", "gen_ai.prompt")
-    if given is None:
-        given = nested(attributes, "gen_ai.prompt")
-    if given is None:
-        given = [_event_message(event) for event in events if event.name in _MESSAGE_EVENTS]
-    if not as_list(given) and not first:
+    system_messages = _system(system, reader)
+    sent = _messages_in(attributes, "gen_ai.input.messages")
+    if sent is None:
+        sent = _messages_event(events, "gen_ai.content.prompt", "gen_ai.prompt")
+    if sent is None:
+        sent = nested(attributes, "gen_ai.prompt")
+    if sent is None:
+        sent = [_event_message(event) for event in events if event.name in _MESSAGE_EVENTS]
+    if not as_list(sent) and not system_messages:
         detail = "enable message content capture in the application; see `stillroom docs traces`"
         raise UnreadableRowError(NO_CONTENTS, detail)
-    for message in map(as_row, as_list(given)):
+    for message in map(as_row, as_list(sent)):
         is_empty = not any(message.get(key) for key in ("content", "parts", "tool_calls"))
         if is_empty and message.get("role") in ("user", "system"):
             reader.drop(TRUNCATED)
-    return [*first, *read_messages(as_list(given), reader)]
+    return [*system_messages, *read_messages(as_list(sent), reader)]
 
 
 def _messages_in(attributes: Row, name: str) -> Any:
@@ -160,6 +160,7 @@ def _messages_event(events: tuple[SpanEvent, ...], name: str, key: str) -> Any:
 
 
 def _event_message(event: SpanEvent) -> Row:
+    """Returns the message in an event such as `gen_ai.user.message`."""
     fields = event.fields
     content = as_row(parse_if_json(fields.get("gen_ai.event.content"))) or fields
     role = text_of(content.get("role")) or _MESSAGE_EVENTS.get(event.name, "assistant")
@@ -192,6 +193,7 @@ def _replies(
 
 
 def _choice_message(event: SpanEvent) -> Row:
+    """Returns the reply in an event `gen_ai.choice`, with its finish reason and index."""
     fields = as_row(parse_if_json(event.fields.get("gen_ai.event.content"))) or event.fields
     message = as_row(parse_if_json(fields.get("message"))) or _event_message(event)
     known = {key: fields[key] for key in ("finish_reason", "index") if key in fields}
@@ -211,6 +213,7 @@ def _finish_reasons(attributes: Row) -> list[Any]:
 
 
 def _tools(attributes: Row) -> list[Row] | None:
+    """Returns the schemas of the offered tools; None if the span does not have them."""
     tools = attributes.get("gen_ai.tool.definitions")
     if isinstance(tools, str):
         return _parse_tools(tools)
@@ -227,6 +230,7 @@ def _parse_tools(text: str) -> list[Row] | None:
 
 
 def _schemas(tools: Any) -> list[Row] | None:
+    """Converts tool definitions, parts of which may be JSON text."""
     whole = [as_row(parse_if_json(tool)) for tool in as_list(tools)]
     return tool_schemas(
         [
@@ -278,6 +282,7 @@ def _usage(attributes: Row) -> Row:
 
 
 def _first(attributes: Row, *names: str) -> Any:
+    """Returns the first of the named attributes that a span has; None if it has none."""
     return next((attributes[name] for name in names if name in attributes), None)
 
 

@@ -135,6 +135,7 @@ def _items(row: Row, location: Location) -> Iterator[_Item]:
 
 
 def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
+    """Yields the calls and feedback in Langfuse's files, which it reads twice."""
     traces = _Traces()
     for row in read_any_rows(*paths):
         for item in _items(row.data, row.location) if isinstance(row, JsonRow) else ():
@@ -149,6 +150,7 @@ def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
 
 
 def _note_trace(item: _Item, traces: _Traces) -> None:
+    """Stores the session of an item's trace, and whether the trace has generations."""
     trace = item.data.get("id") if item.kind == "trace" else _value(item.data, "traceId")
     session = text_of(_value(item.data, "sessionId"))
     if not isinstance(trace, str):
@@ -171,6 +173,7 @@ def _model(row: Row) -> Any:
 
 
 def _rows_of(item: _Item, traces: _Traces) -> Iterator[SourceRow]:
+    """Yields the calls or the feedback of an item, or rejects it."""
     match item.kind:
         case "score":
             yield _feedback(item)
@@ -193,6 +196,7 @@ def _rows_of(item: _Item, traces: _Traces) -> Iterator[SourceRow]:
 
 
 def _feedback(item: _Item) -> Feedback | RejectedRow:
+    """Returns the feedback in a score."""
     row = item.data
     name = text_of(row.get("name"))
     target_id = next(
@@ -218,6 +222,7 @@ def _scores_of(item: _Item) -> Iterator[Feedback]:
 
 
 def _calls(item: _Item, trace: str, session: str | None) -> Iterator[LoggedConversation]:
+    """Yields the calls of a generation, or of a trace without generations."""
     row, reader = item.data, MessageReader()
     given = row.get("input")
     _note_dropped(row, reader)
@@ -226,7 +231,7 @@ def _calls(item: _Item, trace: str, session: str | None) -> Iterator[LoggedConve
     calls = free_calls(given, row.get("output"), reader, error=error)
     begin, end = _value(row, "startTime", "timestamp"), _value(row, "endTime")
     own = text_of(row.get("id"))
-    named = {
+    log_fields = {
         "tools": _tools(row, given),
         "group": text_of(_value(row, "sessionId")) or session,
         "id": own,
@@ -244,7 +249,7 @@ def _calls(item: _Item, trace: str, session: str | None) -> Iterator[LoggedConve
         **usage_details(as_row(parse_if_json(row.get("usage")))),
     )
     yield from logged_calls(
-        item.location, calls, named, metadata=metadata, part=item.location.part or own
+        item.location, calls, log_fields, metadata=metadata, part=item.location.part or own
     )
 
 
@@ -258,6 +263,7 @@ def _note_dropped(row: Row, reader: MessageReader) -> None:
 
 
 def _tools(row: Row, given: Any) -> list[Row] | None:
+    """Returns the schemas of the offered tools; None if the row does not have them."""
     tools = free_tools(given)
     if tools is not None:
         return tools

@@ -60,6 +60,7 @@ def _is_feedback(row: Row) -> bool:
 
 
 def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
+    """Yields the calls and feedback in LangSmith's files, which it reads twice."""
     threads: dict[str, str] = {}
     for row in _runs(paths):
         if isinstance(row, JsonRow) and (thread := _thread(row.data)) is not None:
@@ -68,6 +69,7 @@ def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
 
 
 def _rows_of(item: JsonRow, threads: dict[str, str]) -> Iterator[SourceRow]:
+    """Yields the calls or the feedback of a row, or rejects it."""
     row = item.data
     kind = row.get("run_type")
     if _is_feedback(row):
@@ -84,6 +86,7 @@ def _rows_of(item: JsonRow, threads: dict[str, str]) -> Iterator[SourceRow]:
 
 
 def _feedback(item: JsonRow) -> Feedback | RejectedRow:
+    """Returns the feedback in a row."""
     row = item.data
     score = row.get("score")
     number = float(score) if isinstance(score, bool) else decimal_number(score)
@@ -117,13 +120,14 @@ def _ancestors(row: Row) -> tuple[str, ...]:
 
 
 def _calls(item: JsonRow, threads: dict[str, str]) -> Iterator[LoggedConversation]:
+    """Yields the calls of a run; `threads` has the thread of each trace."""
     row = item.data
     input_value, output = parse_if_json(row.get("inputs")), parse_if_json(row.get("outputs"))
     calls = free_calls(input_value, output, MessageReader(), error=text_of(row.get("error")))
     metadata, trace = _metadata(row), text_of(row.get("trace_id")) or ""
     usage = _usage(metadata, as_row(output))
     own = text_of(row.get("id"))
-    named = {
+    log_fields = {
         "tools": _tools(row, input_value),
         "group": _thread(row) or threads.get(trace),
         "id": own,
@@ -140,7 +144,7 @@ def _calls(item: JsonRow, threads: dict[str, str]) -> Iterator[LoggedConversatio
     )
     provider, part = text_of(metadata.get("ls_provider")), item.location.part or own
     logged = logged_calls(
-        item.location, calls, named, metadata=details, provider=provider, part=part
+        item.location, calls, log_fields, metadata=details, provider=provider, part=part
     )
     for number, call in enumerate(logged):
         yield call if number else replace(call, scores=_scores(row))

@@ -68,6 +68,7 @@ def _read_call(span: Span) -> Iterator[ApiCall]:
 
 
 def _messages(value: Any, reader: MessageReader) -> list[Row]:
+    """Converts the messages of the attributes to Stillroom's format."""
     items = [nest_dotted_keys(item) for item in as_list(value)]
     messages: list[Row] = []
     for number, item in enumerate(items):
@@ -104,6 +105,7 @@ def _to_chat_message(message: Row) -> Row:
 
 
 def _block(content: Row) -> Row:
+    """Converts a message content to a block; returns an empty one for a tool call."""
     match content.get("type"):
         case "text":
             return {"type": "text", "text": content.get("text") or ""}
@@ -153,6 +155,7 @@ def _without_reasoning(message: Row) -> Any:
 
 
 def _tools(attributes: Row) -> list[Row] | None:
+    """Returns the schemas of the offered tools; None if the span does not have them."""
     tools = (nest_dotted_keys(item) for item in as_list(nested(attributes, "llm.tools")))
     schemas = [
         as_row(parse_if_json(as_row(tool.get("tool")).get("json_schema", tool.get("json_schema"))))
@@ -162,6 +165,7 @@ def _tools(attributes: Row) -> list[Row] | None:
 
 
 def _usage(attributes: Row) -> Row:
+    """Returns the usage as an API's usage object."""
     start = "llm.token_count."
     return {
         "prompt_tokens": attributes.get(f"{start}prompt"),

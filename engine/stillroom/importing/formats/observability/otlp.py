@@ -181,6 +181,7 @@ def _list_field(row: Row, name: str, other: str) -> list[Any]:
 
 
 def _span(span: Row, location: Location, resource: Row) -> Span:
+    """Parses a span of OTLP JSON."""
     span_id = first_text(span, "spanId", "span_id") or ""
     return Span(
         location=Location(location.path, location.line, span_id),
@@ -241,6 +242,7 @@ def _failure(status: Row, span: Row) -> str | None:
 
 
 def _log_record(record: Row, location: Location, number: int) -> LogRecord:
+    """Parses a log record of OTLP JSON."""
     fields = attributes_of(record)
     body = plain_value(record.get("body"))
     name = first_text(record, "eventName", "event_name") or first_text(fields, "event.name") or ""
@@ -276,6 +278,7 @@ def evaluation_result_of(record: LogRecord) -> Feedback | RejectedRow:
 def _evaluation_result(
     event: SpanEvent, location: Location, target_id: str
 ) -> Feedback | RejectedRow:
+    """Returns the feedback in an evaluation event."""
     fields = event.fields
     name, score = first_text(fields, _NAME), decimal_number(fields.get(_SCORE))
     return feedback_row(location, target_id, name, score, fields.get(_LABEL))

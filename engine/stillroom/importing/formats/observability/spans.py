@@ -151,6 +151,7 @@ def _has_messages(record: LogRecord) -> bool:
 
 
 def _telemetry(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[Telemetry]:
+    """Yields the spans, log records and feedback in files."""
     for row in read_any_rows(*paths):
         if isinstance(row, RejectedRow):
             yield row
@@ -207,7 +208,7 @@ def _rows_of(
             yield RejectedRow(location, error.reason, f"see {span.location}")
         return
     feedback_ids = (span.trace_id, first_text(span.attributes, _RESPONSE))
-    named: Row = {
+    log_fields: Row = {
         "group": context.group_of(span),
         "id": span.id or None,
         "feedback_ids": tuple(name for name in feedback_ids if name),
@@ -216,7 +217,7 @@ def _rows_of(
     }
     metadata = without_empty(trace_id=span.trace_id)
     yield from logged_calls(
-        span.location, calls, named, metadata=metadata, part=span.id, merged_from=locations
+        span.location, calls, log_fields, metadata=metadata, part=span.id, merged_from=locations
     )
 
 
@@ -326,6 +327,7 @@ def _from_columns(row: Row) -> Row:
 
 
 def _annotation(row: Row, location: Location) -> Feedback | RejectedRow:
+    """Returns the feedback in an annotation of Phoenix."""
     target_id = first_text(row, "span_id", "trace_id", "session_id")
     name = first_text(row, "name", "annotation_name")
     result = as_row(row.get("result"))
@@ -386,6 +388,7 @@ def _columns_of(row: Row) -> _Columns | None:
 
 
 def _table_telemetry(whole: JsonRow) -> Iterator[Span | RejectedRow]:
+    """Yields the spans in a row of a table, or of an API response with rows."""
     for row in listed_rows(whole, "rows", "data"):
         columns = _columns_of(row.data)
         if columns is None:
@@ -395,6 +398,7 @@ def _table_telemetry(whole: JsonRow) -> Iterator[Span | RejectedRow]:
 
 
 def _span_of_table(table_row: JsonRow, columns: _Columns) -> Span:
+    """Parses a span in a row of a table."""
     row = table_row.data
     begin = iso_seconds(row.get(columns.begin))
     end = None if columns.end is None else iso_seconds(row.get(columns.end))
@@ -417,6 +421,7 @@ def _span_of_table(table_row: JsonRow, columns: _Columns) -> Span:
 
 
 def _table_events(row: Row) -> Iterator[SpanEvent]:
+    """Yields the events of a span in Logfire's and in ClickHouse's columns."""
     for event in map(as_row, as_list(parse_if_json(row.get("otel_events")))):
         yield SpanEvent(name=first_text(event, "event_name", "name") or "", fields=event)
     names, fields = as_list(row.get("Events.Name")), as_list(row.get("Events.Attributes"))

@@ -77,6 +77,7 @@ def _with_sub_agents(
 def _conversation(
     data: Row, run: _Run, location: Location, own_id: str | None, parent: str | None
 ) -> LoggedConversation:
+    """Returns the conversation of one trajectory, without its sub-agents."""
     reader, agent = MessageReader(), as_row(data.get("agent"))
     steps = [as_row(step) for step in as_list(data.get("steps"))]
     messages = [message for step in steps for message in _step_messages(step, reader)]

@@ -96,6 +96,7 @@ class _Sessions:
 
 
 def _head_of(path: Path) -> _Head:
+    """Reads the beginning of a session file."""
     first_timestamp = ""
     for row in islice(read_json_rows(path), _HEAD):
         line: Row = row.data if isinstance(row, JsonRow) else {}
@@ -111,6 +112,7 @@ def _head_of(path: Path) -> _Head:
 
 
 def _add_line(tree: MessageTree, row: JsonRow) -> None:
+    """Adds a line of a session file to the tree, unless it was added before."""
     line = row.data
     uuid = text_of(line.get("uuid"))
     if uuid is None or tree.has(uuid):
@@ -145,6 +147,7 @@ def _add_line(tree: MessageTree, row: JsonRow) -> None:
 
 
 def _add_compaction(tree: MessageTree, turn: Turn, line: Row) -> None:
+    """Adds a compaction, from the line that marks its boundary."""
     kept = as_row(as_row(line.get("compactMetadata")).get("preservedMessages"))
     tree.add_compaction(
         turn,
@@ -161,6 +164,7 @@ def _queued_prompt(line: Row) -> object:
 
 
 def _is_line(row: Row) -> bool:
+    """Returns whether a row is a line of a session file."""
     kind = row.get("type")
     if not isinstance(kind, str):
         return False
@@ -236,6 +240,7 @@ def read_outputs(paths: Sequence[Path]) -> Iterator[SourceRow]:
 
 
 def _reject_without_prompt(item: SourceRow) -> SourceRow:
+    """Returns a conversation, or a RejectedRow if it begins with a reply."""
     if not isinstance(item, LoggedConversation):
         return item
     if item.messages[0]["role"] == "assistant":

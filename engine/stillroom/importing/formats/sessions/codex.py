@@ -344,6 +344,7 @@ def _begin(thread: _Thread, meta: Row, names: frozenset[str]) -> None:
 def _add_row(
     thread: _Thread, row: JsonRow, names: frozenset[str] = frozenset()
 ) -> Iterator[SourceRow]:
+    """Adds a row to a thread; yields the conversation that it ends, if it ends one."""
     payload, segment = as_row(row.data.get("payload")), thread.segment
     match row.data.get("type"):
         # In the file of a fork, the copied metadata of its origin follows its own.
@@ -421,6 +422,7 @@ def _without_images(content: Any) -> Any:
 
 
 def _add_event(thread: _Thread, location: Location, event: Row) -> Iterator[SourceRow]:
+    """Adds an event to a thread; yields the conversation that a rollback ends."""
     kind, segment = event.get("type"), thread.segment
     is_user = as_row(event.get("item")).get("type") == "UserMessage"
     if kind == "user_message" or (kind == "item_completed" and is_user):

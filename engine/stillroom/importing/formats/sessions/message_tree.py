@@ -230,6 +230,7 @@ class MessageTree:
         return self._turn_of_line.get(turn.parent)
 
     def _add(self, turn: Turn) -> Turn:
+        """Appends a turn after its parent, and returns it."""
         turn.previous = self._previous(turn)
         is_parent_missing = (
             turn.parent not in self._turn_of_line if turn.parent else self._lacks_context
@@ -334,6 +335,7 @@ def _messages(path: Sequence[Turn], context: set[int], dropped: dict[str, None])
 
 
 def _turn_messages(turn: Turn, dropped: dict[str, None]) -> list[Row]:
+    """Returns the messages of a turn, and adds what was left out of them to `dropped`."""
     messages = turn.messages
     if turn.blocks:
         reader = MessageReader()

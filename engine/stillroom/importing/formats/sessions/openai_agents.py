@@ -58,7 +58,7 @@ class _Traces:
                     self._threads[trace] = thread
                 yield RejectedRow(row.location, NO_CALL, str(kind or item.get("object")))
                 return
-        named: Row = {
+        log_fields: Row = {
             "group": self._threads.get(trace or "", trace),
             "id": first_text(item, "id"),
             "started_at": iso_time(item.get("started_at")),
@@ -67,7 +67,9 @@ class _Traces:
         parent_span = first_text(item, "parent_id")
         metadata = without_empty(response_id=call.id, parent_span=parent_span)
         provider = "openai" if span["type"] == "response" else None
-        yield from logged_calls(row.location, [call], named, metadata=metadata, provider=provider)
+        yield from logged_calls(
+            row.location, [call], log_fields, metadata=metadata, provider=provider
+        )
 
 
 def _generation(span: Row, failure: str | None) -> ApiCall:

@@ -282,6 +282,7 @@ class EventLog:
             self._add_old_answer(event, kind, args)
 
     def _add_old_reply(self, event: Row, response: Row) -> None:
+        """Adds the reply in a model response, which several actions may repeat."""
         response_id = first_text(response, "id")
         known = next((entry for entry in self._messages if entry.response == response_id), None)
         if response_id is not None and known is not None:
@@ -360,10 +361,11 @@ def _is_recognised(path: Path, head: bytes) -> bool:
     rows = head_rows(head)
     if path.name == _STATE:
         return any("execution_status" in row or "agent_state" in row for row in rows)
-    return any(_is_row(row) for row in rows)
+    return any(_has_events(row) for row in rows)
 
 
-def _is_row(row: Row) -> bool:
+def _has_events(row: Row) -> bool:
+    """Returns whether a row is an event, or has a `history` of events."""
     history = as_list(row.get("history"))
     events = as_list(history[0]) or history if history else [row]
     first = as_row(events[0])

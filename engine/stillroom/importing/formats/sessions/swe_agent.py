@@ -29,6 +29,7 @@ _ENDED = "exit"
 
 
 def _trajectory(row: JsonRow) -> Iterator[SourceRow]:
+    """Yields the conversation of a trajectory. Raises UnreadableRowError if it has no reply."""
     data, reader = row.data, MessageReader()
     is_mini = "trajectory_format" in data
     steps = [as_row(step) for step in as_list(data.get("messages" if is_mini else "history"))]
@@ -89,6 +90,7 @@ def _mini_messages(step: Row, reader: MessageReader) -> list[Row]:
 
 
 def _model_of(data: Row, info: Row) -> str | None:
+    """Returns the model's name from the configuration in a trajectory."""
     config = as_row(info.get("config"))
     if "replay_config" in data:
         replayed = data["replay_config"]
