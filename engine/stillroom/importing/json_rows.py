@@ -156,12 +156,17 @@ class _ArrayScan:
     """Splits an array into its elements, block by block, with one element in memory at a time."""
 
     def __init__(self, field: str | None) -> None:
+        """With `field`, the array is in this field of an object; with None, it is the document."""
         self._data = b""
         self._offset = self._begin = self._depth = 0
+        """The offset of the next token, that of the current element, and the number of open
+        brackets."""
         self._is_cut = False
+        """Whether a part of the current element was dropped, because the element is too long."""
         self._field = None if field is None else b'"%s"' % field.encode()
         self._depth_inside = 1 if field is None else 2
         self._is_inside = False
+        """Whether the next token is in the array."""
         self._key = b""
         """The last string at the depth of `field`, which may be its name."""
 
@@ -174,12 +179,12 @@ class _ArrayScan:
                 self._offset = token.start()
                 break
             self._offset = token.end()
-            yield from self._take(kind, token.start(), token.end())
+            yield from self._process_token(kind, token.start(), token.end())
         else:
             self._offset = len(self._data)
         self._drop_read_data()
 
-    def _take(self, kind: bytes, start: int, end: int) -> Iterator[bytes | None]:
+    def _process_token(self, kind: bytes, start: int, end: int) -> Iterator[bytes | None]:
         """Processes a token; yields the element that it ends, if any."""
         if kind in _CLOSING:
             self._depth += 1

@@ -62,7 +62,7 @@ class CallJournal:
         """Returns whether the journal can be written, tested with a write that is then removed."""
         with self._file_lock:
             try:
-                self._prepare()
+                self._prepare_write()
                 self._is_torn = True
                 try:
                     return os.write(self._handle, _PROBE) == len(_PROBE)
@@ -95,7 +95,7 @@ class CallJournal:
         self._is_torn = False
         """Whether an incomplete line may follow the first `_size` bytes."""
 
-    def _prepare(self) -> None:
+    def _prepare_write(self) -> None:
         """Opens the next file, or removes a torn line, if a write needs it. Raises OSError."""
         handle = self._handle
         # Calls written to a deleted file would be lost.
@@ -129,7 +129,7 @@ class CallJournal:
     def _write(self, data: bytes) -> Outcome:
         """Appends lines and syncs the file; returns the error if that fails."""
         try:
-            self._prepare()
+            self._prepare_write()
             self._is_torn = True
             rest = memoryview(data)
             while rest:

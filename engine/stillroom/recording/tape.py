@@ -173,7 +173,7 @@ class Tape:
             shown = ", ".join(map(str, paths))
             raise InputError(
                 f"no recorded call in {shown} can be replayed",
-                "record some first: stillroom record --upstream …",
+                "record calls first: stillroom record --upstream …",
             )
 
     @property

@@ -195,7 +195,7 @@ class MessageReader:
         turn = _Turn()
         has_calls = bool(message.get("tool_calls"))
         for block in cast("list[Any]", blocks):
-            self._sort(block, turn, has_calls=has_calls)
+            self._add_block(block, turn, has_calls=has_calls)
         rest = {key: item for key, item in message.items() if key != "parts"}
         converted = self.message(rest | {"content": turn.texts}, field)
         return self._assemble(converted, turn)
@@ -212,7 +212,7 @@ class MessageReader:
             else [*turn.results, converted]
         )
 
-    def _sort(self, value: Any, turn: "_Turn", *, has_calls: bool) -> None:
+    def _add_block(self, value: Any, turn: "_Turn", *, has_calls: bool) -> None:
         """Adds a block to the list for its kind in `turn`; drops an unsupported one."""
         block = cast("Row", value) if isinstance(value, dict) else {}
         kind = block.get("type")

@@ -230,12 +230,12 @@ def _calls(item: _Item, trace: str, session: str | None) -> Iterator[LoggedConve
     error = (text_of(_value(row, "statusMessage")) or "unknown") if failed else None
     calls = free_calls(given, row.get("output"), reader, error=error)
     begin, end = _value(row, "startTime", "timestamp"), _value(row, "endTime")
-    own = text_of(row.get("id"))
+    row_id = text_of(row.get("id"))
     log_fields = {
         "tools": _tools(row, given),
         "group": text_of(_value(row, "sessionId")) or session,
-        "id": own,
-        "feedback_ids": (trace,) if trace and trace != own else (),
+        "id": row_id,
+        "feedback_ids": (trace,) if trace and trace != row_id else (),
         "model": text_of(_model(row)),
         "usage": _usage(row),
         "cost_usd": _cost(row),
@@ -249,7 +249,7 @@ def _calls(item: _Item, trace: str, session: str | None) -> Iterator[LoggedConve
         **usage_details(as_row(parse_if_json(row.get("usage")))),
     )
     yield from logged_calls(
-        item.location, calls, log_fields, metadata=metadata, part=item.location.part or own
+        item.location, calls, log_fields, metadata=metadata, part=item.location.part or row_id
     )
 
 

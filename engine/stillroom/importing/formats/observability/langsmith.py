@@ -115,8 +115,8 @@ def _ancestors(row: Row) -> tuple[str, ...]:
     order = text_of(row.get("dotted_order")) or ""
     ids = (step.partition("Z")[2] for step in order.split(".")[:-1])
     candidates = (row.get("trace_id"), *ids, row.get("parent_run_id"))
-    own = row.get("id")
-    return tuple(dict.fromkeys(i for i in candidates if isinstance(i, str) and i and i != own))
+    row_id = row.get("id")
+    return tuple(dict.fromkeys(i for i in candidates if isinstance(i, str) and i and i != row_id))
 
 
 def _calls(item: JsonRow, threads: dict[str, str]) -> Iterator[LoggedConversation]:
@@ -126,11 +126,11 @@ def _calls(item: JsonRow, threads: dict[str, str]) -> Iterator[LoggedConversatio
     calls = free_calls(input_value, output, MessageReader(), error=text_of(row.get("error")))
     metadata, trace = _metadata(row), text_of(row.get("trace_id")) or ""
     usage = _usage(metadata, as_row(output))
-    own = text_of(row.get("id"))
+    row_id = text_of(row.get("id"))
     log_fields = {
         "tools": _tools(row, input_value),
         "group": _thread(row) or threads.get(trace),
-        "id": own,
+        "id": row_id,
         "feedback_ids": _ancestors(row),
         "model": _model(row, metadata, as_row(output)),
         # If the SDK sent no usage, the counts of LangSmith.
@@ -142,7 +142,7 @@ def _calls(item: JsonRow, threads: dict[str, str]) -> Iterator[LoggedConversatio
     details = without_empty(trace_id=trace, tags=parse_if_json(row.get("tags"))) | usage_details(
         usage
     )
-    provider, part = text_of(metadata.get("ls_provider")), item.location.part or own
+    provider, part = text_of(metadata.get("ls_provider")), item.location.part or row_id
     logged = logged_calls(
         item.location, calls, log_fields, metadata=details, provider=provider, part=part
     )
