@@ -99,7 +99,7 @@ def ratio_estimate(
     """
     n, total = len(sums), sum(sizes)
     if n < 2 or total == 0:
-        raise ValueError("a ratio needs at least two clusters with something in them")
+        raise ValueError("a ratio needs at least two clusters, and a size above 0 in total")
     ratio = math.fsum(sums) / total
     residuals = [s - ratio * size for s, size in zip(sums, sizes, strict=True)]
     variance = math.fsum(r * r for r in residuals) * n / (n - 1) / total**2

@@ -19,7 +19,7 @@ from stillroom.validation import PlacedRequest
 
 
 class EvaluateModel(PlacedRequest, RolloutOptions):
-    """Ask for an evaluation: the model answers held-out prompts, rewards say how well."""
+    """The request of `evaluate_model`: a model, held-out prompts, and how answers are judged."""
 
     data: Annotated[str, Field(description="Held-out prompts (.jsonl)")]
     name: Annotated[str | None, Field(description="Label; default: the model")] = None

@@ -107,6 +107,7 @@ def _result(
     folder: Path,
     seconds: float,
 ) -> EvaluationResult:
+    """Returns the result, from the answers, their scores and the other measurements."""
     request, workspace = plan.request, plan.rollouts.workspace
     rollouts, instruction = answers.rollouts, plan.rollouts.instruction
     usd_per_hour = usd_per_hour_of(workspace, folder)

@@ -69,7 +69,8 @@ def _train(files: RankFiles, peers: Collective) -> TrainResult:
     job = files.read_job()
     if job.version != __version__:
         raise RunError(
-            f"process {peers.rank} has stillroom {__version__}, but the run has {job.version}",
+            f"process {peers.rank} has stillroom {__version__}, but the run was started with "
+            f"{job.version}",
             "install the same version on all machines",
         )
     workspace = Workspace(Path(job.workspace), shared_secrets())
@@ -85,6 +86,7 @@ def _train(files: RankFiles, peers: Collective) -> TrainResult:
 
 
 def _failure_of(error: BaseException) -> RankFailure:
+    """Returns the failure to record for an exception; of a group, the first one."""
     leaf = error
     while isinstance(leaf, BaseExceptionGroup):
         leaf = leaf.exceptions[0]
@@ -123,6 +125,7 @@ def write_output_to(log: Path, redactor: Redactor) -> None:
 
 
 def _copy(reading: int, output: int, redactor: Redactor) -> None:
+    """Copies a pipe to the log, with secrets redacted, until all of its writers are closed."""
     # A signal stops the training process; this one still has to write its last output.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
@@ -136,7 +139,7 @@ def _copy(reading: int, output: int, redactor: Redactor) -> None:
 
 def _write_all(output: int, data: bytes) -> None:
     rest = memoryview(data)
-    # What a full disk rejects is lost: training must not stop because of its log.
+    # Output that a full disk rejects is lost: training must not stop because of its log.
     with suppress(OSError):
         while rest:
             rest = rest[os.write(output, rest) :]

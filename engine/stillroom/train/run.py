@@ -42,7 +42,10 @@ def train(
     reporter: Reporter,
     clock: Callable[[], float] = time.monotonic,
 ) -> TrainResult:
-    """Trains as config.yml says, with checkpoints in the run's folder; returns the result."""
+    """Runs the training that config.yml describes, and returns its result.
+
+    Checkpoints are written to the run's folder.
+    """
     plan = plan_request(workspace, request, run=RunFolder(folder))
     write_json(folder / "config.json", plan.config.model_dump(mode="json"))
     tracked = TrackedReporter(reporter, open_trackers(plan.config, folder))
@@ -80,7 +83,7 @@ def train_in_process(
     with Recording(files, copies={plan.config_file: plan.config_source}) as recording:
         prompts = read_prompts(plan)
         models = _model_records(workspace, config)
-        train = _method(workspace, plan, models)
+        train = _prepare_method(workspace, plan, models)
         inputs = _run_inputs(plan, recording, models)
         if point is not None:
             check_unchanged(point.state.inputs, inputs, run_id=point.run_id)
@@ -117,10 +120,10 @@ def train_in_process(
         return train(session)
 
 
-def _method(
+def _prepare_method(
     workspace: Workspace, plan: TrainingPlan, models: list[ModelRecord]
 ) -> Callable[[Session[Any]], TrainResult]:
-    """Reads the rows, before any model is loaded, and returns the method that trains on them."""
+    """Reads the rows, before any model is loaded, and returns a function that trains on them."""
     prepare = _prepare_targets(workspace, plan, models)
     match plan.config.dataset_type:
         case "sft":
@@ -156,7 +159,8 @@ def _prepare_targets(
 
 
 def _max_length(session: Session[TrainConfig]) -> int:
-    return session.config.model.row_length(session.student.loaded.max_context)
+    """Returns the maximum number of tokens of a row that the run trains on."""
+    return session.config.model.max_row_length(session.student.loaded.max_context)
 
 
 def _run_inputs(plan: TrainingPlan, recording: Recording, models: list[ModelRecord]) -> RunInputs:

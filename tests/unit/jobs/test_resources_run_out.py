@@ -97,7 +97,7 @@ def test_broken_weights_are_named_before_a_step_is_taken(tmp_path, tiny_models):
     save_file(tensors, file, metadata={"format": "pt"})
 
     project = make(tmp_path, broken)
-    with pytest.raises(ModelError, match=r"model\.norm\.weight holds numbers that are not finite"):
+    with pytest.raises(ModelError, match=r"model\.norm\.weight has values that are not finite"):
         project.train()
 
     assert project.reporter.measured == []

@@ -165,7 +165,7 @@ def test_what_only_a_hosted_service_reads_is_left_out_and_said(tmp_path, tiny_mo
     ("key", "reason", "fix"),
     [
         ("trainer.max_billing=10", "does not bill", "budget_usd"),
-        ("wandb_name=student", "it is a key of trainer", "trainer.wandb_name"),
+        ("wandb_name=student", "it belongs to the section trainer", "trainer.wandb_name"),
         ("trainer.wandb_name=student", "trainer.wandb_project too", "correct"),
         ("evals=[{eval_id: cmla1, step: 100, name: MATH}]", "a hosted service", "heldout.jsonl"),
         ("evals=[{name: m, step: 1, pass1_temp: 1}]", "'pass1_temperature'", "correct"),

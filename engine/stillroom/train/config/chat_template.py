@@ -20,7 +20,7 @@ class TemplateSource:
     """Where a chat template comes from: a file or a model."""
 
     name: str
-    """What config.yml says."""
+    """The value of model.chat_template in config.yml."""
     origin: Path | ModelLocation
     """The file, or the model whose template is taken."""
 
@@ -44,7 +44,11 @@ def template_source(workspace: Workspace, name: str | None) -> TemplateSource | 
     if name.endswith(".jinja"):
         file = workspace.existing(name, label="model.chat_template")
         if not file.is_file() or file.stat().st_size > bounds.INSTRUCTION.most:
-            raise ConfigError(f"model.chat_template {name!r} is not a file of a template", _FIX)
+            raise ConfigError(
+                f"model.chat_template {name!r} is not a file of at most "
+                f"{bounds.INSTRUCTION.most >> 20} MiB",
+                _FIX,
+            )
         return TemplateSource(name, file)
     try:
         return TemplateSource(name, locate_model(workspace, name))

@@ -147,7 +147,7 @@ class TeacherSection(ConfigSection):
         """Returns the teacher of each of `num` datasets; a single path stands for all of them."""
         paths = self.path if isinstance(self.path, tuple) else (self.path,) * num
         return [
-            DatasetTeacher(self, path, _at(self.base_url, i), _at(self.tokenizer, i))
+            DatasetTeacher(self, path, _entry_at(self.base_url, i), _entry_at(self.tokenizer, i))
             for i, path in enumerate(paths)
         ]
 
@@ -162,14 +162,14 @@ class TeacherSection(ConfigSection):
         set_keys = sorted(server_keys & self.model_fields_set)
         if not self.is_served and set_keys:
             raise ValueError(
-                f"{set_keys[0]} needs a served teacher: leave it out, or set provider to vllm "
-                "or sglang"
+                f"{set_keys[0]} needs a served teacher: remove {set_keys[0]}, or set provider to "
+                "vllm or sglang"
             )
         local_keys = sorted({"precision", "quantization", "spread"} & self.model_fields_set)
         if self.is_served and local_keys:
             raise ValueError(
-                f"{local_keys[0]} needs a teacher in this process (provider hf): leave it out, the "
-                "server decides it"
+                f"{local_keys[0]} needs a teacher in this process (provider hf): remove "
+                f"{local_keys[0]}, since the server decides how it loads the model"
             )
         return self
 
@@ -179,7 +179,7 @@ class TeacherSection(ConfigSection):
         for name, listed in (("base_url", self.base_url), ("tokenizer", self.tokenizer)):
             if isinstance(listed, tuple) and len(listed) != num:
                 raise ValueError(
-                    f"{name} is a list of {len(listed)}: path must list as many models"
+                    f"{name} is a list of {len(listed)}, so path must be a list of as many models"
                 )
         return self
 
@@ -218,7 +218,8 @@ def served_teacher(
     return ServedTeacher(server, teacher.path, provider=provider, top_k=top_k)
 
 
-def _at(value: str | tuple[str, ...] | None, index: int) -> str | None:
+def _entry_at(value: str | tuple[str, ...] | None, index: int) -> str | None:
+    """Returns the entry of a list at `index`; a single value stands for every entry."""
     return value[index] if isinstance(value, tuple) else value
 
 
@@ -340,7 +341,9 @@ class AlgorithmSection(ConfigSection):
             needed["gae_lambda"] = "adv_estimator gae and reward_coef above 0"
         for name, condition in needed.items():
             if getattr(self, name) != AlgorithmSection.model_fields[name].default:
-                raise ValueError(f"algorithm.{name} needs {condition}; leave it out")
+                raise ValueError(
+                    f"algorithm.{name} needs {condition}: leave {name} out, or set that"
+                )
 
 
 class SoftTargetsSection(ConfigSection):
@@ -411,12 +414,13 @@ class CurriculumSection(ConfigSection):
         for steps_name, steps, name, value in ramps:
             if (steps is None) != (value is None):
                 raise ValueError(
-                    f"{name} and {steps_name} (the iteration at which it ends) must be set together"
+                    f"{name} and {steps_name} (the iteration at which the change ends) must be set "
+                    "together"
                 )
         if self.prefix_tokens_end is not None and (
             self.prefix_tokens is None or self.prefix_tokens_end < self.prefix_tokens
         ):
-            raise ValueError("prefix_tokens grows to prefix_tokens_end: set the latter higher")
+            raise ValueError("prefix_tokens_end needs a prefix_tokens that is not larger: set both")
         return self
 
 

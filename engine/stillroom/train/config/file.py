@@ -31,7 +31,7 @@ _CHAT_ONLY = [name for name, provider in PROVIDERS.items() if not provider.score
 
 _NO_BILL = (
     "Stillroom does not bill training, so there is no limit in dollars",
-    "leave it out; trainer.num_epochs limits the run, and budget_usd calls of generate_rollouts",
+    "leave it out: trainer.num_epochs limits a run (generate_rollouts has budget_usd)",
 )
 
 UNSUPPORTED: dict[str, tuple[str, str]] = {
@@ -49,8 +49,8 @@ UNSUPPORTED: dict[str, tuple[str, str]] = {
         "data.batch_size counts the rows per optimiser step, split into as many passes as needed",
         "leave it out; model.microbatch_tokens makes the passes smaller",
     ),
-    "wandb_project": ("it is a key of trainer", "write trainer.wandb_project"),
-    "wandb_name": ("it is a key of trainer", "write trainer.wandb_name"),
+    "wandb_project": ("it belongs to the section trainer", "write trainer.wandb_project"),
+    "wandb_name": ("it belongs to the section trainer", "write trainer.wandb_name"),
 }
 """The reason and the fix for each refused key, by dotted key; null, false and [] are
 accepted."""
@@ -137,9 +137,11 @@ def _config_class(raw: Mapping[str, Any], path: Path) -> type[TrainConfig]:
     if isinstance(name, str) and name in CONFIGS:
         return CONFIGS[name]
     shown = repr(name) if isinstance(name, str) else type(name).__name__
-    problem = f"should be one of these, not {shown}" if "dataset_type" in raw else "is required"
+    problem = f"is {shown}" if "dataset_type" in raw else "is required"
+    *others, last = CONFIGS
     raise ConfigError(
-        f"{path}: dataset_type {problem}: {', '.join(CONFIGS)}", "begin with `dataset_type: sft`"
+        f"{path}: dataset_type {problem}; it must be {', '.join(others)} or {last}",
+        "write e.g. `dataset_type: sft`",
     )
 
 
@@ -148,8 +150,8 @@ def _refuse_keys_of_other_types(
 ) -> None:
     """Raises ConfigError if a key of other dataset_types is set that cannot be ignored."""
     for key, reason in _KEYS_OF_OTHER_TYPES.items():
-        is_it = key == dotted or key.rpartition(".")[0] == dotted
-        if is_it and _is_set(key, _value_at(raw, key), CONFIGS[owners[0]]):
+        is_same_key = key == dotted or key.rpartition(".")[0] == dotted
+        if is_same_key and _is_set(key, _value_at(raw, key), CONFIGS[owners[0]]):
             raise ConfigError(
                 f"{path}: {key} is for dataset_type {' and '.join(owners)}: {reason}",
                 f"leave it out, or set dataset_type to {' or '.join(owners)}",
@@ -169,6 +171,7 @@ def _is_set(dotted: str, value: Any, model: type[BaseModel]) -> bool:
 
 
 def _ignored_key_notes(raw: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a note for each key that only other dataset_types have."""
     for dotted, owners in keys_of_other_types(raw["dataset_type"]).items():
         if _is_set(dotted, _value_at(raw, dotted), CONFIGS[owners[0]]):
             yield f"{dotted} is ignored: it is for dataset_type {' and '.join(owners)}"
@@ -206,11 +209,12 @@ def read_config(
     """Returns a configuration's keys and values, unchecked. Raises ConfigError for bad syntax."""
     raw = _read(path, source or path)
     for override in overrides:
-        _apply(raw, override)
+        _apply_override(raw, override)
     return raw
 
 
 def _read(path: Path, source: Path) -> dict[str, Any]:
+    """Returns the keys and values in `source`; errors name `path`."""
     check_readable(path)
     data = source.read_bytes()
     try:
@@ -220,15 +224,16 @@ def _read(path: Path, source: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise ConfigError(
             f"{path}: must be a mapping of keys to values, not {type(raw).__name__}",
-            "begin with `dataset_type: sft`",
+            "write e.g. `dataset_type: sft`",
         )
     # `rollout:` without keys is read as None and means the defaults.
     return {k: v for k, v in cast("dict[str, Any]", raw).items() if v is not None}
 
 
-def _apply(raw: dict[str, Any], override: str) -> None:
-    key, equals, written = override.partition("=")
-    parts = key.strip().split(".")
+def _apply_override(raw: dict[str, Any], override: str) -> None:
+    """Sets the key of a `section.key=value` override. Raises ConfigError for a wrong one."""
+    dotted, equals, written = override.partition("=")
+    parts = dotted.strip().split(".")
     if not equals or not all(parts):
         raise ConfigError(
             f"override {override!r} is not section.key=value", "write e.g. trainer.num_epochs=3"
@@ -244,18 +249,21 @@ def _apply(raw: dict[str, Any], override: str) -> None:
                 f"override {override!r}: {parts[depth - 1]!r} is a value, not a section",
                 "check the key",
             )
-        place = part if isinstance(holder, dict) else _index(part, cast("list[Any]", holder))
-        if place is None:
+        key = part if isinstance(holder, dict) else _index(part, cast("list[Any]", holder))
+        if key is None:
+            num = len(cast("list[Any]", holder))
             raise ConfigError(
                 f"override {override!r}: {parts[depth - 1]!r} has no entry {part!r}",
-                f"give an index below {len(cast('list[Any]', holder))}, counted from 0",
+                f"give an index below {num}, counted from 0"
+                if num
+                else "the list is empty: add its entries in the file, or override the whole list",
             )
         if depth == len(parts) - 1:
-            cast("Any", holder)[place] = value
-        elif isinstance(place, str):
-            holder = cast("dict[str, Any]", holder).setdefault(place, {})
+            cast("Any", holder)[key] = value
+        elif isinstance(key, str):
+            holder = cast("dict[str, Any]", holder).setdefault(key, {})
         else:
-            holder = holder[place]
+            holder = holder[key]
 
 
 def _index(part: str, entries: list[Any]) -> int | None:
@@ -290,12 +298,13 @@ def _refuse_hosted_evals(raw: dict[str, Any], path: Path) -> None:
             raise ConfigError(
                 f"{path}: evals.{index}.eval_id is not supported: it names an evaluation of a "
                 "hosted service",
-                "put its prompts next to config.yml, e.g. as heldout.jsonl, and write "
-                "- {name: heldout, step: 100} (pass1, pass4 and pass8 work as before)",
+                "put its prompts next to config.yml, e.g. as heldout.jsonl, and write the entry as "
+                "{name: heldout, step: 100} (pass1, pass4 and pass8 mean the same)",
             )
 
 
 def _remove(raw: dict[str, Any], dotted: str) -> None:
+    """Deletes a dotted key, if it is there."""
     section, _, key = dotted.rpartition(".")
     holder = _value_at(raw, section) if section else raw
     if isinstance(holder, dict):
@@ -303,6 +312,7 @@ def _remove(raw: dict[str, Any], dotted: str) -> None:
 
 
 def _value_at(raw: Mapping[str, Any], dotted: str) -> Any:
+    """Returns the value of a dotted key; None if it is not there."""
     value: Any = raw
     for part in dotted.split("."):
         value = cast("dict[str, Any]", value).get(part) if isinstance(value, dict) else None

@@ -48,7 +48,7 @@ _FORMATS = {
 
 
 class PlanTraining(StrictModel):
-    """Ask what training would need: config.yml says the method, the data and the models."""
+    """The request of `plan_training`: a config.yml (method, data, models) and overrides."""
 
     config: str = "config.yml"
     overrides: Annotated[
@@ -58,7 +58,7 @@ class PlanTraining(StrictModel):
 
 
 class StartTraining(PlacedRequest, PlanTraining):
-    """Ask for training."""
+    """The request of `start_training`."""
 
     resume: Annotated[str | None, Field(description="Id of the run to resume")] = None
     budget_usd: Annotated[float | None, Field(gt=0, exclude=True)] = None
@@ -118,6 +118,7 @@ def requests_per_model(workspace: Workspace, request: _Request) -> list[_Request
 
 
 def _as_yaml(path: str) -> str:
+    """Returns the quoted path; JSON strings are valid YAML."""
     return msgspec.json.encode(path).decode()
 
 
@@ -160,7 +161,6 @@ class TrainingPlan:
     cold_start_file: Path | None = None
     added_rows_file: Path | None = None
     """The rows that are mixed into the student's rollouts."""
-
     models: tuple[ModelLocation, ...] = ()
     """The student, then the teachers that this run loads."""
     context_file: Path | None = None
@@ -267,7 +267,7 @@ def plan_request(
     if is_here:
         _check_trackers(config)
         check_launcher(config.launcher)
-    acts = config.dataset_type == "distill" or bool(config.evals)
+    samples = config.dataset_type == "distill" or bool(config.evals)
     supervised = [cold_start_file, added_rows_file]
     supervised += train_files if config.dataset_type == "sft" else []
     named = _file_with_tool_names(folder, supervised)
@@ -278,8 +278,8 @@ def plan_request(
         config_file,
         source,
         tuple(train_files),
-        tools_file=_user_file(folder, TOOLS_FILE) if acts or named is not None else None,
-        rewards_file=_user_file(folder, "rewards.py") if acts else None,
+        tools_file=_user_file(folder, TOOLS_FILE) if samples or named is not None else None,
+        rewards_file=_user_file(folder, "rewards.py") if samples else None,
         eval_files={
             section.name: _eval_file(workspace, folder, section) for section in config.evals
         },
@@ -339,7 +339,9 @@ def _row_notes(supervised: Sequence[Path | None], named: Path | None) -> list[st
         if file is not None and _holds_rollouts(file)
     ]
     if named is not None:
-        notes.append(f"{named.name} names tools: their schemas are taken from {TOOLS_FILE}")
+        notes.append(
+            f"rows of {named.name} name their tools: the schemas are taken from {TOOLS_FILE}"
+        )
     return notes
 
 
@@ -358,7 +360,7 @@ def _file_with_tool_names(folder: Path, files: Sequence[Path | None]) -> Path | 
 
 
 def _views(workspace: Workspace, config: TrainConfig, context_file: Path | None) -> PromptViews:
-    """Returns student's and teacher's views of a prompt. Raises EngineError for a bad file."""
+    """Returns the student's and the teacher's instructions. Raises EngineError for a bad file."""
     label, context = "teacher.context_file", None
     if context_file is not None:
         context = read_context(workspace, context_file, label=label)
@@ -378,7 +380,7 @@ def _rows_file(
     if not path.is_file():
         raise ConfigError(
             f"{config_file}: {key} {name!r} does not exist in {folder}",
-            f"write the file there, or set {key} relative to config.yml",
+            f"create it, or set {key} (a path relative to config.yml)",
         )
     rows = read_rows(path, kind)
     if not sum(1 for _ in itertools.islice(rows, _CHECKED_ROWS)):
@@ -399,7 +401,7 @@ def _eval_file(workspace: Workspace, folder: Path, section: EvalSection) -> Path
         raise ConfigError(
             f"the prompts file {section.prompts_file!r} of the evaluation {section.name!r} does "
             f"not exist in {folder}",
-            "write it there, or set the evaluation's file, relative to config.yml",
+            "create it, or set `file` of this evaluation (a path relative to config.yml)",
         )
     rows = read_rows(path, RowFormat.PROMPTS)
     if not sum(1 for _ in itertools.islice(rows, _CHECKED_ROWS)):
@@ -408,6 +410,7 @@ def _eval_file(workspace: Workspace, folder: Path, section: EvalSection) -> Path
 
 
 def _check_trackers(config: TrainConfig) -> None:
+    """Raises MissingExtraError if a tracker that config.yml enables is not installed."""
     trainer = config.trainer
     trackers = {
         "tensorboard": trainer.tensorboard,
@@ -420,6 +423,7 @@ def _check_trackers(config: TrainConfig) -> None:
 
 
 def _user_file(folder: Path, name: str) -> UserFile | None:
+    """Returns a Python file of the user in a folder; None if there is none."""
     path = folder / name
     return read_user_file(path) if path.is_file() else None
 
@@ -439,6 +443,7 @@ def check_launcher(section: LauncherSection) -> None:
 
 
 def _check_host(address: str) -> None:
+    """Raises ConfigError if the host of launcher.main_address has no IP address."""
     host = address.rpartition(":")[0]
     try:
         socket.getaddrinfo(host, None)
@@ -450,13 +455,15 @@ def _check_host(address: str) -> None:
 
 
 def _check_ray_cluster(address: str) -> None:
-    place = split_address(address)
-    if place is None:
+    """Raises ConfigError if nothing accepts a connection at a host:port address."""
+    host_and_port = split_address(address)
+    if host_and_port is None:
         return
     try:
-        socket.create_connection(place, timeout=_CONNECT_S).close()
+        socket.create_connection(host_and_port, timeout=_CONNECT_S).close()
     except OSError as error:
         raise ConfigError(
             f"no Ray cluster responds at launcher.address {address!r}: {error}",
-            "start one there with `ray start --head`, or give local for one on this machine",
+            "start one there with `ray start --head`, or set launcher.address to local to start "
+            "one on this machine",
         ) from error

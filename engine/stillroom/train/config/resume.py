@@ -86,7 +86,7 @@ class RunInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnownTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished turn and the tools' replies to it; None while the tools are running."""
+    """A finished turn, and the tools' replies to it (None while the tools are running)."""
 
     turn: SampledTurn
     replies: list[ToolResult] | None = None
@@ -165,7 +165,7 @@ def find_resume_point(workspace: Workspace, run_id: str) -> ResumePoint:
             return ResumePoint(run.run_id, checkpoint, read_state(checkpoint))
     raise RunError(
         f"run {run_id!r} has no checkpoint to resume from",
-        "start a new run; trainer.save_step is the number of steps between checkpoints",
+        "start a new run; trainer.save_step sets after how many steps a checkpoint is written",
     )
 
 
@@ -196,7 +196,7 @@ def check_unchanged(before: RunInputs | None, after: RunInputs, *, run_id: str) 
         raise RunError(
             f"run {run_id!r} cannot be resumed, because its inputs have changed: "
             + "; ".join(changes),
-            "restore it, or start a new run from its last checkpoint with the override "
+            "restore them, or start a new run from the last checkpoint with the override "
             "model.path=<that folder>",
         )
 
@@ -210,9 +210,9 @@ def _config_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iter
             continue
         # A key unknown to the recording version had its default; one unknown to this version
         # counts as None.
-        was = old[key] if key in old else _default_of(key, before)
-        if was != new.get(key) and old.get(key) != new.get(key):
-            yield f"{key} was {was!r} and is {new.get(key)!r}"
+        recorded = old[key] if key in old else _default_of(key, before)
+        if recorded != new.get(key) and old.get(key) != new.get(key):
+            yield f"{key} was {recorded!r} and is {new.get(key)!r}"
 
 
 def _default_of(key: str, before: Mapping[str, Any]) -> Any:
@@ -221,24 +221,25 @@ def _default_of(key: str, before: Mapping[str, Any]) -> Any:
     Keys of an optional section that `before` lacks have no default.
     """
     model: type[BaseModel] | None = CONFIGS.get(before["dataset_type"])
-    had: Any = before
+    section: Any = before
     *parents, name = key.split(".")
     for parent in parents:
         field = model.model_fields.get(parent) if model is not None else None
-        had = had.get(parent) if isinstance(had, Mapping) else None
-        if field is None or (had is None and field.default is None):
+        section = section.get(parent) if isinstance(section, Mapping) else None
+        if field is None or (section is None and field.default is None):
             return None
         model = section_of(model, parent) if model is not None else None
     field = model.model_fields.get(name) if model is not None else None
     return None if field is None or field.is_required() else field.get_default()
 
 
-def _leaves(section: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the dotted key and the value of each setting that is not a section."""
     for key, value in section.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{above}{key}.")
+            yield from _leaves(value, f"{prefix}{key}.")
         else:
-            yield above + key, value
+            yield prefix + key, value
 
 
 def _file_changes(before: list[FileRecord], after: list[FileRecord]) -> Iterator[str]:
@@ -286,6 +287,7 @@ def _short(digest: str | None) -> str:
 
 
 def _run_folder(workspace: Workspace, run_id: str) -> Path:
+    """Returns the folder of a run. Raises InputError if there is none."""
     folder = workspace.runs / run_id
     if not run_id or "/" in run_id or run_id.startswith(".") or not folder.is_dir():
         raise InputError(

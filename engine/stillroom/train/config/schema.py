@@ -159,7 +159,8 @@ class DistillConfig(_CommonConfig):
         if self.cold_start is None:
             raise ValueError(
                 "soft_targets sets the loss of cold_start's rows in distill: name them in "
-                "cold_start.train_file, or leave it out; algorithm.loss_fn is the loss of rollouts"
+                "cold_start.train_file, or leave soft_targets out (algorithm.loss_fn is the loss "
+                "of rollouts)"
             )
         _check_targets(self.soft_targets, self.teachers, self.launcher)
         return self
@@ -181,7 +182,7 @@ class DistillConfig(_CommonConfig):
         if self.teacher.tokens == "reread":
             raise ValueError(
                 f"{name} compares rows token by token, but teacher.tokens: reread compares bytes: "
-                "leave it out, or train on the rows first as a cold_start"
+                f"leave {name} out, or train on the rows first as a cold_start"
             )
         if not isinstance(self.teacher.path, str):
             raise ValueError(f"{name} needs a single teacher: teacher.path cannot be a list")
@@ -293,7 +294,9 @@ class DistillConfig(_CommonConfig):
             )
         for key in ("max_staleness", "server") if self.launcher.kind != "local" else ():
             if getattr(self.rollout, key):
-                raise ValueError(f"rollout.{key} needs a single process: leave it or launcher out")
+                raise ValueError(
+                    f"rollout.{key} needs a single process: leave rollout.{key} or launcher out"
+                )
         return self
 
     @model_validator(mode="after")
@@ -310,7 +313,8 @@ class DistillConfig(_CommonConfig):
         if self._compares_groups and self.data.group_size == 1:
             raise ValueError(
                 f"algorithm.adv_estimator {self.algorithm.adv_estimator} compares the rollouts of "
-                "a prompt: set data.group_size to 2 or more, or use reinforce, which compares all"
+                "a prompt: set data.group_size to 2 or more, or use reinforce, which compares all "
+                "rollouts of an iteration"
             )
         return self
 
@@ -333,12 +337,12 @@ def section_of(model: type[BaseModel], name: str) -> type[BaseModel] | None:
     return next(found, None)
 
 
-def keys_of(model: type[BaseModel], above: str = "") -> Iterator[str]:
+def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yields the dotted keys of a configuration, each section before its keys."""
     for name in model.model_fields:
-        yield above + name
+        yield prefix + name
         if (section := section_of(model, name)) is not None:
-            yield from keys_of(section, f"{above}{name}.")
+            yield from keys_of(section, f"{prefix}{name}.")
 
 
 def keys_of_other_types(dataset_type: str) -> dict[str, list[str]]:

@@ -76,7 +76,7 @@ class ModelSection(ConfigSection):
             )
         return self
 
-    def row_length(self, context: int) -> int:
+    def max_row_length(self, context: int) -> int:
         """Returns the maximum number of tokens of a row, for a model with this context length."""
         return min(self.max_length or context, context)
 
@@ -154,8 +154,8 @@ class TrainerSection(ConfigSection):
 
     num_epochs: Annotated[int, Field(ge=1)] = 1
     max_minutes: Annotated[float, Field(gt=0)] | None = None
-    """The minutes after which the run ends, with a checkpoint, once the step that it is at is done;
-    the time to load models counts, and a resumed run counts anew. None: no limit."""
+    """The minutes after which the run ends, at the end of a step and with a checkpoint. Loading
+    models counts, and a resumed run has the same minutes again. None: no limit."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     save_step: int = -1
     """The number of steps between two checkpoints; -1: a checkpoint at the end only."""
@@ -235,7 +235,7 @@ class EvalSection(ConfigSection):
 
     @model_validator(mode="after")
     def _check_pass_at_k(self) -> "EvalSection":
-        if not self.counts:
+        if not self.temperature_of_k:
             raise ValueError("an evaluation needs pass1, pass4 or pass8")
         return self
 
@@ -245,7 +245,7 @@ class EvalSection(ConfigSection):
         return self.file or f"{self.name}.jsonl"
 
     @property
-    def counts(self) -> dict[int, float]:
+    def temperature_of_k(self) -> dict[int, float]:
         """The sampling temperature for each k whose pass@k is measured."""
         settings = {
             1: (self.pass1, self.pass1_temperature),
@@ -286,7 +286,9 @@ class LauncherSection(ConfigSection):
     def _check_ignored_keys(self) -> "LauncherSection":
         for key in sorted(self.model_fields_set - _KEYS_OF_KIND[self.kind]):
             if getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"launcher.{key} has no effect with kind: {self.kind}")
+                raise ValueError(
+                    f"launcher.{key} has no effect with kind: {self.kind}; leave {key} out"
+                )
         if self.kind == "ray" and (self.address is None or self.num_processes is None):
             raise ValueError(
                 "launcher.kind: ray needs address (host:port, auto, or local for a cluster on this "

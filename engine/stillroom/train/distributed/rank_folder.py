@@ -27,7 +27,7 @@ RANK_MODULE = "stillroom.train.rank_main"
 """The Python module that each rank runs."""
 _POLL_S = 0.2
 _END_WAIT_S = 5.0
-_LEFT_ALONE = 70
+_RUN_GONE = 70
 """The exit code of a rank whose run is gone."""
 
 
@@ -69,8 +69,8 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     def error(self, rank: int, size: int) -> BaseException:
         """Returns the error as the run's own process would have raised it."""
         if self.fix is not None:
-            family = DivergedError if self.kind == DivergedError.__name__ else EngineError
-            return family(self.problem, self.fix)
+            error_class = DivergedError if self.kind == DivergedError.__name__ else EngineError
+            return error_class(self.problem, self.fix)
         problem = f"{self.problem} (process {rank} of {size})"
         if self.errno is not None:
             return OSError(self.errno, problem)
@@ -221,7 +221,8 @@ class _Tail:
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
 
-    def take(self) -> list[bytes]:
+    def read(self) -> list[bytes]:
+        """Returns the new complete lines."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as stream:
@@ -232,7 +233,8 @@ class _Tail:
 
 
 def _relay(tail: _Tail, reporter: Reporter) -> None:
-    for line in tail.take():
+    """Passes rank 0's new reports on to the run's reporter."""
+    for line in tail.read():
         report = msgspec.json.decode(line, type=_Report)
         if report.note is not None:
             reporter.note(report.note)
@@ -249,15 +251,16 @@ def watch_owner(files: RankFiles, owner: Owner) -> None:
     """Starts a thread that exits this process once the run that it trains for is gone."""
 
     def watch() -> None:
-        while _has_owner(files, owner):
+        while _is_run_alive(files, owner):
             time.sleep(_POLL_S)
         # Not sys.exit: the main thread may be blocked in a collective operation.
-        os._exit(_LEFT_ALONE)
+        os._exit(_RUN_GONE)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _has_owner(files: RankFiles, owner: Owner) -> bool:
+def _is_run_alive(files: RankFiles, owner: Owner) -> bool:
+    """Returns whether the run still exists; on another machine only its folder can show it."""
     if files.abandoned.exists() or not files.folder.exists():
         return False
     if owner.host != platform.node():
@@ -290,13 +293,14 @@ def failure_of_ranks(files: RankFiles, lost: Mapping[int, str]) -> BaseException
 def _lost_error(
     files: RankFiles, rank: int, ending: str, starts: Mapping[int, RankStart]
 ) -> RunError:
+    """Returns the error for a rank that ended without recording how, with its log's last line."""
     start = starts.get(rank)
     name = f"process {rank}"
     if start is not None:
         name += f" of {start.size} (pid {start.pid} on {start.host})"
-    last_words = last_line(files.log(rank))
+    log_end = last_line(files.log(rank))
     return RunError(
-        f"{name} {ending}" + (f"; its log ends with: {last_words}" if last_words else ""),
+        f"{name} {ending}" + (f"; its log ends with: {log_end}" if log_end else ""),
         f"read {files.log(rank)}; if it was killed for memory, lower model.microbatch_tokens, "
         "train an adapter (model.qlora_rank), or split the weights (launcher.strategy: fsdp2)",
     )

@@ -58,7 +58,7 @@ class RunSources:
     """config.yml, the rows and the user's Python files, as of the start of the run."""
     models: Sequence[ModelRecord]
     request: Mapping[str, Any]
-    made: list[FileRecord] = field(default_factory=list[FileRecord])
+    derived: list[FileRecord] = field(default_factory=list[FileRecord])
     """Files that the run derived from its inputs, or reused, before its first step."""
 
 
@@ -165,9 +165,9 @@ def prune_checkpoints(run: Path, *, keep: int, best_step: int) -> None:
     for folder in folders[: max(0, len(folders) - keep)]:
         if folder.name != step_name(best_step):
             # Renamed first, so that no half-deleted checkpoint is visible.
-            going = folder.with_name(f".{folder.name}.going")
-            folder.rename(going)
-            shutil.rmtree(going)
+            hidden = folder.with_name(f".{folder.name}.going")
+            folder.rename(hidden)
+            shutil.rmtree(hidden)
 
 
 def _partial(folder: Path) -> Path:
@@ -200,7 +200,8 @@ def _write_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
         raise RunError(
             f"the checkpoint of step {record.step} could not be written: {error}",
-            f"free disk space under {folder.parent}, or set trainer.keep_checkpoints",
+            f"free disk space under {folder.parent}, or keep fewer checkpoints "
+            "(trainer.keep_checkpoints)",
         ) from error
     return folder
 
@@ -212,7 +213,7 @@ def _write_manifest(
         temporary,
         written=record_folder(temporary, final=folder),
         operation="start_training",
-        inputs=[*sources.files.records(), *sources.made, *sources.models],
+        inputs=[*sources.files.records(), *sources.derived, *sources.models],
         request=sources.request,
         counts={"step": record.step},
         run_id=record.run_id,
@@ -246,7 +247,7 @@ def restore_snapshot(folder: Path, *, rank: int = 0) -> dict[str, Tensor]:
         tensors = load_file(folder / _TENSORS)
     except (OSError, SafetensorError) as error:
         raise ModelError(
-            f"the checkpoint {folder} cannot be resumed: {error}",
+            f"the checkpoint {folder} cannot be read to resume from: {error}",
             f"delete {folder.name} to resume from the previous checkpoint",
         ) from error
     # Processes beyond the number of the earlier run keep their own random state.

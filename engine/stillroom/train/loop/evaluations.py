@@ -68,7 +68,7 @@ class TrainingEvaluations:
             _run_in_own_loop(self._check_one, section)
 
     def measure(self, step: int, total: int) -> dict[str, float]:
-        """Returns the metrics of the evaluations that are due; {} for one that is cancelled."""
+        """Returns the metrics of the evaluations that are due; none for one that is cancelled."""
         started, metrics = time.monotonic(), dict[str, float]()
         was_training = self.student.module.training
         for section in self.plan.config.evals:
@@ -78,6 +78,7 @@ class TrainingEvaluations:
         return {**metrics, "eval_s": time.monotonic() - started} if metrics else {}
 
     async def _check_one(self, section: EvalSection) -> None:
+        """Keeps the prompts that can be judged. Raises InputError if there are none."""
         tasks = self.prompts[section.name]
         async with self._environment(tasks) as environment:
             judged = [task for task in tasks if environment.rewarder.has_reward(task)]
@@ -91,14 +92,14 @@ class TrainingEvaluations:
         if len(judged) < len(tasks):
             self.reporter.note(
                 f"the evaluation {section.name!r} skips {len(tasks) - len(judged)} of {len(tasks)} "
-                "prompts, which have no reward and no expected_answer"
+                "prompts, which have no reward function, judge or expected answer"
             )
         self.judged[section.name] = judged
 
     def _measure_one(self, section: EvalSection, step: int) -> dict[str, float]:
         metrics = dict[str, float]()
-        for temperature in sorted(set(section.counts.values())):
-            counts = [k for k, at in section.counts.items() if at == temperature]
+        for temperature in sorted(set(section.temperature_of_k.values())):
+            counts = [k for k, value in section.temperature_of_k.items() if value == temperature]
             answers = self._answers(section, max(counts), temperature)
             if answers is None:
                 return {}
@@ -175,7 +176,7 @@ class TrainingEvaluations:
             low, high = estimate.low or 0.0, estimate.high or 0.0
             interval = f" [{low:.3f}, {high:.3f}]" if estimate.low is not None else ""
             self.reporter.note(
-                f"{name} at step {step}: pass@{k} {estimate.value:.3f}{interval} of "
+                f"{name} at step {step}: pass@{k} {estimate.value:.3f}{interval} on "
                 f"{estimate.n} prompts"
             )
         if failures:

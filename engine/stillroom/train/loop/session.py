@@ -59,7 +59,7 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
     planned_steps: int
     """The number of steps that the configuration gives; `steps` is lower if the run ended early."""
     stopped_by: str | None = None
-    """The limit that ended the run early, such as trainer.max_minutes; None if it is whole."""
+    """The limit that ended the run early, e.g. trainer.max_minutes; None if it ran to its end."""
     kept_step: int
     """The step of the final checkpoint; with early_stop, the step with the lowest val_loss."""
     rows: int
@@ -260,7 +260,8 @@ class Session(Generic[ConfigT_co]):
         self.stopped_by = "trainer.max_minutes"
         self.reporter.note(
             f"stopped at its time limit after step {step} of {total} (trainer.max_minutes "
-            f"{self.config.trainer.max_minutes:g}); resuming it with more minutes takes the rest"
+            f"{self.config.trainer.max_minutes:g}); resume the run with a higher limit to take the "
+            "remaining steps"
         )
 
     def stop_before_update(self, step: int) -> None:
@@ -312,7 +313,7 @@ class Session(Generic[ConfigT_co]):
                 0,
                 f"no_gradient: the gradient of the last {self._num_idle} steps was zero, so the "
                 "student learns nothing: the teacher may be the student itself, or no token of the "
-                "rows or rollouts is trained on; inspect them (inspect_examples), then cancel",
+                "rows or rollouts is trained on; inspect them (inspect_examples), and cancel",
             )
         self.reporter.alarms(alarms)
 
@@ -336,6 +337,10 @@ class Session(Generic[ConfigT_co]):
         return self.student.peers
 
     def _checkpoint(self, step: int) -> None:
+        """Saves a checkpoint of the step, unless it has one, and deletes those that are too many.
+
+        Raises DivergedError if a weight is not finite.
+        """
         # A run cancelled right after the checkpoint of this step has nothing new to save.
         if self.saved_step != step:
             is_finite = all(bool(local_shard(p).isfinite().all()) for p in self.student.trainable())
@@ -352,6 +357,7 @@ class Session(Generic[ConfigT_co]):
                 prune_checkpoints(self.run, keep=keep, best_step=self.validation.best_step)
 
     def _save(self, step: int, *, is_final: bool) -> Path:
+        """Writes a checkpoint and returns its folder."""
         return save_checkpoint(
             self.run,
             self.student,
@@ -363,6 +369,7 @@ class Session(Generic[ConfigT_co]):
         )
 
     def _snapshot(self, step: int) -> RunSnapshot | None:
+        """Returns the state to resume from; None before the first phase has an optimiser."""
         if self._optimizer is None:
             return None
         state = TrainingState(
@@ -388,13 +395,13 @@ def encode_rows(
     rows: Sequence[_Row], encode: Callable[[_Row], list[TokenSequence]], max_length: int
 ) -> tuple[list[list[TokenSequence]], Counter[str]]:
     """Returns the sequences of each usable row, and the number of skipped rows by reason."""
-    kept, skipped, refusal = list[list[TokenSequence]](), Counter[str](), ""
+    kept, skipped, first_problem = list[list[TokenSequence]](), Counter[str](), ""
     for row in rows:
         try:
             sequences = encode(row)
         except ModelError as error:
             skipped[RowReason.REFUSED] += 1
-            refusal = refusal or f"; {error.problem}"
+            first_problem = first_problem or f"; {error.problem}"
             continue
         reasons = [reason for one in sequences if (reason := _skip_reason(one, max_length))]
         if reasons:
@@ -402,22 +409,23 @@ def encode_rows(
         else:
             kept.append(sequences)
     if not kept:
-        why = ", ".join(f"{count} {reason}" for reason, count in skipped.items()) or "no rows"
+        counts = ", ".join(f"{count} {reason}" for reason, count in skipped.items()) or "no rows"
         raise DataError(
-            f"no row is left to train on: {why} (max_length {max_length}){refusal}",
+            f"no row is left to train on: {counts} (max_length {max_length}){first_problem}",
             "raise model.max_length, or inspect the rows with inspect_examples",
         )
     return kept, skipped
 
 
 def _skip_reason(sequence: TokenSequence, max_length: int) -> str | None:
+    """Returns why a sequence cannot be trained on; None if it can."""
     if len(sequence.ids) > max_length:
         return RowReason.TOO_LONG
     return RowReason.NOTHING_TRAINED if sequence.num_trained == 0 else None
 
 
 def hold_out(rows: Sequence[_Row], share: float, *, seed: int) -> tuple[list[_Row], list[_Row]]:
-    """Splits the rows into training rows and a random validation `share` (about).
+    """Splits the rows into training rows and about a `share` of validation rows, at random.
 
     Rows with the same prompt stay together; at least one prompt is trained on.
     """

@@ -54,6 +54,7 @@ class StudentEnvironment:
     variables: Mapping[str, Any]
     """The chat template's variables, such as a reasoning mode."""
     cut_reply: CutText | None
+    """Truncates a tool's reply; None: no limit."""
     notes: Sequence[str]
     """Notes about the tools, for the user."""
     server: ModelServer | None = None
@@ -66,23 +67,23 @@ class StudentEnvironment:
         sampling: SamplingSettings,
         *,
         num_rollouts: int,
-        turns: anyio.Lock | None = None,
-        instead: LoadedModel | None = None,
+        pass_lock: anyio.Lock | None = None,
+        model: LoadedModel | None = None,
     ) -> HFPolicy:
         """Returns a policy that samples the student with its current weights.
 
-        instead: a model to sample in place of the student (the teacher, in a curriculum).
-        turns: a lock shared by several policies, so that one forward pass runs at a time.
+        model: the model to sample in place of the student (the teacher, in a curriculum).
+        pass_lock: a lock shared by several policies, so that one forward pass runs at a time.
         """
         self.student.module.eval()
         return HFPolicy(
-            instead or self.student.loaded,
+            model or self.student.loaded,
             sampling,
             max_rows=min(self.rollout.concurrency, num_rollouts),
             max_context=self.rollout.max_context_window,
             include_thinking=self.rollout.include_thinking,
             variables=self.variables,
-            turns=turns,
+            turns=pass_lock,
         )
 
     def rollout_context(
@@ -130,19 +131,19 @@ async def open_student_environment(
         rewards_file=plan.rewards_file,
     )
     async with (
-        open_tools_and_rewards(tools_plan, tasks) as stage,
+        open_tools_and_rewards(tools_plan, tasks) as opened,
         server or nullcontext(),
     ):
-        rewarder = Rewarder(stage.pool)
+        rewarder = Rewarder(opened.pool)
         rewarder.check(tasks, is_judge_optional=is_judge_optional)
         yield StudentEnvironment(
             student,
             rollout,
-            stage.tools,
+            opened.tools,
             rewarder,
             variables,
             cut_at_tokens(tokenizer, max_reply) if max_reply is not None else None,
-            stage.notes,
+            opened.notes,
             server,
             plan.views,
         )
@@ -206,6 +207,7 @@ async def open_served_student(
 
 
 async def _load(server: ModelServer, name: str, folder: Path, *, rank: int) -> None:
+    """Loads the adapter in a folder into the server, under `name`. Raises RunError if it fails."""
     body = {"lora_name": name, "lora_path": str(folder)}
     served_rank = vllm_lora_rank(rank) or rank
     try:
@@ -219,12 +221,13 @@ async def _load(server: ModelServer, name: str, folder: Path, *, rank: int) -> N
     except CallFailedError as error:
         raise RunError(
             f"the server that samples the student did not load its adapter: {error}",
-            f"start it with --enable-lora --max-lora-rank {served_rank}, on a machine that reads "
-            f"{folder}",
+            f"start it with --enable-lora --max-lora-rank {served_rank}, on a machine that can "
+            f"read {folder}",
         ) from error
 
 
 async def _unload(server: ModelServer, name: str) -> None:
+    """Removes an adapter from the server; a server that does not respond is ignored."""
     try:
         await server.post("/v1/unload_lora_adapter", {"lora_name": name}, lambda _answer: None)
     except (CallFailedError, TeacherError):
@@ -238,7 +241,7 @@ def _write_adapter(student: Student, folder: Path) -> None:
     model: Any = student.module
     make_folder(temporary)
     model.save_pretrained(temporary, save_embedding_layers=False)
-    if (whole := multimodal_config(student.base)) is not None:
+    if (config := multimodal_config(student.base)) is not None:
         # The server has the whole multimodal model.
-        convert_to_multimodal(temporary, whole.model_type)
+        convert_to_multimodal(temporary, config.model_type)
     rename_folder(temporary, folder)

@@ -118,10 +118,11 @@ class TrackedReporter:
         for tracker in list(self.trackers):
             self._try(tracker, tracker.close)
 
-    def _try(self, tracker: Tracker, act: Callable[[], object]) -> None:
+    def _try(self, tracker: Tracker, action: Callable[[], object]) -> None:
+        """Runs an action of a tracker; a tracker that raises an error is dropped with a note."""
         try:
-            act()
+            action()
         # Whatever a tracker raises is noted, and the run continues without that tracker.
         except Exception as error:
             self.trackers.remove(tracker)
-            self.reporter.note(f"{tracker.name} is no longer used: {error}")
+            self.reporter.note(f"{tracker.name} failed and gets no more metrics: {error}")

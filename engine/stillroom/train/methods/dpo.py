@@ -44,7 +44,7 @@ def encode_pairs(
     Raises DataError if no row is left.
     """
     kept, skipped = encode_rows(rows, lambda row: _encode_answers(row, renderer), max_length)
-    return EncodedPairs([TokenPair(*sides) for sides in kept], skipped)
+    return EncodedPairs([TokenPair(*answers) for answers in kept], skipped)
 
 
 def _encode_answers(row: DpoRow, renderer: ChatRenderer) -> list[TokenSequence]:
@@ -54,7 +54,7 @@ def _encode_answers(row: DpoRow, renderer: ChatRenderer) -> list[TokenSequence]:
         renderer.conversation([*row.prompt, *answer], row.tools, num_given_turns=num_given_turns)
         for answer in (row.chosen, row.rejected)
     ]
-    return [TokenSequence(side.ids, side.trained) for side in rendered]
+    return [TokenSequence(one.ids, one.trained) for one in rendered]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +87,15 @@ def train_dpo(
         student.loaded.tokenizer, include_thinking=config.rollout.include_thinking
     )
     is_mean = config.dpo.loss == "ipo"
-    kept, apart = hold_out(rows, config.data.val_split, seed=config.trainer.seed)
-    encoded = encode_pairs(kept, renderer, max_length=max_length)
+    training_rows, held_out_rows = hold_out(rows, config.data.val_split, seed=config.trainer.seed)
+    encoded = encode_pairs(training_rows, renderer, max_length=max_length)
     for pair in encoded.pairs:
         student.loaded.check_ids([pair.chosen.ids, pair.rejected.ids], "a pair")
     pairs = add_reference(student, encoded.pairs, is_mean=is_mean)
-    unseen = encode_pairs(apart, renderer, max_length=max_length).pairs if apart else []
-    held_out = add_reference(student, unseen, is_mean=is_mean)
+    held_out_pairs = (
+        encode_pairs(held_out_rows, renderer, max_length=max_length).pairs if held_out_rows else []
+    )
+    held_out = add_reference(student, held_out_pairs, is_mean=is_mean)
 
     def accumulate(chosen: Sequence[int]) -> dict[str, float]:
         batch = [pairs[i] for i in chosen]
@@ -122,11 +124,11 @@ def add_reference(
     mine = student.peers.share(_pair_lengths(pairs))
     own_scores: dict[int, tuple[float, float]] = {}
     for group in student.passes(_pair_lengths([pairs[i] for i in mine])):
-        places = [mine[i] for i in group]
-        members = [pairs[i] for i in places]
+        indices = [mine[i] for i in group]
+        members = [pairs[i] for i in indices]
         chosen_P, rejected_P = _pair_logprobs(student, members, is_mean=is_mean)
         both = zip(chosen_P.tolist(), rejected_P.tolist(), strict=True)
-        own_scores.update(zip(places, both, strict=True))
+        own_scores.update(zip(indices, both, strict=True))
     # Each process has scored its share of the pairs; together these are all pairs.
     scores: dict[int, tuple[float, float]] = {}
     for part in student.peers.gathered(own_scores):

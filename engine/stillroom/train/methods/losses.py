@@ -124,12 +124,12 @@ def sum_by_sequence(values_N: Tensor, rows_N: Tensor, num_sequences: int) -> Ten
     return values_N.new_zeros(num_sequences).index_add(0, rows_N, values_N)
 
 
-DivergenceForm = Callable[[Tensor, Tensor, Tensor], Divergence]
+DivergenceFunction = Callable[[Tensor, Tensor, Tensor], Divergence]
 """Takes the student's and the teacher's log-probabilities and the student's probabilities, [N, V]
 each."""
 ListedDivergence = Callable[[Tensor, Tensor, Tensor, Tensor], Divergence]
-"""Like `DivergenceForm`, from the teacher's log-probabilities of its top K tokens and of all others
-together, [N, K + 1], and the ids of the top K, [N, K], as the last argument."""
+"""Like `DivergenceFunction`, but the teacher's log-probabilities are those of its top K tokens and
+of all others together, [N, K + 1], and the last argument has the ids of the top K, [N, K]."""
 SampledLoss = Callable[[Tensor, Tensor, Tensor, AlgorithmSection], Tensor]
 """Takes current log-probabilities, those before the step, and advantages, [N] each."""
 
@@ -138,7 +138,7 @@ def _no_divergence(*_: object) -> Divergence:
     raise NotImplementedError("this loss does not compare distributions of this kind")
 
 
-def _no_form(_: AlgorithmSection) -> DivergenceForm:
+def _no_divergence_function(_: AlgorithmSection) -> DivergenceFunction:
     return _no_divergence
 
 
@@ -150,7 +150,7 @@ def _no_sampled_loss(*_: object) -> Tensor:
 class LossFunctions:
     """The functions of one loss; calling one that the loss lacks raises an error."""
 
-    divergence: Callable[[AlgorithmSection], DivergenceForm] = _no_form
+    divergence: Callable[[AlgorithmSection], DivergenceFunction] = _no_divergence_function
     """Returns the divergence from a teacher in this process."""
     listed_divergence: ListedDivergence = _no_divergence
     """The divergence from the top tokens that a server returns."""

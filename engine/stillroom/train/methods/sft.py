@@ -61,13 +61,15 @@ def encode_sft(
         if messages == row.messages:
             return sequences
         instructed = renderer.sequences(messages, row.tools)
-        own = [TokenSequence(one.ids, one.trained) for one in instructed]
-        if [one.trained_ids for one in own] != [one.trained_ids for one in sequences]:
+        for_teacher = [TokenSequence(one.ids, one.trained) for one in instructed]
+        if [one.trained_ids for one in for_teacher] != [one.trained_ids for one in sequences]:
             raise ModelError(
-                "the teacher's instruction changes the tokens of the answers",
+                "with the teacher's system message or context, the chat template renders the "
+                "answers as different tokens, so the teacher's scores cannot be matched to the "
+                "student's",
                 "leave teacher.system and teacher.context_file out",
             )
-        pairs = zip(sequences, own, strict=True)
+        pairs = zip(sequences, for_teacher, strict=True)
         return [replace(sequence, for_teacher=one) for sequence, one in pairs]
 
     kept, skipped = encode_rows(rows, encode, max_length)
@@ -136,11 +138,11 @@ def train_sft(
     renderer = ChatRenderer(
         student.loaded.tokenizer, include_thinking=config.rollout.include_thinking
     )
-    kept, apart = hold_out(rows, config.data.val_split, seed=config.trainer.seed)
+    training_rows, held_out_rows = hold_out(rows, config.data.val_split, seed=config.trainer.seed)
     encode = partial(encode_sft, renderer=renderer, max_length=max_length, teacher=teacher)
-    encoded = encode(kept)
+    encoded = encode(training_rows)
     student.loaded.check_ids((one.ids for one in encoded.sequences), "a row")
-    held_out = encode(apart).sequences if apart else []
+    held_out = encode(held_out_rows).sequences if held_out_rows else []
 
     targets = prepare(session, [*encoded.sequences, *held_out]) if prepare else None
 
@@ -207,10 +209,10 @@ def _share(student: Student, sequences: Sequence[TokenSequence]) -> list[TokenSe
 _PHASE = "cold_start"
 
 
-def encode_cold_start(
+def encode_supervised_rows(
     session: Session[DistillConfig], rows: Sequence[SftRow], teacher: Instruction = UNINSTRUCTED
 ) -> EncodedSft:
-    """Returns the cold start's rows as tokens; rows that are too long are skipped and counted.
+    """Returns supervised rows as tokens; rows that are too long are skipped and counted.
 
     teacher: the teacher's system message and context, if the rows have soft targets.
     """
@@ -219,9 +221,9 @@ def encode_cold_start(
         session.reporter.note(note)
     renderer = ChatRenderer(loaded.tokenizer, include_thinking=config.rollout.include_thinking)
     context = min(loaded.max_context, config.rollout.max_context_window)
-    length = config.model.row_length(context)
+    length = config.model.max_row_length(context)
     encoded = encode_sft(rows, renderer, max_length=length, teacher=teacher)
-    loaded.check_ids((one.ids for one in encoded.sequences), "a row of the cold start")
+    loaded.check_ids((one.ids for one in encoded.sequences), "a supervised row")
     return encoded
 
 

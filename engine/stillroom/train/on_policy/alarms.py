@@ -61,7 +61,7 @@ def find_alarms(history: History, config: DistillConfig) -> list[Alarm]:
     return [alarm for alarm in results if alarm is not None]
 
 
-def _failed(history: History, config: DistillConfig) -> Alarm | None:
+def _detect_failed_rollouts(history: History, config: DistillConfig) -> Alarm | None:
     share = _last(history, "failed", _FEW)
     if share is None or share <= _MOST_FAILED:
         return None
@@ -73,7 +73,7 @@ def _failed(history: History, config: DistillConfig) -> Alarm | None:
     )
 
 
-def _left_out(history: History, config: DistillConfig) -> Alarm | None:
+def _detect_left_out_rollouts(history: History, config: DistillConfig) -> Alarm | None:
     share = _last(history, "left_out", _FEW)
     if share is None or share <= _MOST_FAILED:
         return None
@@ -85,7 +85,7 @@ def _left_out(history: History, config: DistillConfig) -> Alarm | None:
     )
 
 
-def _not_read(history: History, config: DistillConfig) -> Alarm | None:
+def _detect_uncompared_text(history: History, config: DistillConfig) -> Alarm | None:
     left_out, share = _last(history, "not_compared", _FEW), _last(history, "byte_share", _FEW)
     if left_out is None or share is None:
         return None
@@ -93,14 +93,14 @@ def _not_read(history: History, config: DistillConfig) -> Alarm | None:
         return None
     return Alarm(
         "not_compared",
-        f"the teacher could be compared with {share:.0%} of the student's text, and "
-        f"{left_out:.0%} of its tokens are not trained on: the chat template may not render such "
-        "turns, or rollouts may be longer than the teacher's context; look at rollouts, lower "
+        f"only {share:.0%} of the student's text could be compared with the teacher, and "
+        f"{left_out:.0%} of the student's tokens are not trained on: the teacher's chat template "
+        "may not render some turns, or rollouts may exceed its context; inspect rollouts, lower "
         "rollout.max_context_window or rollout.max_turns, or use another teacher",
     )
 
 
-def _truncated(history: History, config: DistillConfig) -> Alarm | None:
+def _detect_truncation(history: History, config: DistillConfig) -> Alarm | None:
     share = _last(history, "truncated", _FEW)
     if share is None or share < _MOST_TRUNCATED:
         return None
@@ -112,15 +112,15 @@ def _truncated(history: History, config: DistillConfig) -> Alarm | None:
     )
 
 
-def _longer(history: History, config: DistillConfig) -> Alarm | None:
-    before, now = _ends(history, "response_tokens")
+def _detect_length_inflation(history: History, config: DistillConfig) -> Alarm | None:
+    before, now = _first_and_last(history, "response_tokens")
     if before is None or now is None or before <= 0:
         return None
-    cut_before, cut_now = _ends(history, "truncated")
+    cut_before, cut_now = _first_and_last(history, "truncated")
     is_cut_more = (cut_now or 0.0) - (cut_before or 0.0) >= _RISE
     if now < _LONGER * before or (now < _MUCH_LONGER * before and not is_cut_more):
         return None
-    ways = _join_advice(
+    advice = _join_advice(
         (True, _SLOWER),
         (
             config.algorithm.mask_special_tokens,
@@ -133,13 +133,13 @@ def _longer(history: History, config: DistillConfig) -> Alarm | None:
     )
     return Alarm(
         "length_inflation",
-        f"answers grow from {before:.0f} to {now:.0f} tokens: compare with the teacher's answers "
-        f"(evaluate_model); if those are shorter, {ways}",
+        f"answers grew from {before:.0f} to {now:.0f} tokens: compare with the teacher's answers "
+        f"(evaluate_model); if those are shorter, {advice}",
     )
 
 
-def _repeats(history: History, config: DistillConfig) -> Alarm | None:
-    before, now = _ends(history, "repetition")
+def _detect_repetition(history: History, config: DistillConfig) -> Alarm | None:
+    before, now = _first_and_last(history, "repetition")
     if before is None or now is None:
         return None
     if now < _MOST_REPEATED or now - before < _REPEATED_RISE:
@@ -148,22 +148,22 @@ def _repeats(history: History, config: DistillConfig) -> Alarm | None:
     shorter = "lower rollout.max_tokens" + (" or set curriculum.prefix_tokens" if is_whole else "")
     return Alarm(
         "repetition",
-        f"{now:.0%} of the student's 4-grams repeat within a turn (at first {before:.0%}): it is "
-        "stuck in a loop, which the teacher scores well; go back to an earlier checkpoint, "
+        f"{now:.0%} of the student's 4-grams repeat within a turn (at first {before:.0%}): its "
+        "answers loop, and the teacher finds loops likely; go back to an earlier checkpoint, "
         f"{_SLOWER}, and {shorter}",
     )
 
 
-def _collapsed(history: History, config: DistillConfig) -> Alarm | None:
-    before, now = _ends(history, "entropy")
-    kl_first, kl_last = _ends(history, "teacher_kl")
+def _detect_entropy_collapse(history: History, config: DistillConfig) -> Alarm | None:
+    before, now = _first_and_last(history, "entropy")
+    kl_first, kl_last = _first_and_last(history, "teacher_kl")
     if before is None or now is None or kl_first is None or kl_last is None:
         return None
     if now >= _LEAST_ENTROPY * before or kl_last <= max(_NEAR, _NO_NEARER * kl_first):
         return None
-    ways = _join_advice(
+    advice = _join_advice(
         (True, _SLOWER),
-        (_learns_little(config), "use algorithm.loss_fn: full_reverse_kl"),
+        (_could_use_distribution(config), "use algorithm.loss_fn: full_reverse_kl"),
         (
             not _is_served(config) and config.algorithm.loss_fn != "jsd",
             "use algorithm.loss_fn: jsd, which covers more of the teacher's modes",
@@ -172,33 +172,33 @@ def _collapsed(history: History, config: DistillConfig) -> Alarm | None:
     return Alarm(
         "entropy_collapse",
         f"the student's entropy fell from {before:.3f} to {now:.3f} nats per token, without a "
-        f"lower teacher_kl: mode collapse; go back to an earlier checkpoint, {ways}",
+        f"lower teacher_kl: mode collapse; go back to an earlier checkpoint, {advice}",
     )
 
 
-def _not_nearer(history: History, config: DistillConfig) -> Alarm | None:
+def _detect_kl_not_falling(history: History, config: DistillConfig) -> Alarm | None:
     if len(history) < _MANY:
         return None
     window = max(_WINDOW, len(history) // 4)
-    before, now = _ends(history, "teacher_kl", window)
+    before, now = _first_and_last(history, "teacher_kl", window)
     if before is None or now is None or now <= max(_NEAR, _NOT_FALLEN * before):
         return None
-    ways = _join_advice(
+    advice = _join_advice(
         (
             config.cold_start is None,
             "start with SFT if the student had none (cold_start, in the same run)",
         ),
         (True, f"{_SLOWER} if teacher_kl jumps, raise it if grad_norm and changes are small"),
-        (_learns_little(config), "use algorithm.loss_fn: full_reverse_kl"),
+        (_could_use_distribution(config), "use algorithm.loss_fn: full_reverse_kl"),
     )
     return Alarm(
         "kl_not_falling",
         f"teacher_kl is {now:.3f} nats per token after {len(history)} iterations, from "
-        f"{before:.3f}: {ways}",
+        f"{before:.3f}: {advice}",
     )
 
 
-def _risen(history: History, config: DistillConfig) -> Alarm | None:
+def _detect_rising_kl(history: History, config: DistillConfig) -> Alarm | None:
     values = _values(history, "teacher_kl")
     if len(values) < 2 * _RISE_WINDOW:
         return None
@@ -219,14 +219,14 @@ def _risen(history: History, config: DistillConfig) -> Alarm | None:
     )
 
 
-def _mismatch(history: History, config: DistillConfig) -> Alarm | None:
+def _detect_sampler_mismatch(history: History, config: DistillConfig) -> Alarm | None:
     gap = _last(history, "logprob_gap", _FEW)
     # Tokens sampled by older weights have other probabilities for that reason alone.
     is_stale = any(metrics.get("staleness", 0.0) > 0 for metrics in history[-_FEW:])
     if gap is None or gap <= _MOST_GAP or is_stale:
         return None
     algorithm = config.algorithm
-    ways = _join_advice(
+    advice = _join_advice(
         (config.model.precision != "fp32", "set model.precision: fp32"),
         (
             algorithm.loss.is_sampled and algorithm.importance_cap is None,
@@ -236,11 +236,11 @@ def _mismatch(history: History, config: DistillConfig) -> Alarm | None:
     return Alarm(
         "sampler_mismatch",
         f"sampler and trainer differ by {gap:.3f} nats per token on the same weights: "
-        + (ways or "leave rollout.server out, so that this process samples"),
+        + (advice or "leave rollout.server out, so that this process samples"),
     )
 
 
-def _tail(history: History, config: DistillConfig) -> Alarm | None:
+def _detect_tail(history: History, config: DistillConfig) -> Alarm | None:
     before = _last(history[:-_WINDOW], "tail", _WINDOW)
     now, length = _last(history, "tail", _WINDOW), _last(history, "response_tokens", _WINDOW)
     reward = _last(history, "reward", _WINDOW)
@@ -249,7 +249,7 @@ def _tail(history: History, config: DistillConfig) -> Alarm | None:
     is_rare = (1 - now) ** length > 1 - _MOST_WITH_TAIL
     if is_rare or now < _TAIL_FALLS * before or (reward is not None and reward >= _SUCCESS):
         return None
-    ways = _join_advice(
+    advice = _join_advice(
         (
             config.model.qlora_rank > 0,
             "train all weights (model.qlora_rank: 0) if the model is small, or a larger rank",
@@ -258,34 +258,35 @@ def _tail(history: History, config: DistillConfig) -> Alarm | None:
     )
     return Alarm(
         "tail",
-        f"{now:.1%} of the sampled tokens are a hundred times less likely for the teacher, so most "
-        "rollouts go wrong somewhere even if greedy answers are right: compare "
-        f"evaluate_model at temperature 0 and 1; {ways}",
+        f"{now:.1%} of the sampled tokens are a hundred times less likely under the teacher than "
+        "under the student, so most rollouts have such a token even if greedy answers are right: "
+        "compare "
+        f"evaluate_model at temperature 0 and 1; {advice}",
     )
 
 
 _DETECTORS: Sequence[Callable[[History, DistillConfig], Alarm | None]] = (
-    _failed,
-    _left_out,
-    _not_read,
-    _truncated,
-    _longer,
-    _repeats,
-    _collapsed,
-    _risen,
-    _not_nearer,
-    _mismatch,
-    _tail,
+    _detect_failed_rollouts,
+    _detect_left_out_rollouts,
+    _detect_uncompared_text,
+    _detect_truncation,
+    _detect_length_inflation,
+    _detect_repetition,
+    _detect_entropy_collapse,
+    _detect_rising_kl,
+    _detect_kl_not_falling,
+    _detect_sampler_mismatch,
+    _detect_tail,
 )
 
 
-def _join_advice(*ways: tuple[bool, str]) -> str:
+def _join_advice(*options: tuple[bool, str]) -> str:
     """Returns the suggestions that apply to the configuration, joined by "or"."""
-    return ", or ".join(text for applies, text in ways if applies)
+    return ", or ".join(text for applies, text in options if applies)
 
 
-def _learns_little(config: DistillConfig) -> bool:
-    """Whether the loss uses less than the teacher's full distribution where it could."""
+def _could_use_distribution(config: DistillConfig) -> bool:
+    """Returns whether a teacher in this process has distributions that the loss does not use."""
     return not _is_served(config) and not config.algorithm.needs_distribution
 
 
@@ -317,7 +318,9 @@ def _last(history: History, name: str, count: int) -> float | None:
     return _trimmed_mean(values[-count:]) if len(values) >= count else None
 
 
-def _ends(history: History, name: str, window: int = _WINDOW) -> tuple[float | None, float | None]:
+def _first_and_last(
+    history: History, name: str, window: int = _WINDOW
+) -> tuple[float | None, float | None]:
     """Returns the trimmed means of the first and last `window` values; None if they overlap."""
     values = _values(history, name)
     if len(values) < 2 * window:

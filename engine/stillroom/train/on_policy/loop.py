@@ -26,7 +26,7 @@ from stillroom.train.methods.sft import (
     EncodedSft,
     PrepareTargets,
     cold_start_steps,
-    encode_cold_start,
+    encode_supervised_rows,
     train_cold_start,
 )
 from stillroom.train.on_policy.alarms import find_alarms
@@ -101,7 +101,9 @@ def distill(
     )
     for note in sampling_notes + notes:
         session.reporter.note(note)
-    cold_start = encode_cold_start(session, cold_rows, plan.rows_instruction) if cold_rows else None
+    cold_start = (
+        encode_supervised_rows(session, cold_rows, plan.rows_instruction) if cold_rows else None
+    )
     environment = open_student_environment(
         workspace, plan, session.student, tasks, is_judge_optional=True
     )
@@ -115,7 +117,7 @@ async def train_on_policy(
     session: Session[DistillConfig],
     tasks: Sequence[Task],
     teachers: Teachers,
-    opening: AbstractAsyncContextManager[StudentEnvironment],
+    environment_context: AbstractAsyncContextManager[StudentEnvironment],
     cold_start: EncodedSft | None = None,
     added: Sequence[TokenSequence] = (),
     prepare: PrepareTargets | None = None,
@@ -132,7 +134,7 @@ async def train_on_policy(
     batches = prompt_batches(tasks, config)
     first_step = cold_start_steps(config, len(cold_start.sequences)) if cold_start else 0
     last_step, substeps = first_step + len(batches), config.algorithm.substeps
-    async with teachers, opening as environment:
+    async with teachers, environment_context as environment:
         for note in environment.notes:
             session.reporter.note(note)
         for server in (environment.server, *(one.server for one in teachers.served.values())):
@@ -150,11 +152,11 @@ async def train_on_policy(
         session.begin(optimizer, substeps=substeps, first_step=first_step)
         phase = Phase(config.dataset_type, first_step, last_step)
         for iteration in range(session.step - first_step, len(batches)):
-            clock = time.monotonic()
+            started = time.monotonic()
             sampled = await sample_rollouts(
                 session, environment, teachers, batches, iteration, carried=progress.carried
             )
-            sampled_s, clock = time.monotonic() - clock, time.monotonic()
+            sampled_at = time.monotonic()
             sequences = training_sequences_of(sampled.ended, teachers.pairs, environment.views)
             if not sequences:
                 raise no_samples_error(sampled, iteration)
@@ -162,7 +164,10 @@ async def train_on_policy(
                 raise error
             sequences += rows_of_iteration(added, config, iteration)
             metrics = await _update(session, sampled, sequences, teachers, optimizer, iteration)
-            metrics |= {"sample_s": sampled_s, "update_s": time.monotonic() - clock}
+            metrics |= {
+                "sample_s": sampled_at - started,
+                "update_s": time.monotonic() - sampled_at,
+            }
             progress.carried = sampled.carried
             session.after_step(first_step + iteration + 1, last_step, metrics, phase=phase)
             if session.stopped_by is not None:
@@ -177,11 +182,12 @@ def _added_sequences(
 
     Raises ConfigError if one of them exceeds the teacher's context.
     """
-    encoded = encode_cold_start(session, rows, plan.views.teacher)
+    encoded = encode_supervised_rows(session, rows, plan.views.teacher)
     longest = max(len((one.for_teacher or one).ids) for one in encoded.sequences)
-    if longest > (room := teachers.local[0].loaded.max_context):
+    if longest > (max_context := teachers.local[0].loaded.max_context):
         raise ConfigError(
-            f"the teacher's longest row has {longest} tokens, but its context only {room}",
+            f"with the teacher's prompt the longest row has {longest} tokens, but the teacher's "
+            f"context only {max_context}",
             "shorten teacher.context_file or teacher.system, or skip longer rows with "
             "model.max_length",
         )
@@ -201,11 +207,13 @@ def rows_of_iteration(
         return []
     num = config.rollout.num_added_rows(config.data.batch_size * config.data.group_size)
     chosen: list[TrainingSequence] = []
-    for place in range(iteration * num, (iteration + 1) * num):
-        epoch, index = divmod(place, len(added))
+    for position in range(iteration * num, (iteration + 1) * num):
+        epoch, index = divmod(position, len(added))
         tokens = added[epoch_order(len(added), epoch, config.trainer.seed + 2)[index]]
-        nothing, own = [0.0] * tokens.num_trained, tokens.for_teacher
-        chosen.append(TrainingSequence(tokens, nothing, is_row=True, teacher_tokens=own))
+        no_logprobs = [0.0] * tokens.num_trained
+        chosen.append(
+            TrainingSequence(tokens, no_logprobs, is_row=True, teacher_tokens=tokens.for_teacher)
+        )
     return chosen
 
 

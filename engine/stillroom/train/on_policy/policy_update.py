@@ -30,8 +30,8 @@ from stillroom.train.on_policy.token_scores import (
     Losses,
     ServedScorer,
     add_gradient,
+    add_gradient_by_bytes,
     add_gradient_with_listed_tokens,
-    add_gradient_with_reader,
     add_gradient_with_teacher,
     comparison_of,
 )
@@ -61,7 +61,7 @@ _SUMS = (
     "row_loss",
     "num_row_tokens",
 )
-
+"""The fields of UpdateStats that are summed over processes by plain addition."""
 
 _TAIL_NATS = math.log(100)
 """A token counts as tail if the teacher finds it a hundred times less likely than the sampler."""
@@ -79,6 +79,7 @@ class UpdateStats:
     """|log p_trainer - log p_sampler| of the tokens scored before the first optimiser step."""
     num_tokens: int = 0
     num_fresh_tokens: int = 0
+    """The tokens scored before the first optimiser step."""
     num_tail: int = 0
     """The tokens that the sampler finds at least a hundred times as likely as the teacher."""
     ratio: float = 0.0
@@ -350,12 +351,12 @@ def _add_gradient(
     dataset = members[0].dataset
     if (teacher := teachers.get(dataset)) is None:
         raise TeacherError(
-            f"{len(members) - len(scores)} rollouts of dataset {dataset} were not scored by its "
-            "teacher",
-            "check the run's log for what its server replied, then resume the run",
+            f"{len(members) - len(scores)} rollouts of dataset {dataset} have no scores from the "
+            "dataset's teacher",
+            "check the run's log for the reply of the teacher's server, then resume the run",
         )
     if readings:
-        add_gradient_with_reader(student, teacher, batch, readings, losses)
+        add_gradient_by_bytes(student, teacher, batch, readings, losses)
         return
     teacher_batch = batch
     if any(member.teacher_tokens is not None for member in members):

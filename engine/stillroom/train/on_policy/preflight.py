@@ -63,15 +63,15 @@ def check_before_rollouts(
     notes = check_agreement(student, config.algorithm)
     max_context = min(student.loaded.max_context, config.rollout.max_context_window)
     tokenizer = student.loaded.tokenizer
-    leads = prompt_leads(tokenizer, views, tasks)
-    rooms = {dataset: teacher.loaded.max_context for dataset, teacher in teachers.items()}
-    notes += check_contexts(leads, rooms, max_context=max_context)
+    prompts = paired_prompts(tokenizer, views, tasks)
+    contexts = {dataset: teacher.loaded.max_context for dataset, teacher in teachers.items()}
+    notes += check_contexts(prompts, contexts, max_context=max_context)
     return notes + check_teacher_server(
         workspace,
         config,
         tokenizer,
         max_context=max_context,
-        num_own=max_extra_tokens(leads),
+        num_extra=max_extra_tokens(prompts),
         cross_tokenizer_datasets=cross_tokenizer_datasets,
     )
 
@@ -91,7 +91,7 @@ def check_tool_calls(
 
 
 @dataclass(frozen=True, slots=True)
-class PromptLead:
+class PairedPrompt:
     """One prompt, without tools, in the student's and in the teacher's tokens."""
 
     dataset: int
@@ -99,7 +99,7 @@ class PromptLead:
     teacher: list[int]
 
 
-def prompt_leads(tokenizer: Any, views: PromptViews, tasks: Sequence[Task]) -> list[PromptLead]:
+def paired_prompts(tokenizer: Any, views: PromptViews, tasks: Sequence[Task]) -> list[PairedPrompt]:
     """Returns the first prompt of each dataset for both models; [] if their prompts are equal.
 
     Raises ModelError if the chat template rejects one of the prompts.
@@ -109,7 +109,7 @@ def prompt_leads(tokenizer: Any, views: PromptViews, tasks: Sequence[Task]) -> l
     renderer = ChatRenderer(tokenizer)
     first = {task.dataset: task for task in reversed(tasks)}
     return [
-        PromptLead(
+        PairedPrompt(
             dataset,
             *(
                 renderer.prompt_ids(one.put_before(task.messages), [])
@@ -120,34 +120,33 @@ def prompt_leads(tokenizer: Any, views: PromptViews, tasks: Sequence[Task]) -> l
     ]
 
 
-def max_extra_tokens(leads: Sequence[PromptLead]) -> int:
+def max_extra_tokens(prompts: Sequence[PairedPrompt]) -> int:
     """Returns by how many tokens the teacher's prompt exceeds the student's, at most."""
-    return max([0, *(len(lead.teacher) - len(lead.student) for lead in leads)])
+    return max([0, *(len(prompt.teacher) - len(prompt.student) for prompt in prompts)])
 
 
 def check_contexts(
-    leads: Sequence[PromptLead], rooms: Mapping[int, int], *, max_context: int
+    prompts: Sequence[PairedPrompt], contexts: Mapping[int, int], *, max_context: int
 ) -> list[str]:
     """Checks that the teachers in this process have room for their own prompts; returns notes.
 
-    rooms: the context lengths of the teachers, by dataset. max_context: the maximum number of
+    contexts: the context lengths of the teachers, by dataset. max_context: the maximum number of
     tokens of a rollout. Raises ConfigError if a teacher's prompt fills its context.
     """
     notes: list[str] = []
-    for lead in leads:
-        if (room := rooms.get(lead.dataset)) is None:
+    for prompt in prompts:
+        if (context := contexts.get(prompt.dataset)) is None:
             continue
-        num_own = len(lead.teacher)
-        if num_own >= room:
+        num_teacher, num_student = len(prompt.teacher), len(prompt.student)
+        if num_teacher >= context:
             raise ConfigError(
-                f"the teacher's prompt has {num_own} tokens, but its context only {room}, which "
-                "leaves no room for an answer",
+                f"the teacher's prompt has {num_teacher} tokens, but its context only "
+                f"{context}, which leaves no room for an answer",
                 "shorten teacher.context_file or teacher.system, or use a teacher with a longer "
                 "context",
             )
-        num = len(lead.student)
-        note = f"the student's prompt has {num} tokens, the teacher's {num_own}"
-        if (most := room - num_own + num) < max_context:
+        note = f"the student's prompt has {num_student} tokens, the teacher's {num_teacher}"
+        if (most := context - num_teacher + num_student) < max_context:
             note += f"; rollouts of more than {most} tokens are skipped and counted (left_out)"
         notes.append(note)
     return notes
@@ -159,12 +158,12 @@ def check_teacher_server(
     tokenizer: Any,
     *,
     max_context: int,
-    num_own: int = 0,
+    num_extra: int = 0,
     cross_tokenizer_datasets: Collection[int] = (),
 ) -> list[str]:
     """Checks each served teacher and returns notes; none for teachers in this process.
 
-    num_own: by how many tokens the teacher's prompt exceeds the student's.
+    num_extra: by how many tokens the teacher's prompt exceeds the student's.
     cross_tokenizer_datasets: datasets whose teacher has another tokenizer, checked elsewhere.
     """
     notes: list[str] = []
@@ -172,7 +171,7 @@ def check_teacher_server(
     for teacher in dict.fromkeys(scoring):
         if teacher.section.is_served:
             served = served_teacher(workspace, teacher, top_k=config.num_listed_tokens)
-            check = functools.partial(check_served, max_context=max_context, num_own=num_own)
+            check = functools.partial(check_served, max_context=max_context, num_own=num_extra)
             notes += anyio.run(check, workspace, teacher.tokenizer, served, tokenizer)
     return notes
 

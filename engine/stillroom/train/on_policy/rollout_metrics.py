@@ -43,21 +43,21 @@ def rollout_metrics(
         metrics["reward"] = sum(rewards) / len(rewards)
     return (
         metrics
-        | _rewards(ended)
+        | _dataset_rewards(ended)
         | _curriculum(config, ended, iteration)
         | _staleness_metrics(config, sampled, iteration)
     )
 
 
 def _has_own_prompts(config: DistillConfig) -> bool:
-    """Whether student and teacher may have different prompts."""
+    """Returns whether student and teacher may have different prompts."""
     teacher = config.teacher
     texts = (config.model.system, teacher.system, teacher.context_file)
     return any(text is not None for text in texts)
 
 
 def cross_tokenizer_metrics(sequences: Sequence[TrainingSequence]) -> dict[str, float]:
-    """Returns how much of the rollouts a teacher with another tokenizer could be compared with.
+    """Returns which share of the rollouts was compared with a teacher with another tokenizer.
 
     For a served teacher, also the mean probability outside its listed tokens. {} if all teachers
     score the student's own tokens.
@@ -81,7 +81,7 @@ def cross_tokenizer_metrics(sequences: Sequence[TrainingSequence]) -> dict[str, 
     return metrics | ({"teacher_tail": _mean(tails)} if tails else {})
 
 
-def _rewards(ended: Sequence[tuple[Trajectory, StudentRollout]]) -> dict[str, float]:
+def _dataset_rewards(ended: Sequence[tuple[Trajectory, StudentRollout]]) -> dict[str, float]:
     """Returns the mean reward of each dataset, if there are several."""
     rewards: dict[int, list[float]] = {}
     for trajectory, rollout in ended:
@@ -106,13 +106,13 @@ def _curriculum(
             metrics["prefix_tokens"] = limits.prefix_tokens
     if section.teacher_share:
         num_turns = sum(trajectory.turns for trajectory, _ in ended)
-        num_taught = sum(
+        num_teacher_turns = sum(
             index < trajectory.turns
             for trajectory, rollout in ended
             for index in rollout.teacher_turns
         )
         metrics["teacher_share"] = limits.teacher_share
-        metrics["teacher_turns"] = num_taught / max(1, num_turns)
+        metrics["teacher_turns"] = num_teacher_turns / max(1, num_turns)
     return metrics
 
 

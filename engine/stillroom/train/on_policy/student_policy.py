@@ -100,7 +100,7 @@ class StudentRollout(EpisodeRecorder):
 
 
 class StudentPolicy:
-    """A policy in which the student writes all turns that the curriculum leaves to it."""
+    """A policy in which the student writes all turns but those that the teacher is to write."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class StudentPolicy:
     async def converse(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, seed_key: str
     ) -> AsyncGenerator["StudentConversation"]:
-        """Opens the conversation of a rollout; its key and its iteration's seed fix its samples."""
+        """Opens a rollout's conversation; its key and its iteration's seed fix its samples."""
         rollout = self._rollouts[seed_key]
         # Keyed by the index within the iteration, so that samples do not depend on the number that
         # distinguishes rollouts of different iterations.
@@ -152,6 +152,7 @@ class StudentPolicy:
                 self._record_end(rollout)
 
     def _record_end(self, rollout: StudentRollout) -> None:
+        """Counts a finished rollout; stops the others once few enough are left."""
         if rollout.is_stopped:
             return
         self._num_left -= 1
@@ -176,7 +177,7 @@ class StudentConversation:
 
     async def sample(self) -> SampledTurn:
         """Returns the next turn, sampled from the student or from the teacher."""
-        if self._teacher is not None and self._is_teachers:
+        if self._teacher is not None and self._is_teacher_turn:
             self._student.set_aside()
             turn = await self._teacher.sample()
             self._student.add_turn(turn)
@@ -184,19 +185,19 @@ class StudentConversation:
             return turn
         if self._teacher is not None:
             self._teacher.set_aside()
-        turn = await self._own_turn()
-        self._record_own_turn(turn)
+        turn = await self._sample_student_turn()
+        self._record_student_turn(turn)
         return turn
 
     def restore(self, turn: SampledTurn) -> None:
         """Appends a turn that is already known, instead of sampling it."""
-        if self._teacher is not None and self._is_teachers:
+        if self._teacher is not None and self._is_teacher_turn:
             self._teacher.restore(turn)
             self._student.add_turn(turn)
             self._num_turns += 1
             return
         self._student.restore(turn)
-        self._record_own_turn(turn)
+        self._record_student_turn(turn)
 
     def reply(self, call: Message, replies: Sequence[Message]) -> None:
         """Appends the replies to the last turn: from tools, or a user's message."""
@@ -209,11 +210,15 @@ class StudentConversation:
         return self._student.trace()
 
     @property
-    def _is_teachers(self) -> bool:
+    def _is_teacher_turn(self) -> bool:
         """Whether the teacher writes the next turn."""
         return self._num_turns in self._rollout.teacher_turns
 
-    async def _own_turn(self) -> SampledTurn:
+    async def _sample_student_turn(self) -> SampledTurn:
+        """Returns a turn of the student, within the turn limit and curriculum.prefix_tokens.
+
+        Raises SamplingStoppedError if sampling is stopped; the partial turn is kept.
+        """
         rollout = self._rollout
         remaining = self._max_tokens
         if rollout.limits.prefix_tokens is not None:
@@ -235,7 +240,7 @@ class StudentConversation:
         rollout.is_prefix = is_limit and turn.finish_reason == "length"
         return turn
 
-    def _record_own_turn(self, turn: SampledTurn) -> None:
+    def _record_student_turn(self, turn: SampledTurn) -> None:
         self._num_turns += 1
         self._num_sampled += len(turn.token_ids or [])
         if self._teacher is not None:

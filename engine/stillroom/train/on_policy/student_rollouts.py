@@ -74,15 +74,14 @@ def prompt_batches(tasks: Sequence[Task], config: DistillConfig) -> list[list[Ta
 
 def _mix_datasets(tasks: Sequence[Task], epoch: int, seed: int) -> list[Task]:
     """Returns an epoch's tasks, each dataset shuffled and spread evenly over the epoch."""
-    places: list[tuple[float, int, Task]] = []
+    positions: list[tuple[float, int, Task]] = []
     for dataset in sorted({task.dataset for task in tasks}):
         members = [task for task in tasks if task.dataset == dataset]
         order = epoch_order(len(members), epoch, seed)
-        places += [
-            ((place + 0.5) / len(members), dataset, members[index])
-            for place, index in enumerate(order)
+        positions += [
+            ((n + 0.5) / len(members), dataset, members[index]) for n, index in enumerate(order)
         ]
-    return [task for _, _, task in sorted(places, key=lambda place: place[:2])]
+    return [task for _, _, task in sorted(positions, key=lambda position: position[:2])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +213,7 @@ async def _score_rollout(
         # processes.
         return SampledRollout(outcome, rollout, scores)
     own = reading(rollout.task, trace, outcome.tools) if reading is not None else None
-    if not teachers.can_read(own or trace, dataset):
+    if not teachers.fits_teacher_context(own or trace, dataset):
         return SampledRollout(outcome, rollout, is_left_out=True)
     scores = await teachers.score(outcome, own or trace, dataset)
     if isinstance(scores, FailedRollout):
@@ -270,17 +269,19 @@ async def _open_policy(
     num_left_over: int,
 ) -> AsyncGenerator[StudentPolicy]:
     """Opens the policy that samples: the student, and the teacher if it writes some turns."""
-    turns = anyio.Lock()
-    is_helped = any(rollout.teacher_turns for rollout in begun.values())
+    pass_lock = anyio.Lock()
+    has_teacher_turns = any(rollout.teacher_turns for rollout in begun.values())
     async with AsyncExitStack() as stack:
-        helper = None
-        if is_helped:
+        teacher_policy = None
+        if has_teacher_turns:
             teacher = teachers.local[0].loaded
-            helper = await stack.enter_async_context(
-                environment.policy(sampling, num_rollouts=len(begun), turns=turns, instead=teacher)
+            teacher_policy = await stack.enter_async_context(
+                environment.policy(
+                    sampling, num_rollouts=len(begun), pass_lock=pass_lock, model=teacher
+                )
             )
         student = (
-            environment.policy(sampling, num_rollouts=len(begun), turns=turns)
+            environment.policy(sampling, num_rollouts=len(begun), pass_lock=pass_lock)
             if environment.server is None
             else open_served_student(
                 environment.server,
@@ -296,7 +297,7 @@ async def _open_policy(
             {f"{key.task_id}:{key.sample}": rollout for key, rollout in begun.items()},
             max_tokens=sampling.max_tokens,
             views=environment.views,
-            teacher=helper,
+            teacher=teacher_policy,
             num_left_over=num_left_over,
         )
 

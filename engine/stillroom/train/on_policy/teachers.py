@@ -60,10 +60,10 @@ class Teachers:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    def can_read(self, reading: TokenTrace, dataset: int) -> bool:
-        """Whether the rollout's tokens fit in the context of a teacher in this process.
+    def fits_teacher_context(self, reading: TokenTrace, dataset: int) -> bool:
+        """Returns whether the tokens fit into the context of a teacher in this process.
 
-        A server checks this itself.
+        Always true for a served teacher, whose server checks this itself.
         """
         teacher = self.local.get(dataset)
         return teacher is None or len(reading.ids) <= teacher.loaded.max_context
@@ -75,7 +75,7 @@ class Teachers:
 
         reading: the rollout in the teacher's tokens.
 
-        If scoring fails, the rollout is returned as failed, since nothing can replace the scores.
+        If scoring fails, returns the rollout as a failed one: it cannot be trained on.
         """
         served = self.served.get(dataset)
         if served is None:
@@ -83,7 +83,9 @@ class Teachers:
         try:
             return await served.score(reading)
         except CallFailedError as error:
-            failure = Failure(kind=error.kind, message=f"the teacher's scores: {error.message}")
+            failure = Failure(
+                kind=error.kind, message=f"the teacher did not score it: {error.message}"
+            )
             return FailedRollout(key_of(outcome), failure, outcome.turns)
 
 
@@ -171,13 +173,14 @@ def open_served_pair(
 
 
 def _tokenizer(workspace: Workspace, teacher: DatasetTeacher) -> Any:
+    """Loads the tokenizer of a served teacher. Raises ModelError if it is not available."""
     name = teacher.tokenizer or teacher.path
     try:
         return load_tokenizer(locate_model(workspace, name))
     except EngineError as error:
         raise ModelError(
-            f"the tokenizer {name!r} of the served teacher is not available, but with "
-            f"teacher.tokens: reread this process needs it: {error.problem}",
+            "teacher.tokens: reread needs the tokenizer of the served teacher in this process, "
+            f"but {name!r} is not available: {error.problem}",
             "set teacher.tokenizer to the folder or hub id of the served model",
         ) from error
 
@@ -198,10 +201,10 @@ def teacher_reading(environment: StudentEnvironment) -> Reading | None:
         include_thinking=environment.rollout.include_thinking,
         variables=environment.variables,
     )
-    return own_prompt(renderer, environment.views)
+    return own_prompt_reading(renderer, environment.views)
 
 
-def own_prompt(renderer: ChatRenderer, views: PromptViews) -> Reading:
+def own_prompt_reading(renderer: ChatRenderer, views: PromptViews) -> Reading:
     """Returns the reading of a teacher with the same tokenizer but its own prompt.
 
     renderer: the one that rendered the student's prompts.

@@ -38,7 +38,7 @@ from stillroom.models.reread.tile_divergence import ByteDivergences, NextSymbols
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.teachers.scores import TeacherScores
 from stillroom.train.config.distill_sections import AlgorithmSection
-from stillroom.train.methods.losses import DivergenceForm, loss_functions
+from stillroom.train.methods.losses import DivergenceFunction, loss_functions
 from stillroom.train.student.model import Student
 
 Losses = Callable[[slice, TokenScores], Tensor]
@@ -49,7 +49,7 @@ Losses = Callable[[slice, TokenScores], Tensor]
 class DistributionComparison:
     """How a loss compares the student's distributions with those of a teacher in this process."""
 
-    divergence: DivergenceForm | None
+    divergence: DivergenceFunction | None
     """None: only the sampled tokens' probabilities are used."""
     is_baseline: bool = False
     """Whether the divergence is a constant of the loss, without a gradient of its own."""
@@ -123,7 +123,10 @@ def add_gradient(
     *,
     tile_size: int | None = None,
 ) -> None:
-    """Adds the gradient of the summed losses; tile_size: None: by the student's head."""
+    """Adds the gradient of the summed losses.
+
+    tile_size: the number of tokens scored at a time; None: the maximum of the student's head.
+    """
     if (by_hand := student.by_hand) is not None:
         by_hand.add_loss_gradient(batch, scorer.compare, losses)
         return
@@ -204,7 +207,7 @@ class _LocalScorer:
         return min(vocab_size, self._head.vocab_size)
 
     def compare(self, part: slice, student_nV: Tensor, probabilities_nV: Tensor) -> TeacherTile:
-        targets_n, form = self._targets_N[part], self._comparison.divergence
+        targets_n, divergence_of = self._targets_N[part], self._comparison.divergence
         if self._by_hand is not None:
             teacher_nV = self._by_hand.logprobs_of_tile(self._hidden_NH[part])
             # Gathered before the divergence overwrites them.
@@ -212,13 +215,13 @@ class _LocalScorer:
         else:
             teacher_nV = self._head.logits(self._hidden_NH[part])
             teacher_n = token_logprobs(teacher_nV, targets_n)
-            if form is not None:
+            if divergence_of is not None:
                 teacher_nV = torch.log_softmax(teacher_nV[:, : student_nV.shape[1]], dim=-1)
-        if form is None:
+        if divergence_of is None:
             return TeacherTile(teacher_n)
         return TeacherTile(
             teacher_n,
-            form(student_nV, teacher_nV, probabilities_nV),
+            divergence_of(student_nV, teacher_nV, probabilities_nV),
             entropy(student_nV, probabilities_nV) if self._comparison.has_entropy else None,
         )
 
@@ -274,6 +277,7 @@ class TopTokensScorer:
         divergence = top_k_forward_kl(
             student_nV, self._top.part(part), probabilities_nV, temperature=self._temperature
         )
+        # The losses on stored tokens do not use the teacher's probability of the target token.
         return TeacherTile(torch.zeros_like(divergence.value_N), divergence)
 
 
@@ -286,24 +290,24 @@ def _top_tokens(
     num_tokens = sum(len(scores.logprobs) for scores in teacher_scores)
     if len(ids) != num_tokens or any(len(row) < k for row in (*ids, *logprobs)):
         raise TeacherError(
-            f"the teacher's server did not return its top {k} tokens at each position",
-            "raise its limit (vLLM: --max-logprobs), or lower algorithm.top_k",
+            f"the teacher's server did not return the top {k} tokens at each position",
+            "raise the server's limit (vLLM: --max-logprobs), or lower algorithm.top_k",
         )
     return ids, logprobs
 
 
-def add_gradient_with_reader(
+def add_gradient_by_bytes(
     student: Student,
     teacher: LocalTeacher,
     batch: TokenBatch,
     readings: Sequence[ByteReading],
     losses: Losses,
 ) -> None:
-    """Adds the gradient of the summed losses; a token's divergence is the sum over its bytes.
+    """Adds the gradient of the summed losses, where a token's divergence is summed over its bytes.
 
     readings: the batch's sequences, in order, in the teacher's tokens.
     """
-    symbols = _SymbolsHere(teacher, readings, batch.targets_N.device)
+    symbols = _LocalSymbols(teacher, readings, batch.targets_N.device)
     tile_size = min(student.head.max_positions, teacher.head.max_positions)
     scorer = _ByteScorer(batch, readings, symbols)
     add_gradient(student, scorer, batch, losses, tile_size=tile_size)
@@ -333,13 +337,13 @@ def listed_tokens(
 ) -> ListedTokens:
     """Returns the tokens that a server listed at each trained token of the readings, in order."""
     listed: list[tuple[list[int], list[float]]] = []
-    own: list[tuple[int, float]] = []
+    trained: list[tuple[int, float]] = []
     for scores, reading in zip(teacher_scores, readings, strict=True):
         tokens = reading.tokens
-        ids = [i for i, is_own in zip(tokens.ids, tokens.trained, strict=True) if is_own]
-        own += zip(ids, scores.logprobs, strict=True)
+        ids = [i for i, is_trained in zip(tokens.ids, tokens.trained, strict=True) if is_trained]
+        trained += zip(ids, scores.logprobs, strict=True)
         listed += zip(scores.top_ids or [], scores.top_logprobs or [], strict=True)
-    return ListedTokens.of(listed, own, readings[0].pair.teacher_trie, device)
+    return ListedTokens.of(listed, trained, readings[0].pair.teacher_trie, device)
 
 
 class _ByteScorer:
@@ -356,8 +360,8 @@ class _ByteScorer:
     ) -> None:
         """next_symbols: returns the teacher's predictions at some of the readings' tokens."""
         self._targets_N, self._next_symbols = batch.targets_N, next_symbols
-        kept = torch.bincount(batch.rows_N, minlength=len(readings)).tolist()
-        self._divergences = ByteDivergences(readings, kept, batch.targets_N.device)
+        counts = torch.bincount(batch.rows_N, minlength=len(readings)).tolist()
+        self._divergences = ByteDivergences(readings, counts, batch.targets_N.device)
 
     def num_columns(self, vocab_size: int) -> int:
         return vocab_size
@@ -370,7 +374,7 @@ class _ByteScorer:
         return TeacherTile(student_n - gap_n, divergence, entropy(student_nV, probabilities_nV))
 
 
-class _SymbolsHere:
+class _LocalSymbols:
     """The next symbols of a teacher in this process."""
 
     def __init__(

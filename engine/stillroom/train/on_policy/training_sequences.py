@@ -106,22 +106,23 @@ def _mask_tokens(special_ids: AbstractSet[int], sequence: TrainingSequence) -> T
     """Returns the sequence with the tokens in `special_ids` excluded from training."""
     tokens, teacher_tokens = sequence.tokens, sequence.teacher_tokens
     sampled = [i for i in range(1, len(tokens.ids)) if tokens.trained[i]]
-    kept = [place for place, i in enumerate(sampled) if tokens.ids[i] not in special_ids]
+    # Indices into the lists that have one value per sampled token.
+    kept = [n for n, i in enumerate(sampled) if tokens.ids[i] not in special_ids]
     teacher = sequence.teacher
     if teacher is not None and sequence.reading is None:
         teacher = TeacherScores(
-            [teacher.logprobs[place] for place in kept],
-            teacher.top_ids and [teacher.top_ids[place] for place in kept],
-            teacher.top_logprobs and [teacher.top_logprobs[place] for place in kept],
+            [teacher.logprobs[n] for n in kept],
+            teacher.top_ids and [teacher.top_ids[n] for n in kept],
+            teacher.top_logprobs and [teacher.top_logprobs[n] for n in kept],
         )
     return replace(
         sequence,
         tokens=_mask_ids(tokens, special_ids),
         teacher_tokens=teacher_tokens and _mask_ids(teacher_tokens, special_ids),
-        sampler_logprobs=[sequence.sampler_logprobs[place] for place in kept],
+        sampler_logprobs=[sequence.sampler_logprobs[n] for n in kept],
         teacher=teacher,
         reading=sequence.reading and sequence.reading.of_tokens(kept),
-        advantages=sequence.advantages and [sequence.advantages[place] for place in kept],
+        advantages=sequence.advantages and [sequence.advantages[n] for n in kept],
     )
 
 

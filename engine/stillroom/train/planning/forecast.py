@@ -275,7 +275,9 @@ def describe_limit(
         return []
     start_s = start_s or 0.0
     done = int(steps * max(0.0, 60 * minutes - start_s) / max(1e-9, seconds - start_s))
-    return [f"trainer.max_minutes {minutes:g} ends it after about {max(1, done)} of {steps} steps"]
+    return [
+        f"trainer.max_minutes {minutes:g} ends the run after about {max(1, done)} of {steps} steps"
+    ]
 
 
 def describe_settings(needs: Mapping[str, float], free: float) -> list[str]:

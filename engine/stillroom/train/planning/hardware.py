@@ -99,7 +99,7 @@ class Hardware:
         return memory - _CONTEXT_GB if memory is not None else None
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """The GPUs or processors, as text."""
         if self.gpus:
             return f"{len(self.gpus)} x {self.gpus[0]}" if len(self.gpus) > 1 else self.gpus[0]
@@ -159,10 +159,10 @@ def forecast_on(
     install = (0.0, 0.0) if hardware.is_installed else _INSTALL_S
     usd = None
     if span is not None and price is not None:
-        usd = [(s + first) * price / _HOUR_S for s, first in zip(span, install, strict=True)]
+        usd = [(s + extra_s) * price / _HOUR_S for s, extra_s in zip(span, install, strict=True)]
     return MachineForecast(
         machine=hardware.machine,
-        computes=hardware.words,
+        computes=hardware.description,
         fits=fits,
         memory_gb=need_gb,
         memory_free_gb=hardware.free_memory_gb,
@@ -179,7 +179,7 @@ def forecast_on(
 def sums_on_machines(forecasts: Sequence[Sequence[MachineForecast]]) -> list[MachineForecast]:
     """Returns for each machine the forecast of several runs in sequence.
 
-    Its memory is of the run that needs most.
+    The memory is that of the run that needs most.
     """
     return [_in_sequence(runs) for runs in zip(*forecasts, strict=True)]
 
@@ -267,9 +267,9 @@ def _rates(
 
 def learning_flops(figures: GpuFigures, num_parameters: int) -> tuple[float, float]:
     """Returns the range of operations per second that training of a model may reach."""
-    started = _MEASURED_FLOPS * (num_parameters / _MEASURED_SIZE) ** _GROWTH
-    low = min(_LEAST_SHARE * figures.flops, started)
-    return low, max(low, min(_MOST_SHARE * figures.flops, _FASTER_HOST * started))
+    reached = _MEASURED_FLOPS * (num_parameters / _MEASURED_SIZE) ** _GROWTH
+    low = min(_LEAST_SHARE * figures.flops, reached)
+    return low, max(low, min(_MOST_SHARE * figures.flops, _FASTER_HOST * reached))
 
 
 def gpu_figures(name: str) -> GpuFigures | None:

@@ -29,7 +29,7 @@ from stillroom.train.planning.unloaded_models import (
     spread_notes,
     suggest_settings,
 )
-from stillroom.train.soft_targets.targets import check_room, teacher_sequences
+from stillroom.train.soft_targets.targets import check_teacher_context, teacher_sequences
 
 _PROCESS_BYTES = int(1.2e9)
 """The CPU memory of torch and transformers before a model is loaded."""
@@ -39,7 +39,7 @@ _SENT_GB = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class _OnDevice:
+class _DeviceForecast:
     """The forecast of a run on one kind of device."""
 
     unloaded: UnloadedStudent
@@ -63,31 +63,37 @@ def plan_elsewhere(
     """
     plan = plan_request(workspace, request)
     first = machines[0]
-    student = _unloaded(workspace, plan, first)
+    student = _load_student_for(workspace, plan, first)
     rows = rendered_rows(plan, student)
-    chosen = _on_device(workspace, student, rows)
+    chosen = _forecast_on_device(workspace, student, rows)
     if plan.config.soft_targets is not None and chosen.teachers.contexts:
         sequences = [unit for unit in rows.units if isinstance(unit, TokenSequence)]
-        check_room(min(chosen.teachers.contexts.values()), teacher_sequences(sequences))
+        check_teacher_context(min(chosen.teachers.contexts.values()), teacher_sequences(sequences))
     checks = check_models(workspace, plan, student, chosen.teachers, rows.tasks)
     work = _work(plan.config, chosen, rows)
     by_device = {first.device: chosen}
     forecasts: list[MachineForecast] = []
     for machine in machines:
         if machine.is_known and machine.device not in by_device:
-            other = _unloaded(workspace, plan, machine)
-            by_device[machine.device] = _on_device(workspace, other, rows)
-        forecasts.append(_on_machine(machine, by_device.get(machine.device, chosen), work))
+            other = _load_student_for(workspace, plan, machine)
+            by_device[machine.device] = _forecast_on_device(workspace, other, rows)
+        forecasts.append(_forecast_on_machine(machine, by_device.get(machine.device, chosen), work))
     return _forecast(plan, chosen, rows, forecasts, first, checks)
 
 
-def _unloaded(workspace: Workspace, plan: TrainingPlan, machine: Hardware) -> UnloadedStudent:
+def _load_student_for(
+    workspace: Workspace, plan: TrainingPlan, machine: Hardware
+) -> UnloadedStudent:
+    """Returns the student without weights, as it would be on a machine."""
     device = torch.device(machine.device)
     num_gpus = len(machine.gpus)
     return load_without_weights(workspace, plan.config, device=device, num_gpus=num_gpus)
 
 
-def _on_device(workspace: Workspace, unloaded: UnloadedStudent, rows: RenderedRows) -> _OnDevice:
+def _forecast_on_device(
+    workspace: Workspace, unloaded: UnloadedStudent, rows: RenderedRows
+) -> _DeviceForecast:
+    """Returns the memory of the run on the device of the student without weights."""
     teachers = load_teachers_without_weights(workspace, unloaded)
     tokens, cache_bytes = largest_pass(unloaded, rows.tokens)
     parts = forecast.memory_parts(
@@ -98,24 +104,27 @@ def _on_device(workspace: Workspace, unloaded: UnloadedStudent, rows: RenderedRo
         cache_bytes=cache_bytes,
         spread=unloaded.spread,
     )
-    return _OnDevice(unloaded, teachers, parts, tokens)
+    return _DeviceForecast(unloaded, teachers, parts, tokens)
 
 
-def _on_machine(machine: Hardware, on_device: _OnDevice, work: Work) -> MachineForecast:
+def _forecast_on_machine(
+    machine: Hardware, on_device: _DeviceForecast, work: Work
+) -> MachineForecast:
+    """Returns the time and price of the run on a machine, and whether it fits."""
     free = machine.free_memory_gb
     fits = None if free is None else forecast.fits(on_device.need, free * GB)
     return forecast_on(machine, work, need_gb=on_device.need / GB, fits=fits)
 
 
-def _work(config: TrainConfig, chosen: _OnDevice, rows: RenderedRows) -> Work:
+def _work(config: TrainConfig, chosen: _DeviceForecast, rows: RenderedRows) -> Work:
     """Returns the computation of the run, at 2 operations per parameter and token in a pass."""
     unloaded, teachers = chosen.unloaded, chosen.teachers
-    num_passed = active_parameters(unloaded.empty)
+    num_active = active_parameters(unloaded.empty)
     # The backward pass takes twice a forward pass; with frozen weights, once.
     passes = 2 if config.model.qlora_rank > 0 else 3
-    learning = 2.0 * num_passed * (passes + config.model.gradient_checkpointing)
+    flops_per_token = 2.0 * num_active * (passes + config.model.gradient_checkpointing)
     common = {
-        "num_parameters": num_passed,
+        "num_parameters": num_active,
         "num_layers": int(unloaded.empty.config.get_text_config().num_hidden_layers),
         "load_bytes": unloaded.size.weight_bytes + teachers.weight_bytes,
         "num_processes": unloaded.spread.num_processes,
@@ -124,22 +133,23 @@ def _work(config: TrainConfig, chosen: _OnDevice, rows: RenderedRows) -> Work:
         num = config.data.batch_size * config.data.group_size
         rollouts = forecast.num_steps(config, rows.tokens.num_rows) * num
         sampled = float(rollouts * config.rollout.max_tokens)
-        read = sampled + rollouts * _prompt_tokens(rows)
-        scored = 2.0 * read * (teachers.num_passed / max(1, len(set(config.teachers))))
+        num_tokens = sampled + rollouts * _prompt_tokens(rows)
+        scoring_flops = 2.0 * num_tokens * (teachers.num_active / max(1, len(set(config.teachers))))
         return Work(
-            learning_flops=learning * read + scored,
+            learning_flops=flops_per_token * num_tokens + scoring_flops,
             counted_tokens=sampled,
             sampled_tokens=sampled,
             rows_at_once=min(config.rollout.concurrency, num),
             **common,
         )
     epochs = config.trainer.num_epochs
-    read = float(sum(rows.tokens.lengths))
+    num_tokens = float(sum(rows.tokens.lengths))
     share = rows.tokens.num_held_out / max(1, rows.tokens.num_rows)
     # DPO's reference, and held-out rows after each epoch; soft targets score all rows once.
-    reading = 2.0 * num_passed * read * ((config.dataset_type == "dpo") + share * epochs)
+    num_forward = num_tokens * ((config.dataset_type == "dpo") + share * epochs)
     return Work(
-        learning_flops=learning * read * epochs + reading + 2.0 * teachers.num_passed * read,
+        learning_flops=flops_per_token * num_tokens * epochs
+        + 2.0 * (num_active * num_forward + teachers.num_active * num_tokens),
         counted_tokens=float(epochs * sum(map(trial.num_trained, rows.units))),
         **common,
     )
@@ -153,12 +163,13 @@ def _prompt_tokens(rows: RenderedRows) -> float:
 
 def _forecast(
     plan: TrainingPlan,
-    chosen: _OnDevice,
+    chosen: _DeviceForecast,
     rows: RenderedRows,
     forecasts: list[MachineForecast],
     first: Hardware,
     checks: list[str],
 ) -> TrainingForecast:
+    """Returns the forecast for the first machine, with `forecasts` for all of them."""
     config, unloaded, tokens = plan.config, chosen.unloaded, rows.tokens
     size, free = unloaded.size, first.free_memory_gb
     steps = forecast.num_steps(config, len(tokens.lengths) or tokens.num_rows)
@@ -205,11 +216,14 @@ def _forecast(
     )
 
 
-def _notes(plan: TrainingPlan, chosen: _OnDevice, first: Hardware) -> list[str]:
+def _notes(plan: TrainingPlan, chosen: _DeviceForecast, first: Hardware) -> list[str]:
     config, unloaded = plan.config, chosen.unloaded
     notes = [f"the largest forward pass has {chosen.tokens} tokens"]
     if first.measured is None:
-        notes.append("without a trial the time is a range; a run of this training there narrows it")
+        notes.append(
+            "the time is a range, since no trial ran there; it narrows after a run of this "
+            "training on that machine"
+        )
     if config.dataset_type == "distill":
         notes.append(
             f"time and price are for one turn per rollout of {config.rollout.max_tokens} tokens "
@@ -220,7 +234,8 @@ def _notes(plan: TrainingPlan, chosen: _OnDevice, first: Hardware) -> list[str]:
         notes.append(f"{first.gpus[0]} has no fast bf16: a newer GPU trains many times faster")
     if len(first.gpus) > 1 and config.launcher.kind == "local":
         notes.append(
-            f"one of its {len(first.gpus)} GPUs trains; launcher.kind=accelerate uses them all"
+            f"only one of the {len(first.gpus)} GPUs of {first.machine} trains; "
+            "launcher.kind=accelerate uses all of them"
         )
     sent = sum(map(_num_bytes, plan.inputs)) / GB
     if sent >= _SENT_GB:
@@ -236,5 +251,6 @@ def _notes(plan: TrainingPlan, chosen: _OnDevice, first: Hardware) -> list[str]:
 
 
 def _num_bytes(path: Path) -> int:
+    """Returns the size of a file, or of all files in a folder."""
     files = path.rglob("*") if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files if file.is_file())

@@ -36,7 +36,7 @@ from stillroom.train.planning.unloaded_models import (
     spread_notes,
     suggest_settings,
 )
-from stillroom.train.soft_targets.targets import check_room, teacher_sequences
+from stillroom.train.soft_targets.targets import check_teacher_context, teacher_sequences
 
 # Below this, an evaluation is fine enough for most decisions.
 _MANY_POINTS = 10
@@ -63,7 +63,7 @@ def plan_training(
     rows = rendered_rows(plan, unloaded)
     if plan.config.soft_targets is not None and teachers.contexts:
         sequences = [unit for unit in rows.units if isinstance(unit, TokenSequence)]
-        check_room(min(teachers.contexts.values()), teacher_sequences(sequences))
+        check_teacher_context(min(teachers.contexts.values()), teacher_sequences(sequences))
     checks = check_models(workspace, plan, unloaded, teachers, rows.tasks)
     tokens, cache_bytes = largest_pass(unloaded, rows.tokens)
     spread = unloaded.spread
@@ -125,7 +125,7 @@ def _memory_parts(
 def _with_memory(
     result: TrainingForecast, parts: dict[str, float], *, rollout_tokens: int
 ) -> TrainingForecast:
-    """Returns the forecast with the memory for rollouts as long as the trial's."""
+    """Returns the forecast with the memory for rollouts like the trial's, if that is less."""
     if (memory_gb := sum(parts.values()) / GB) >= result.memory_gb:
         return result
     note = (
@@ -184,6 +184,10 @@ def _forecast(
     tried: "trial.Trial | None",
     tokens: int,
 ) -> TrainingForecast:
+    """Returns the forecast; `tried` has the measurements of trial steps, if there were any.
+
+    parts: the memory by purpose. free: the free memory in bytes. tokens: of the largest pass.
+    """
     config, size, rows = unloaded.config, unloaded.size, rendered.tokens
     steps = forecast.num_steps(config, len(rows.lengths) or rows.num_rows) + rows.num_first_steps
     disk, disk_free = forecast.disk_bytes(config, size, steps=steps), _free_disk(workspace.root)
@@ -243,6 +247,7 @@ def _forecast(
 
 
 def _notes(config: TrainConfig, tried: "trial.Trial | None", tokens: int) -> list[str]:
+    """Returns notes on what the forecast assumes; `tokens` are those of the largest pass."""
     notes = [f"the largest forward pass has {tokens} tokens"]
     if config.dataset_type == "distill":
         if (turns := config.rollout.max_turns) > 1:
@@ -252,7 +257,7 @@ def _notes(config: TrainConfig, tried: "trial.Trial | None", tokens: int) -> lis
             )
         notes.append(
             "sampling time depends on the student's answers and tools: "
-            "trainer.max_steps=2 measures it (sample_s and update_s of each step)"
+            "a run with trainer.max_steps=2 measures it (sample_s and update_s of each step)"
         )
     elif tried is None:
         notes.append("no step was tried, as it would not fit into memory")

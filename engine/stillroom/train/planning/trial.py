@@ -28,7 +28,7 @@ from stillroom.train.methods.dpo import (
 )
 from stillroom.train.methods.sft import Targets, accumulate_nll, cold_start_steps, encode_sft
 from stillroom.train.on_policy.policy_update import update_student
-from stillroom.train.on_policy.teachers import load_local_teacher, load_teachers, own_prompt
+from stillroom.train.on_policy.teachers import load_local_teacher, load_teachers, own_prompt_reading
 from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.planning.forecast import RowTokens, Speed
 from stillroom.train.planning.model_checks import end_token_notes, teaching_note
@@ -66,7 +66,7 @@ def try_steps(workspace: Workspace, config: TrainConfig, units: Sequence[Unit]) 
     """Measures the memory of a step on the longest rows and the time of one on the first rows."""
     started = time.monotonic()
     student = load_student(workspace, config.model, seed=config.trainer.seed)
-    teacher = _teacher(workspace, config, student)
+    teacher = _load_scoring_teacher(workspace, config, student)
     load_s = time.monotonic() - started
     num_parameters = sum(p.numel() for p in student.module.parameters())
     # A forward and backward pass takes about 6 operations per parameter and token.
@@ -97,7 +97,9 @@ def try_steps(workspace: Workspace, config: TrainConfig, units: Sequence[Unit]) 
     )
 
 
-def _teacher(workspace: Workspace, config: TrainConfig, student: Student) -> LocalTeacher | None:
+def _load_scoring_teacher(
+    workspace: Workspace, config: TrainConfig, student: Student
+) -> LocalTeacher | None:
     """Loads the teacher of soft targets; returns None if there is none or a server runs it."""
     if config.soft_targets is None or config.teachers[0].section.is_served:
         return None
@@ -144,7 +146,7 @@ def _step(
     optimizer: Optimizer,
     targets: Targets | None,
 ) -> tuple[float, float]:
-    """Takes one step and returns the seconds of its passes and of its optimiser."""
+    """Takes one step; returns the seconds of its forward and backward passes, and of AdamW."""
     pairs = [unit for unit in units if isinstance(unit, TokenPair)]
     dpo = config.dpo if isinstance(config, DpoConfig) else DpoSection()
     referenced = add_reference(student, pairs, is_mean=dpo.loss == "ipo") if pairs else []
@@ -154,9 +156,9 @@ def _step(
     else:
         rows = [unit for unit in units if isinstance(unit, TokenSequence)]
         accumulate_nll(student, rows, targets)
-    passed = time.monotonic()
+    accumulated = time.monotonic()
     optimizer.step()
-    return passed - started, time.monotonic() - passed
+    return accumulated - started, time.monotonic() - accumulated
 
 
 _MOST_ROLLOUTS, _MOST_TOKENS = 16, 32
@@ -252,7 +254,7 @@ async def _sample(
         max_context=config.rollout.max_context_window,
     )
 
-    read = own_prompt(policy.renderer, views)
+    read = own_prompt_reading(policy.renderer, views)
 
     async def sample_turn(task: Task, number: int) -> None:
         messages = views.for_student(task).messages
@@ -298,23 +300,23 @@ class RenderedRows:
 def rendered_rows(plan: TrainingPlan, unloaded: UnloadedStudent) -> RenderedRows:
     """Returns the rows of a plan in the student's tokens; for distillation only the prompts."""
     config = unloaded.config
-    max_length = config.model.row_length(context_length(unloaded.empty))
+    max_length = config.model.max_row_length(context_length(unloaded.empty))
     renderer = ChatRenderer(unloaded.tokenizer, include_thinking=config.rollout.include_thinking)
     match config.dataset_type:
         case "sft":
             rows = plan.load_rows(plan.train_file)
-            kept, apart = hold_out(rows, config.data.val_split, seed=config.trainer.seed)
+            kept, held_out = hold_out(rows, config.data.val_split, seed=config.trainer.seed)
             own = plan.rows_instruction
             sft = encode_sft(kept, renderer, max_length=max_length, teacher=own)
             lengths = [len(sequence.ids) for sequence in sft.sequences]
-            tokens = RowTokens(lengths, sft.num_rows, len(apart), sft.skipped)
+            tokens = RowTokens(lengths, sft.num_rows, len(held_out), sft.skipped)
             return RenderedRows(tokens, list(sft.sequences), notes=notes_on_rows(rows))
         case "dpo":
             pairs = load_dpo_rows(plan.train_file)
-            kept, apart = hold_out(pairs, config.data.val_split, seed=config.trainer.seed)
+            kept, held_out = hold_out(pairs, config.data.val_split, seed=config.trainer.seed)
             dpo = encode_pairs(kept, renderer, max_length=max_length)
             lengths = [num_tokens(pair) for pair in dpo.pairs]
-            tokens = RowTokens(lengths, len(dpo.pairs), len(apart), dpo.skipped)
+            tokens = RowTokens(lengths, len(dpo.pairs), len(held_out), dpo.skipped)
             return RenderedRows(tokens, list(dpo.pairs), notes=notes_on_rows(pairs))
         case "distill":
             tasks = load_datasets(plan.train_files)

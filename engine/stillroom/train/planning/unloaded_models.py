@@ -39,7 +39,7 @@ from stillroom.train.on_policy.preflight import (
     check_teacher_server,
     check_tool_calls,
     max_extra_tokens,
-    prompt_leads,
+    paired_prompts,
 )
 from stillroom.train.on_policy.teachers import open_served_pair
 from stillroom.train.planning import forecast
@@ -55,13 +55,14 @@ from stillroom.train.student.chat import student_tokenizer
 from stillroom.train.student.collective import gathered_bytes
 from stillroom.train.student.model import max_pass_tokens, router_notes
 
-# Whole chunks of recurrent layers, which pad shorter ones (gated delta net 64, Mamba 256).
-_PROBES = (256, 512, 768)
+# Multiples of the chunk lengths of recurrent layers, which pad incomplete chunks (gated delta net
+# 64, Mamba 256).
+_PROBE_LENGTHS = (256, 512, 768)
 # Half a byte per weight, plus the scales of its block.
 _NF4_BYTES = 0.5625
 
 
-class _ReadsAsOne(TorchDispatchMode):
+class _MetaTensorMode(TorchDispatchMode):
     """Runs operations on meta tensors that need real values.
 
     Reading a number from a tensor returns 1, since meta tensors hold no values. Experts' matrix
@@ -92,7 +93,7 @@ def empty_model(location: ModelLocation, *, precision: Precision, device: torch.
 
 
 def size_of(model: Any, *, is_quantized: bool = False) -> ModelSize:
-    """Returns the size of a model without weights (or of the peft model around one)."""
+    """Returns the size of a model without weights, or of the peft model that wraps it."""
     vocabulary = int(base_model(model).config.get_text_config().vocab_size)
     trained = [p for p in model.parameters() if p.requires_grad]
     return ModelSize(
@@ -126,7 +127,7 @@ def sampling_bytes(model: Any, *, num_tokens: int) -> int:
     cache = slot_cache(base_model(model).config, num_slots=1)
     if cache is not None:
         try:
-            with torch.no_grad(), _ReadsAsOne():
+            with torch.no_grad(), _MetaTensorMode():
                 SlotPasses(model, cache).logits([0], [0], [[0, 0]])
         # A model that does not support this is sampled with transformers' own cache.
         except (ValueError, TypeError, AttributeError, RuntimeError):
@@ -157,10 +158,10 @@ def _activation_bytes(model: Any) -> float:
     three lengths are measured, and the part that grows quadratically is removed.
     """
     body: nn.Module = base_model(model).get_decoder()
-    low, middle, high = (_kept_bytes(body, num_tokens) for num_tokens in _PROBES)
-    step = _PROBES[1] - _PROBES[0]
+    low, middle, high = (_kept_bytes(body, num_tokens) for num_tokens in _PROBE_LENGTHS)
+    step = _PROBE_LENGTHS[1] - _PROBE_LENGTHS[0]
     quadratic = (high - 2 * middle + low) / (2 * step * step)
-    return (middle - low) / step - quadratic * (_PROBES[0] + _PROBES[1])
+    return (middle - low) / step - quadratic * (_PROBE_LENGTHS[0] + _PROBE_LENGTHS[1])
 
 
 def _kept_bytes(body: nn.Module, num_tokens: int) -> int:
@@ -174,13 +175,14 @@ def _kept_bytes(body: nn.Module, num_tokens: int) -> int:
         return tensor
 
     ids = torch.zeros(1, num_tokens, dtype=torch.int64, device="meta")
-    with _ReadsAsOne(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with _MetaTensorMode(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         out = body(input_ids=ids, use_cache=False)
     del out
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
-_FEW_TOKENS = 512
+_PROMPT_TOKENS = 512
+"""The assumed tokens of a prompt; also the length below which no shorter one is suggested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +275,7 @@ class UnloadedTeachers:
     """The teachers that run in this process, before their weights are loaded."""
 
     weight_bytes: int
-    num_passed: int
+    num_active: int
     """The parameters active for one token, in all teachers together."""
     contexts: Mapping[DatasetTeacher, int]
     """The context length of each teacher."""
@@ -290,7 +292,7 @@ def load_teachers_without_weights(
 
     Raises ModelError for a teacher that cannot read the student's text.
     """
-    total, num_passed, no_stop_ids = 0, 0, frozenset[int]()
+    total, num_active, no_stop_ids = 0, 0, frozenset[int]()
     contexts: dict[DatasetTeacher, int] = {}
     cross_tokenizer: dict[DatasetTeacher, list[str]] = {}
     pairs: dict[DatasetTeacher, ReadingPair] = {}
@@ -314,9 +316,9 @@ def load_teachers_without_weights(
             check_pair(student, loaded)
         is_quantized = teacher.section.quantization is not None
         total += size_of(empty, is_quantized=is_quantized).weight_bytes
-        num_passed += active_parameters(empty)
+        num_active += active_parameters(empty)
         contexts[teacher] = context_length(empty)
-    return UnloadedTeachers(total, num_passed, contexts, cross_tokenizer, pairs)
+    return UnloadedTeachers(total, num_active, contexts, cross_tokenizer, pairs)
 
 
 def check_models(
@@ -334,17 +336,20 @@ def check_models(
     check_tool_calls(plan, tasks, pairs)
     local_paths = dict.fromkeys(t.path for t in config.teachers if not t.section.is_served)
     is_reread = config.teacher is not None and config.teacher.tokens == "reread"
-    fits = (
+    result = (
         "can score the student's text with its own tokenizer"
         if is_reread
         else "has the student's tokenizer and chat template"
     )
-    checks = [f"{path} {fits}" for path in local_paths]
+    checks = [f"{path} {result}" for path in local_paths]
     max_context = min(context_length(unloaded.empty), config.rollout.max_context_window)
-    leads = prompt_leads(unloaded.tokenizer, plan.views, tasks)
-    known = {i: teachers.contexts.get(one) for i, one in enumerate(config.teachers)}
-    rooms = {dataset: room for dataset, room in known.items() if room is not None}
-    checks += check_contexts(leads, rooms, max_context=max_context)
+    prompts = paired_prompts(unloaded.tokenizer, plan.views, tasks)
+    contexts = {
+        i: teachers.contexts[one]
+        for i, one in enumerate(config.teachers)
+        if one in teachers.contexts
+    }
+    checks += check_contexts(prompts, contexts, max_context=max_context)
     checks += [note for notes in teachers.cross_tokenizer.values() for note in notes]
     first = {task.dataset: task for task in reversed(tasks)}
     for dataset, pair in pairs.items():
@@ -355,7 +360,7 @@ def check_models(
         config,
         unloaded.tokenizer,
         max_context=max_context,
-        num_own=max_extra_tokens(leads),
+        num_extra=max_extra_tokens(prompts),
         cross_tokenizer_datasets=[
             i for i, one in enumerate(config.teachers) if one in teachers.cross_tokenizer
         ],
@@ -378,7 +383,7 @@ def largest_pass(
         longest = sorted(rows.lengths)[-share:]
         return forecast.pass_tokens(longest, max_tokens=max_tokens), 0
     rollout = config.rollout
-    most = _FEW_TOKENS + rollout.max_turns * rollout.max_tokens
+    most = _PROMPT_TOKENS + rollout.max_turns * rollout.max_tokens
     length = min(rollout.max_context_window, rollout_tokens or most)
     num = config.data.batch_size * config.data.group_size
     at_once = min(rollout.concurrency, num)
@@ -407,7 +412,7 @@ def suggest_settings(
         return sum(changed.values())
 
     shorter = tokens // 2
-    if rows.lengths and tokens > _FEW_TOKENS:
+    if rows.lengths and tokens > _PROMPT_TOKENS:
         single = max(rows.lengths)
         if config.data.batch_size > 1 and single < tokens:
             needs[f"model.microbatch_tokens={single}"] = need(unloaded.size, single)
@@ -487,7 +492,7 @@ def spread_notes(launcher: LauncherSection, spread: Spread) -> list[str]:
     machines = f" on {launcher.num_machines} machines" if launcher.num_machines > 1 else ""
     whose = "one GPU" if spread.num_sharing == 1 else f"{spread.num_sharing} on one machine"
     note = (
-        f"{spread.num_processes} processes{machines}: the memory is of {whose}; the time was "
+        f"{spread.num_processes} processes{machines}: the memory is that of {whose}; the time was "
         "measured in one process and excludes communication"
     )
     return [note]

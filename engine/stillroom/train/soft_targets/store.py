@@ -79,25 +79,26 @@ class TopTokenStore:
     """An open store, whose records are checked when it is opened and read when needed."""
 
     def __init__(
-        self, path: Path, header: StoreHeader, places: dict[bytes, tuple[int, int]]
+        self, path: Path, header: StoreHeader, records: dict[bytes, tuple[int, int]]
     ) -> None:
+        """records: the offset and the number of positions of each sequence, by key."""
         self.path, self.header = path, header
-        self._places = places
+        self._records = records
         self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
 
     @property
     def keys(self) -> "set[bytes]":
         """The keys of all stored sequences."""
-        return set(self._places)
+        return set(self._records)
 
     @property
     def num_tokens(self) -> int:
         """The total number of positions."""
-        return sum(count for _, count in self._places.values())
+        return sum(count for _, count in self._records.values())
 
     def record(self, key: bytes) -> bytes:
         """Returns the bytes of one sequence's positions."""
-        start, count = self._places[key]
+        start, count = self._records[key]
         return self._bytes[start : start + count * self.header.token_bytes].tobytes()
 
     def read(
@@ -138,13 +139,13 @@ def decode(data: bytes, header: StoreHeader) -> TopTokens:
 
 def open_store(path: Path) -> TopTokenStore:
     """Opens a complete store. Raises DataError if it is damaged."""
-    header, places, end = _scan(path)
+    header, records, end = _scan(path)
     if end != path.stat().st_size:
         raise DataError(
             f"{path} is damaged from byte {end} on",
             "delete it; the teacher then scores the rows again",
         )
-    return TopTokenStore(path, header, places)
+    return TopTokenStore(path, header, records)
 
 
 def find_store(folder: Path, wanted: StoreHeader, keys: "set[bytes]") -> TopTokenStore | None:
@@ -177,7 +178,7 @@ class StoreWriter:
 
 
 @contextmanager
-def writing(path: Path, header: StoreHeader) -> Generator[StoreWriter]:
+def open_writer(path: Path, header: StoreHeader) -> Generator[StoreWriter]:
     """Yields a writer that resumes where an interrupted one stopped.
 
     The store gets its final name if the block succeeds; its records are kept in any case.
@@ -185,8 +186,8 @@ def writing(path: Path, header: StoreHeader) -> Generator[StoreWriter]:
     temporary = path.with_name(f".{path.name}.partial")
     done, end = set[bytes](), 0
     if temporary.exists() and _header(temporary) == header:
-        _, places, end = _scan(temporary)
-        done = set(places)
+        _, records, end = _scan(temporary)
+        done = set(records)
     with os.fdopen(open_real(temporary, os.O_RDWR | os.O_CREAT), "r+b") as stream:
         stream.truncate(end)
         stream.seek(end)
@@ -199,14 +200,15 @@ def writing(path: Path, header: StoreHeader) -> Generator[StoreWriter]:
         folder.rename(temporary.name, path.name)
 
 
-def _suffices(held: StoreHeader | None, wanted: StoreHeader) -> bool:
-    if held is None or held.k < min(wanted.k, wanted.vocab_size):
+def _suffices(found: StoreHeader | None, wanted: StoreHeader) -> bool:
+    """Returns whether a store has the same teacher's tokens, and at least as many per position."""
+    if found is None or found.k < min(wanted.k, wanted.vocab_size):
         return False
-    return (held.teacher, held.vocab_size) == (wanted.teacher, wanted.vocab_size)
+    return (found.teacher, found.vocab_size) == (wanted.teacher, wanted.vocab_size)
 
 
 def _header(path: Path) -> StoreHeader | None:
-    """Returns the header of a file; None if it is incomplete."""
+    """Returns the header of a file; None if the file is not a store, or its header is cut off."""
     with path.open("rb") as stream:
         begin = stream.read(len(_MAGIC) + 4)
         size = int.from_bytes(begin[len(_MAGIC) :], "little")
@@ -225,8 +227,11 @@ def _scan(path: Path) -> tuple[StoreHeader, dict[bytes, tuple[int, int]], int]:
     """
     header = _header(path)
     if header is None:
-        raise DataError(f"{path} is not a store of a teacher's probabilities", "delete it")
-    places: dict[bytes, tuple[int, int]] = {}
+        raise DataError(
+            f"{path} is not a store of a teacher's probabilities",
+            "delete it, or set soft_targets.store to another folder",
+        )
+    records: dict[bytes, tuple[int, int]] = {}
     end, size = len(header.encoded), path.stat().st_size
     with path.open("rb") as stream:
         stream.seek(end)
@@ -240,6 +245,6 @@ def _scan(path: Path) -> tuple[StoreHeader, dict[bytes, tuple[int, int]], int]:
             crc = zlib.crc32(data, zlib.crc32(begin)).to_bytes(_CRC_BYTES, "little")
             if stream.read(_CRC_BYTES) != crc:
                 break
-            places[begin[:_KEY_BYTES]] = (end + len(begin), count)
+            records[begin[:_KEY_BYTES]] = (end + len(begin), count)
             end += len(begin) + length + _CRC_BYTES
-    return header, places, end
+    return header, records, end

@@ -40,7 +40,7 @@ from stillroom.train.config.distill_sections import (
 )
 from stillroom.train.config.schema import DistillConfig, SftConfig, TrainConfig
 from stillroom.train.loop.session import Session
-from stillroom.train.methods.losses import DivergenceForm, zero_rounding
+from stillroom.train.methods.losses import DivergenceFunction, zero_rounding
 from stillroom.train.on_policy.preflight import check_teacher_server
 from stillroom.train.on_policy.teachers import load_local_teacher
 from stillroom.train.on_policy.token_scores import (
@@ -57,9 +57,9 @@ from stillroom.train.soft_targets.store import (
     TopTokenStore,
     find_store,
     open_store,
+    open_writer,
     sequence_key,
     store_name,
-    writing,
 )
 from stillroom.train.student.model import Student
 from stillroom.types import TokenTrace
@@ -94,14 +94,15 @@ class Scoring:
         The teacher is loaded, or called, only if no store has them.
         """
         peers = session.student.peers
-        store = self._score(session, sequences) if peers.is_first else None
+        store = self._find_or_write(session, sequences) if peers.is_first else None
         # Other processes wait here; those on another disk score the rows themselves.
         peers.is_any(False)
-        return store or self._score(session, sequences)
+        return store or self._find_or_write(session, sequences)
 
-    def _score(
+    def _find_or_write(
         self, session: Session[TrainConfig], sequences: Sequence[TokenSequence]
     ) -> TopTokenStore:
+        """Returns the first store that has all sequences; if none has, writes one."""
         student, reporter = session.student, session.reporter
         folder = self.workspace.writable(self.settings.store, label="soft_targets.store")
         by_key = {sequence_key(sequence): sequence for sequence in sequences}
@@ -119,10 +120,10 @@ class Scoring:
                 )
                 return store
             path = folder / store_name(header, by_key)
-            with writing(path, header) as writer:
+            with open_writer(path, header) as writer:
                 missing = {key: one for key, one in by_key.items() if key not in writer.done}
                 if missing:
-                    self._read(session, missing, writer, header)
+                    self._score(session, missing, writer, header)
             store = open_store(path)
             write_manifest(
                 path,
@@ -136,35 +137,37 @@ class Scoring:
         reporter.note(f"the teacher has scored all rows: {_describe_store(self.workspace, store)}")
         return store
 
-    def _read(
+    def _score(
         self,
         session: Session[TrainConfig],
         missing: Unscored,
         writer: StoreWriter,
         header: StoreHeader,
     ) -> None:
+        """Scores the missing sequences, in this process or on the teacher's server."""
         teacher = self.config.teachers[0]
         if teacher.section.is_served:
-            _read_served(self.workspace, self.config, session, missing, writer, header)
+            _score_on_server(self.workspace, self.config, session, missing, writer, header)
             return
         local = self.teacher
         if local is None:
             local = load_local_teacher(self.workspace, teacher, session.student.loaded)
-        check_room(local.loaded.max_context, list(missing.values()))
-        _read_locally(local, session, missing, writer, header)
+        check_teacher_context(local.loaded.max_context, list(missing.values()))
+        _score_locally(local, session, missing, writer, header)
 
 
 def teacher_sequences(sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
-    """Returns the sequences in the teacher's tokens."""
+    """Returns the sequences after the teacher's own prompt, where it has one."""
     return [one.for_teacher or one for one in sequences]
 
 
-def check_room(room: int, sequences: Sequence[TokenSequence]) -> None:
-    """Raises ConfigError if one of the sequences exceeds the teacher's context of `room` tokens."""
+def check_teacher_context(max_context: int, sequences: Sequence[TokenSequence]) -> None:
+    """Raises ConfigError if a sequence, in the teacher's tokens, exceeds the teacher's context."""
     longest = max((len(one.ids) for one in sequences), default=0)
-    if longest > room:
+    if longest > max_context:
         raise ConfigError(
-            f"the teacher's longest row has {longest} tokens, but its context only {room}",
+            f"with the teacher's prompt the longest row has {longest} tokens, but the teacher's "
+            f"context only {max_context}",
             "shorten teacher.context_file or teacher.system, or skip longer rows with "
             "model.max_length",
         )
@@ -190,20 +193,21 @@ def store_header(
 def _describe_store(workspace: Workspace, store: TopTokenStore) -> str:
     size = store.path.stat().st_size / 1e6
     return (
-        f"{workspace.shown(store.path)} has its top {store.header.k} of "
+        f"{workspace.shown(store.path)} has the teacher's top {store.header.k} of "
         f"{store.header.vocab_size} tokens at {store.num_tokens} positions ({size:.1f} MB, "
-        f"{store.header.token_bytes} bytes each)"
+        f"{store.header.token_bytes} bytes per position)"
     )
 
 
 @torch.no_grad()
-def _read_locally(
+def _score_locally(
     teacher: LocalTeacher,
     session: Session[TrainConfig],
     missing: Unscored,
     writer: StoreWriter,
     header: StoreHeader,
 ) -> None:
+    """Writes the top tokens of a teacher in this process for the missing sequences."""
     keys, num_done = list(missing), len(writer.done)
     lengths = [len(missing[key].ids) for key in keys]
     teacher.loaded.model.eval()
@@ -224,15 +228,15 @@ def _read_locally(
                 [tile.rest_N for tile in tiles],
             )
         )
-        for place, i in enumerate(group):
-            writer.add(keys[i], TopTokens(ids[place], logprobs[place], rest[place]))
+        for index, i in enumerate(group):
+            writer.add(keys[i], TopTokens(ids[index], logprobs[index], rest[index]))
         num_done += len(group)
         session.reporter.progress(
             num_done, len(writer.done) + len(keys) - num_done, unit="rows", phase=_PHASE
         )
 
 
-def _read_served(
+def _score_on_server(
     workspace: Workspace,
     config: SftConfig | DistillConfig,
     session: Session[TrainConfig],
@@ -240,6 +244,10 @@ def _read_served(
     writer: StoreWriter,
     header: StoreHeader,
 ) -> None:
+    """Writes the top tokens that the teacher's server returns for the missing sequences.
+
+    Raises TeacherError if scoring a sequence fails; those already written are kept.
+    """
     student, teacher = session.student.loaded, config.teachers[0]
     for note in check_teacher_server(
         workspace, config, student.tokenizer, max_context=student.max_context
@@ -288,20 +296,20 @@ def _top_tokens(scores: TeacherScores, header: StoreHeader) -> TopTokens:
     logprobs = [row[: header.k] for row in scores.top_logprobs or []]
     if len(ids) != len(scores.logprobs) or any(len(row) < header.k for row in (*ids, *logprobs)):
         raise TeacherError(
-            f"the teacher's server did not return its top {header.k} tokens at each position",
-            "raise its limit (vLLM: --max-logprobs), or lower soft_targets.top_k",
+            f"the teacher's server did not return the top {header.k} tokens at each position",
+            "raise the server's limit (vLLM: --max-logprobs), or lower soft_targets.top_k",
         )
     if (largest := max(max(row) for row in ids)) >= header.vocab_size:
         raise TeacherError(
-            f"the teacher's server returned token {largest}, but the student has "
-            f"{header.vocab_size}",
+            f"the teacher's server returned token id {largest}, outside the student's vocabulary "
+            f"of {header.vocab_size} tokens",
             "serve a teacher with the student's tokenizer",
         )
     with_rest = with_bucket(torch.tensor(logprobs, dtype=torch.float32))
     return TopTokens(torch.tensor(ids), with_rest[:, :-1], with_rest[:, -1])
 
 
-_DIVERGENCES: Mapping[str, DivergenceForm] = {
+_DIVERGENCES: Mapping[str, DivergenceFunction] = {
     "forward_kl": partial(jensen_shannon, beta=0.0),
     "jsd": partial(jensen_shannon, beta=0.5),
     "reverse_kl": reverse_kl,
@@ -355,6 +363,7 @@ class SoftTargets:
         return self._losses(scores).sum().item()
 
     def _losses(self, scores: TokenScores) -> Tensor:
+        """Returns the loss of each token, [N]: the divergence, and the weighted label loss."""
         losses_N = zero_rounding(scores.divergence_N)
         if self.settings.label_coef > 0:
             losses_N = losses_N - self.settings.label_coef * scores.student_N
@@ -362,9 +371,9 @@ class SoftTargets:
 
     @property
     def _comparison(self) -> DistributionComparison:
-        form = _DIVERGENCES[self.settings.loss]
+        divergence = _DIVERGENCES[self.settings.loss]
         return DistributionComparison(
-            partial(at_temperature, form, temperature=self.settings.temperature)
+            partial(at_temperature, divergence, temperature=self.settings.temperature)
         )
 
     def _scorer(self, sequences: Sequence[TokenSequence], batch: TokenBatch) -> TopTokensScorer:
@@ -385,7 +394,9 @@ def prepare_targets(
     *,
     teacher: LocalTeacher | None = None,
 ) -> SoftTargets:
-    """Loads the teacher; with `top_k` only if some of the sequences are in no store yet.
+    """Returns the soft targets of the sequences.
+
+    Loads the teacher; with `top_k` only if some of the sequences are in no store yet.
 
     record: the teacher's identity. teacher: the teacher, if it is already loaded.
     Raises ModelError if the teacher's tokenizer differs from the student's.
@@ -396,7 +407,7 @@ def prepare_targets(
     with torch.random.fork_rng():
         if settings.top_k is None:
             teacher = teacher or load_local_teacher(workspace, chosen, student)
-            check_room(teacher.loaded.max_context, teacher_sequences(sequences))
+            check_teacher_context(teacher.loaded.max_context, teacher_sequences(sequences))
             return SoftTargets(settings, teacher=teacher)
         if not chosen.section.is_served:
             names = f"student {student.location.name!r} and teacher {chosen.path!r}"
@@ -405,7 +416,7 @@ def prepare_targets(
         scoring = Scoring(workspace, config, settings, record, rows_file, teacher)
         store = scoring.score_once(session, teacher_sequences(sequences))
     if session.sources is not None:
-        session.sources.made.append(record_file(store.path))
+        session.sources.derived.append(record_file(store.path))
     return SoftTargets(settings, store=store)
 
 
@@ -415,7 +426,7 @@ def _teacher_batch(
     sequences: Sequence[TokenSequence],
     batch: TokenBatch,
 ) -> TokenBatch:
-    """Returns the sequences as a batch for the teacher."""
+    """Returns the sequences, in the teacher's tokens, as a batch for the teacher."""
     if any(one.for_teacher is not None for one in sequences):
         return teacher.collate_long(teacher_sequences(sequences))
     if teacher.head.rules == student.head.rules:

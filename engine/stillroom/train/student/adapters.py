@@ -219,9 +219,9 @@ def _adapter_targets(model: Any) -> Iterator[_Target]:
         if isinstance(module, nn.Linear | Conv1D):
             # A change of a weight shared by several layers could not be merged into it.
             if uses[id(module.weight)] == 1:
-                is_read = leaf in _READ_BY_KERNELS and name.startswith(states)
+                is_bypassed = leaf in _READ_BY_KERNELS and name.startswith(states)
                 kind = _kind(name, module, config, tuple(mixers))
-                yield _Target(full, kind, is_barred=is_read or not takes(leaf))
+                yield _Target(full, kind, is_barred=is_bypassed or not takes(leaf))
         elif leaf == "experts":
             for weight, parameter in module.named_parameters(recurse=False):
                 if parameter.ndim == 3:
@@ -229,6 +229,7 @@ def _adapter_targets(model: Any) -> Iterator[_Target]:
 
 
 def _kind(name: str, module: Any, config: Any, mixers: tuple[str, ...]) -> _Kind:
+    """Returns what a linear layer is part of; `mixers` are name prefixes of token mixers."""
     parts = name.split(".")
     if any(other in part for part in parts for other in _OTHERS):
         return "other"

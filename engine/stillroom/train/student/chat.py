@@ -26,13 +26,13 @@ def student_tokenizer(
     """Returns the student's tokenizer; its checkpoints and exports get the same template.
 
     resumed: the checkpoint that a run is resumed from.
-    Raises ConfigError if the template ends turns with what is no token of the model, and RunError
-    if the checkpoint has another template.
+    Raises ConfigError if the template ends turns with text that is no token of the model, and
+    RunError if the checkpoint has another template.
     """
     source = template_source(workspace, section.chat_template)
     if source is None:
         return load_tokenizer(location)
-    tokenizer = load_tokenizer(location, chat_template=_text(source))
+    tokenizer = load_tokenizer(location, chat_template=_template_text(source))
     _check_end_of_turn(tokenizer, source.name, section.path)
     if resumed is not None:
         before = load_tokenizer(ModelLocation(resumed.name, str(resumed), is_local=True))
@@ -44,7 +44,8 @@ def student_tokenizer(
     return tokenizer
 
 
-def _text(source: TemplateSource) -> str:
+def _template_text(source: TemplateSource) -> str:
+    """Returns the Jinja text of a template. Raises ConfigError if a file is not UTF-8."""
     if isinstance(source.origin, ModelLocation):
         return load_tokenizer(source.origin).chat_template
     try:
@@ -57,6 +58,7 @@ def _text(source: TemplateSource) -> str:
 
 
 def _check_end_of_turn(tokenizer: Any, name: str, model: str) -> None:
+    """Raises ConfigError if no special token of the model ends an answer in the template."""
     template = ChatTemplate(tokenizer, include_thinking=False)
     answered = template.text([*PROBE, {"role": "assistant", "content": SENTINEL}], [])
     try:
@@ -67,6 +69,6 @@ def _check_end_of_turn(tokenizer: Any, name: str, model: str) -> None:
         shown = ", ".join((ends or template.control_tokens)[:_MOST_NAMED]) or "none"
         raise ConfigError(
             f"model.chat_template {name!r} ends an answer with {end[:80]!r}, which is no special "
-            f"token of {model!r}: it could not learn to stop",
+            f"token of {model!r}, so the student could not learn to stop",
             f"use a template that ends answers with a token of the model: {shown}",
         ) from error

@@ -104,7 +104,7 @@ class Collective:
         for parameter in parameters:
             dist.broadcast(parameter.data, src=0)
 
-    def add_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+    def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Sums the gradients over the processes; a gradient that no process has stays None."""
         if self.size == 1:
             return
@@ -190,6 +190,7 @@ def run_inside(root: nn.Module, compute: Callable[[], Tensor]) -> Tensor:
 
 
 def _run(compute: Callable[[], T]) -> T:
+    """Replaces the forward pass of a sharded root (see `shard`)."""
     return compute()
 
 
@@ -214,7 +215,7 @@ def whole_weights(module: nn.Module, *, is_trained_only: bool) -> dict[str, Tens
     return {name: weights[id(tensor)] for name, tensor in held.items() if id(tensor) in weights}
 
 
-def like(tensor: Tensor, example: Tensor) -> Tensor:
+def shard_like(tensor: Tensor, example: Tensor) -> Tensor:
     """Returns this process's shard of a full tensor, if `example` is sharded."""
     if not isinstance(example, DTensor):
         return tensor
@@ -230,4 +231,4 @@ def set_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            parameter.copy_(like(weights[name].to(parameter.dtype), parameter))
+            parameter.copy_(shard_like(weights[name].to(parameter.dtype), parameter))

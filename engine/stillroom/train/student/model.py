@@ -26,7 +26,14 @@ from stillroom.settings import Workspace
 from stillroom.train.config.sections import ModelSection, TrainerSection
 from stillroom.train.student.adapters import load_trained_adapter, new_adapter
 from stillroom.train.student.chat import student_tokenizer
-from stillroom.train.student.collective import ALONE, Collective, like, run_inside, shard, whole
+from stillroom.train.student.collective import (
+    ALONE,
+    Collective,
+    run_inside,
+    shard,
+    shard_like,
+    whole,
+)
 
 _FINAL_SHARE = 0.1
 
@@ -97,7 +104,7 @@ class Optimizer:
 
         Raises DivergedError, in every process, if the gradients are not finite.
         """
-        self._peers.add_gradients(self._parameters)
+        self._peers.sum_gradients(self._parameters)
         rate = learning_rate_at(self.num_steps, self._total_steps, self._settings)
         for group in self._adam.param_groups:
             group["lr"] = rate
@@ -123,11 +130,12 @@ class Optimizer:
         """Restores the tensors that `state` returned after `num_steps` steps."""
         states: dict[int, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
-            place, _, name = key.partition(".")
-            parameter = self._parameters[int(place)]
-            is_share = tensor.shape == parameter.shape
-            states.setdefault(int(place), {})[name] = (
-                like(tensor, parameter) if is_share else tensor
+            index, _, name = key.partition(".")
+            parameter = self._parameters[int(index)]
+            # Scalars, such as the number of steps, are not sharded.
+            is_moment = tensor.shape == parameter.shape
+            states.setdefault(int(index), {})[name] = (
+                shard_like(tensor, parameter) if is_moment else tensor
             )
         groups = self._adam.state_dict()["param_groups"]
         self._adam.load_state_dict({"state": states, "param_groups": groups})
@@ -250,7 +258,7 @@ class Student:
         if self.microbatch_tokens is not None:
             return self.microbatch_tokens
         if self.activation_bytes is not None and self.loaded.device.type == "cuda":
-            return microbatch_tokens(self._activation_room(), self.activation_bytes)
+            return microbatch_tokens(self._activation_memory(), self.activation_bytes)
         return max_pass_tokens(self.head.max_positions)
 
     def pack_tokens(self, longest: int) -> int:
@@ -270,7 +278,7 @@ class Student:
         cheap = min(_PACKED_SEQUENCES * longest, _PACK_BYTES // (4 * numbers))
         return max(self.max_microbatch_tokens, cheap)
 
-    def _activation_room(self) -> float:
+    def _activation_memory(self) -> float:
         """Returns the bytes of GPU memory available for activations."""
         device = self.loaded.device
         weights = sum(p.nbytes for p in self.module.parameters())
@@ -281,9 +289,9 @@ class Student:
         return _ACTIVATION_SHARE * (total - taken)
 
 
-def microbatch_tokens(room: float, activation_bytes: float) -> int:
+def microbatch_tokens(free_bytes: float, activation_bytes: float) -> int:
     """Returns how many tokens fit, as a power of two for stability against small differences."""
-    fitting = max(1, int(room / max(1.0, activation_bytes)))
+    fitting = max(1, int(free_bytes / max(1.0, activation_bytes)))
     return max(_MIN_MICROBATCH, min(_MAX_MICROBATCH_CUDA, 1 << (fitting.bit_length() - 1)))
 
 
@@ -296,6 +304,7 @@ def _measure_activations(student: Student) -> Student:
 
 
 def _activation_bytes_of_pass(student: Student, num_tokens: int) -> int:
+    """Returns the GPU memory that a forward pass with gradient holds."""
     device = student.loaded.device
     before = torch.cuda.memory_allocated(device)
     ids_BT = torch.zeros(1, num_tokens, dtype=torch.int64, device=device)
@@ -365,6 +374,7 @@ def load_student(
 
 
 def _text_part_of(location: ModelLocation, base: ModelLocation) -> ModelRecord | None:
+    """Returns the multimodal model whose text part the student is, or None."""
     for record in (location.record, base.record):
         if record is not None and record.text_part_of is not None:
             return record.text_part_of
@@ -378,7 +388,7 @@ def _check_finite(model: nn.Module, name: str) -> None:
     for parameter_name, parameter in model.named_parameters():
         if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
             raise ModelError(
-                f"the weights of {name!r} are damaged: {parameter_name} holds numbers that are not "
+                f"the weights of {name!r} are damaged: {parameter_name} has values that are not "
                 "finite",
                 "download or export the model again, or start from an earlier checkpoint",
             )

@@ -68,7 +68,9 @@ def test_rows_that_name_tools_get_those_of_tools_py_and_it_is_said(project, tmp_
 
     assert row.tools[0]["function"]["description"] == "The price of an item."
     assert found.code_files == [tmp_path / "tools.py"]
-    assert found.notes == ("train.jsonl names tools: their schemas are taken from tools.py",)
+    assert found.notes == (
+        "rows of train.jsonl name their tools: the schemas are taken from tools.py",
+    )
 
 
 def test_rollouts_that_are_trained_as_they_came_are_said_to_be(project):

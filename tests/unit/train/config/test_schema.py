@@ -330,6 +330,13 @@ def test_an_entry_that_a_list_does_not_have_is_refused_with_how_many_it_has(tmp_
     assert caught.value.fix == "give an index below 2, counted from 0"
 
 
+def test_an_entry_of_an_empty_list_is_refused_without_an_index_to_give(tmp_path):
+    with pytest.raises(ConfigError, match="'evals' has no entry '0'") as caught:
+        load(tmp_path, {**SFT, "evals": []}, "evals.0.step=170")
+
+    assert caught.value.fix.startswith("the list is empty: add its entries in the file")
+
+
 @pytest.mark.parametrize(
     ("override", "reported"),
     [

@@ -111,7 +111,7 @@ def test_machines_with_another_version_are_refused(project):
 
     ends = in_processes(lambda peers: train_as_rank(files, peers), project.root / "forked")
 
-    assert "the run has 0.0.1" in ends[1].failure.problem
+    assert "the run was started with 0.0.1" in ends[1].failure.problem
 
 
 def failed(at, **fields):

@@ -65,7 +65,7 @@ def test_the_student_is_evaluated_every_so_many_steps_and_at_the_end(make):
     assert greedy.keys() == sampled.keys() == {2, 4, 5}
     assert greedy[5] == sampled[5] == 1.0
     assert "eval_s" in project.reporter.measured[4]
-    assert "heldout at step 5: pass@1 1.000 [0.610, 1.000] of 6 prompts" in project.reporter.notes
+    assert "heldout at step 5: pass@1 1.000 [0.610, 1.000] on 6 prompts" in project.reporter.notes
 
 
 def test_one_set_of_samples_serves_all_counts_at_the_same_temperature(make):

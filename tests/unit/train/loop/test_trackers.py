@@ -94,5 +94,5 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on() -> None:
 
     assert own.measured == [{"loss": 1.0}] * 2
     assert seen == [(1, {"loss": 1.0}), (2, {"loss": 1.0})]
-    assert own.notes == ["broken is no longer used: no network"]
+    assert own.notes == ["broken failed and gets no more metrics: no network"]
     assert closed == ["good"]

@@ -45,13 +45,13 @@ def distill(root, student, scoring, rollout, **sections):
     return project
 
 
-@pytest.mark.parametrize("own_prompt", [None, "You know every price."])
+@pytest.mark.parametrize("own_prompt_reading", [None, "You know every price."])
 def test_a_run_learns_from_rollouts_and_rows_and_resumes_bit_for_bit(
-    tmp_path, student, tiny_models, own_prompt
+    tmp_path, student, tiny_models, own_prompt_reading
 ):
     teacher = tiny_models.folder("llama", "chatml", seed=1)
     project = distill(tmp_path, student, teacher, {"on_policy_share": 0.5})
-    project.config["teacher"]["system"] = own_prompt
+    project.config["teacher"]["system"] = own_prompt_reading
     project.config["trainer"]["save_step"] = 1
 
     _, measured = assert_resumes_exactly(project, 2)

@@ -47,7 +47,7 @@ def test_whose_a_turn_is_follows_from_the_rollouts_key():
         ({"prefix_tokens": 9, "prefix_steps": 3}, "prefix_tokens_end and prefix_steps"),
         (
             {"prefix_tokens": 9, "prefix_tokens_end": 5, "prefix_steps": 3},
-            "prefix_tokens grows to",
+            "prefix_tokens that is not larger",
         ),
         ({"first_turns": 1}, "first_turns and turn_steps"),
         ({"first_turns": 9, "turn_steps": 3}, "above rollout.max_turns 4"),

@@ -184,7 +184,7 @@ def test_a_server_that_told_too_few_tokens_is_an_error(student, teacher):
     prepared = prepare_sequences(sampled_by(student.loaded.model), algorithm)
 
     reported = scored_by_server(teacher.loaded.model, prepared, k=5)
-    with pytest.raises(TeacherError, match="did not return its top 6") as caught:
+    with pytest.raises(TeacherError, match="did not return the top 6") as caught:
         accumulate_gradient(student, {}, reported, algorithm, UpdateStats())
     assert "max-logprobs" in caught.value.fix
 
@@ -193,7 +193,7 @@ def test_a_rollout_that_nobody_scored_is_an_error(student, teacher):
     prepared = prepare_sequences(sampled_by(student.loaded.model), KINDS["ppo"])
     reported = scored_by_server(teacher.loaded.model, prepared, k=1)
 
-    with pytest.raises(TeacherError, match="1 rollouts of dataset 0 were not scored"):
+    with pytest.raises(TeacherError, match="1 rollouts of dataset 0 have no scores"):
         accumulate_gradient(student, {}, [*reported[:3], prepared[3]], KINDS["ppo"], UpdateStats())
 
 

@@ -46,7 +46,7 @@ def test_the_plan_is_that_of_the_machine_and_counts_as_the_plan_here_does(projec
     [box] = there.machines
     assert there.seconds == box.seconds_most
     assert box.usd_most == pytest.approx(there.seconds * 3.0 / 3600)
-    assert any("without a trial" in note for note in there.notes)
+    assert any("the time is a range" in note for note in there.notes)
 
 
 def test_the_other_machines_are_weighed_too_each_with_its_own_device(project):
@@ -100,7 +100,7 @@ def test_one_gpu_of_several_is_used_unless_the_config_says_otherwise(project):
         planned(project, many, overrides=["launcher=accelerate"]),
     )
 
-    assert any("launcher.kind=accelerate uses them all" in note for note in alone.notes)
+    assert any("launcher.kind=accelerate uses all of them" in note for note in alone.notes)
     assert any("4 processes" in note for note in shared.notes)
 
 

@@ -475,8 +475,8 @@ def test_rows_that_call_tools_without_their_schemas_are_told_by_plan_and_run(
         (None, 9000.0, []),
         (10, 600.0, []),
         (10, None, []),
-        (10, 1100.0, ["trainer.max_minutes 10 ends it after about 50 of 100 steps"]),
-        (1, 9000.0, ["trainer.max_minutes 1 ends it after about 1 of 100 steps"]),
+        (10, 1100.0, ["trainer.max_minutes 10 ends the run after about 50 of 100 steps"]),
+        (1, 9000.0, ["trainer.max_minutes 1 ends the run after about 1 of 100 steps"]),
     ],
 )
 def test_a_plan_says_after_which_step_the_time_limit_ends_the_run(minutes, seconds, note):

@@ -188,7 +188,7 @@ def test_the_teacher_reads_the_rows_once_for_epochs_runs_and_smaller_k(
     assert not same(weights(project, "run-1"), weights(project, "run-3"))
     [store] = (tmp_path / "teacher_probabilities").glob("*.top")
     assert any("the teacher is not loaded" in note for note in project.reporter.notes)
-    assert any("bytes each" in note for note in project.reporter.notes)
+    assert any("bytes per position" in note for note in project.reporter.notes)
     manifest = read_manifest(project.checkpoint())
     assert str(store) in {record.path for record in manifest.inputs}
     assert {model.role for model in manifest.models} == {"student", "teacher"}
@@ -421,8 +421,10 @@ def test_rows_that_the_teacher_has_no_room_for_are_refused_by_the_plan_too(
     (tmp_path / "rules.md").write_text("Rule. " * 400, encoding="utf-8")
     project = soft(tmp_path, student, {"path": str(teacher), "context_file": "rules.md"})
 
-    with pytest.raises(ConfigError, match="the teacher's longest row has") as caught:
+    with pytest.raises(
+        ConfigError, match="with the teacher's prompt the longest row has"
+    ) as caught:
         project.train()
     assert "shorten teacher.context_file" in caught.value.fix
-    with pytest.raises(ConfigError, match="the teacher's longest row has"):
+    with pytest.raises(ConfigError, match="with the teacher's prompt the longest row has"):
         plan_training(project.workspace, PlanTraining())

@@ -9,9 +9,9 @@ from stillroom.train.soft_targets.store import (
     StoreHeader,
     find_store,
     open_store,
+    open_writer,
     sequence_key,
     store_name,
-    writing,
 )
 
 CPU = torch.device("cpu")
@@ -34,7 +34,7 @@ def drawn(sequence, of):
 
 
 def write(path, of, sequences=SEQUENCES):
-    with writing(path, of) as writer:
+    with open_writer(path, of) as writer:
         for sequence in sequences:
             if (key := sequence_key(sequence)) not in writer.done:
                 writer.add(key, drawn(sequence, of))
@@ -61,7 +61,7 @@ def test_a_store_that_was_cut_anywhere_keeps_its_complete_records(tmp_path):
     for size in range(0, len(data), 7):
         partial = tmp_path / ".cut.top.partial"
         partial.write_bytes(data[:size])
-        with writing(tmp_path / "cut.top", header(k=2)) as writer:
+        with open_writer(tmp_path / "cut.top", header(k=2)) as writer:
             num_kept = len(writer.done)
             for sequence in SEQUENCES[num_kept:]:
                 writer.add(sequence_key(sequence), drawn(sequence, header(k=2)))
@@ -110,7 +110,7 @@ def test_a_probability_that_sixteen_bits_cannot_tell_from_zero_stays_a_number(tm
     top = TopTokens(
         torch.tensor([[1, 2]]), torch.tensor([[-1e-9, -90.0]]), torch.tensor([-torch.inf])
     )
-    with writing(tmp_path / "a.top", of) as writer:
+    with open_writer(tmp_path / "a.top", of) as writer:
         writer.add(b"k" * 16, top)
     store = open_store(tmp_path / "a.top")
     assert np.frombuffer(store.record(b"k" * 16)[-2:], "<f2")[0] == -np.inf

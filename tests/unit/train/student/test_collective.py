@@ -240,7 +240,7 @@ def test_gradients_are_summed_whoever_has_them(tmp_path):
         for number, parameter in enumerate(grown[:3]):
             if number != peers.rank:
                 parameter.grad = torch.full_like(parameter, float(peers.rank + 1))
-        peers.add_gradients(grown)
+        peers.sum_gradients(grown)
         return [None if p.grad is None else p.grad.unique().tolist() for p in grown]
 
     first, second = in_processes(work, tmp_path / "ranks")
