@@ -227,10 +227,10 @@ def after_run(request: object, result: api.RunReport) -> str:
         following = f"get_run(run_id={result.run_id}, wait_s=110) until status is succeeded{then}"
         if result.unreachable is not None:
             return (
-                f"{result.where} does not answer at the moment; the run continues on it, so do not "
-                f"start it again. {following}; if it still does not answer, "
-                f"check_setup(where={result.where}); if the machine is gone for good, cancel_run "
-                "says how to continue elsewhere"
+                f"`unreachable` says why {result.where} cannot be followed at the moment; that is "
+                f"retried, so do not start the run again. {following}; if it does not pass, do "
+                f"what it says, or check_setup(where={result.where}); if the machine is gone for "
+                "good, cancel_run says how to continue elsewhere"
             )
         if result.alarms:
             following = (
@@ -268,7 +268,7 @@ def _resume_step(result: api.RunReport) -> str:
         where = f", where={result.where}" if result.where is not None else ""
         elsewhere = ", on this or another machine" if where else ""
         again = f"start_training(resume={result.run_id}{where})"
-        return f"{again} resumes at its last checkpoint{elsewhere}"
+        return f"{again} resumes at its last checkpoint, if it has one{elsewhere}"
     return "repeat the call if you still need the result"
 
 

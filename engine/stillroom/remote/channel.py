@@ -18,6 +18,7 @@ from stillroom.remote.frames import MARK, BrokenStreamError, Frames
 from stillroom.remote.host import (
     FREE_DISK,
     OTHER_FOLDER,
+    AccessDeniedError,
     MachineError,
     MachineGoneError,
     UnreachableError,
@@ -177,8 +178,8 @@ class RemoteCommand(_RemoteProcess):
     def receive(self, kind: type[_Message] | Any) -> _Message | None:
         """Returns the next reply, or None after the last.
 
-        Raises MachineError or MachineGoneError if the command sent an error, and UnreachableError
-        if the connection was lost.
+        Raises MachineError, AccessDeniedError or MachineGoneError if the command sent an error, and
+        UnreachableError if the connection was lost.
         """
         try:
             return self._frames.receive(kind)
@@ -186,8 +187,8 @@ class RemoteCommand(_RemoteProcess):
             raise self._connection_error(broken) from broken
         except EngineError as error:
             problem = f"{self._channel.name}: {error.problem}"
-            is_gone = isinstance(error, MachineGoneError)
-            raise (MachineGoneError if is_gone else MachineError)(problem, error.fix) from error
+            is_special = isinstance(error, MachineGoneError | AccessDeniedError)
+            raise (type(error) if is_special else MachineError)(problem, error.fix) from error
 
     def expect(self, kind: type[_Message]) -> _Message:
         """Returns the next reply. Raises UnreachableError if there is none."""

@@ -5,13 +5,14 @@ the first message is skipped; a stream that ends without an end frame counts as 
 """
 
 import zlib
+from collections.abc import Mapping
 from typing import IO, Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from stillroom import bounds
 from stillroom.errors import EngineError
-from stillroom.remote.host import MachineGoneError
+from stillroom.remote.host import AccessDeniedError, MachineGoneError
 
 MARK = b"--stillroom-frames-1--\n"
 """Written before the first message, since a machine may print a greeting."""
@@ -36,8 +37,14 @@ class RemoteError(msgspec.Struct, frozen=True, kw_only=True):
 
     problem: Annotated[str, msgspec.Meta(max_length=20_000)]
     fix: Annotated[str, msgspec.Meta(max_length=20_000)]
-    is_gone: bool = False
-    """Whether it is a `MachineGoneError`."""
+    kind: Literal["gone", "denied"] | None = None
+    """Its class in `_ERRORS`; None: EngineError."""
+
+
+_ERRORS: Mapping[Literal["gone", "denied"], type[EngineError]] = {
+    "gone": MachineGoneError,
+    "denied": AccessDeniedError,
+}
 
 
 class _Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -80,8 +87,8 @@ class Frames:
 
     def send_error(self, error: EngineError) -> None:
         """Sends an error, which `receive` raises on the other side."""
-        is_gone = isinstance(error, MachineGoneError)
-        shown = RemoteError(problem=error.problem, fix=error.fix, is_gone=is_gone)
+        kinds = (kind for kind, error_type in _ERRORS.items() if isinstance(error, error_type))
+        shown = RemoteError(problem=error.problem, fix=error.fix, kind=next(kinds, None))
         self._send(msgspec.msgpack.encode(shown), "error")
 
     def end(self) -> None:
@@ -125,7 +132,8 @@ class Frames:
         # ValueError: invalid UTF-8; RecursionError: nested deeper than any valid message.
         except (msgspec.MsgspecError, ValueError, RecursionError) as broken:
             raise BrokenStreamError(f"unexpected message: {broken}") from broken
-        raise (MachineGoneError if error.is_gone else EngineError)(error.problem, error.fix)
+        error_type = EngineError if error.kind is None else _ERRORS[error.kind]
+        raise error_type(error.problem, error.fix)
 
     def _read_line(self) -> bytes:
         try:

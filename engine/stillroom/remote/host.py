@@ -35,6 +35,10 @@ class MachineError(EngineError):
     """The machine exists, but a user has to fix something on it or in its configuration."""
 
 
+class AccessDeniedError(MachineError):
+    """The machine's user may not access a file that the run needs; retrying does not help."""
+
+
 class RunHost(Protocol):
     """A machine that executes runs.
 

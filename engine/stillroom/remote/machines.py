@@ -221,7 +221,7 @@ def check_keys_allowed(workspace: Workspace, machine: Machine, key_names: Sequen
                 machine.access.key_host or machine.name,
                 None,
                 workspace=workspace.root,
-                own=(),
+                provider_variables=(),
             )
         except InputError as error:
             raise InputError(

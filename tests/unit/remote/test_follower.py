@@ -15,7 +15,12 @@ from stillroom.files import read_json
 from stillroom.remote.follower import local_run
 from stillroom.remote.follower.follower import Backoff, Follower
 from stillroom.remote.follower.local_run import read_record, write_record
-from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
+from stillroom.remote.host import (
+    AccessDeniedError,
+    MachineError,
+    MachineGoneError,
+    UnreachableError,
+)
 from stillroom.remote.known_machines import load_probe, save_probe
 from stillroom.remote.machine import (
     Access,
@@ -41,6 +46,7 @@ from stillroom.types import RunKind, RunStatus
 SILENT = UnreachableError("box does not answer", "it is retried")
 GONE = MachineGoneError("box was taken back", "take another")
 FULL = MachineError("its disk is full", "free some space there")
+DENIED = AccessDeniedError("no access to keys.yml", "give it access")
 
 SSH: dict[str, Access] = {"ssh": SshAddress(host="b")}
 SKY: dict[str, Access] = {"skypilot": SkyPilotCluster(resources={})}
@@ -166,7 +172,13 @@ def test_a_step_that_could_not_reach_the_machine_is_taken_again(
 
 @pytest.mark.parametrize(
     ("step", "error"),
-    [("provision", FULL), ("prepare", FULL), ("missing", FULL), ("start", GONE)],
+    [
+        ("provision", FULL),
+        ("prepare", FULL),
+        ("missing", FULL),
+        ("start", GONE),
+        ("start", DENIED),
+    ],
 )
 def test_what_waiting_does_not_fix_ends_a_run_that_has_not_begun(
     folder: RunFolder, step: str, error: EngineError
@@ -191,7 +203,7 @@ def test_what_a_user_has_to_mend_is_no_end_of_a_run_that_may_have_begun(
     )
     assert follow(folder, host).status is RunStatus.SUCCEEDED
     assert {status for status, _ in seen} == {RunStatus.STARTING}
-    assert seen[-1][1] == str(FULL) or step == "start"
+    assert seen[-1][1] == str(FULL)
     assert view(folder).problem is None
 
 

@@ -60,7 +60,7 @@ ACCURACY = {"value": 0.7, "low": 0.6, "high": 0.8, "n": 100}
         (
             RunKind.EVALUATE,
             {"accuracy": ACCURACY, "sampled_accuracy": {"value": 0.1, "high": 0.2}},
-            "70% of the tasks at temperature 0, but 10% at temperature 1: serve it at temperature 0",
+            "70% of the tasks at temperature 0, but 10% at temperature 1: serve it at temperature",
         ),
         (
             RunKind.EVALUATE,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from stillroom.errors import EngineError
 from stillroom.remote.agent.store import AgentFolder
 from stillroom.remote.frames import BrokenStreamError, Frames
-from stillroom.remote.host import FREE_DISK, OTHER_FOLDER
+from stillroom.remote.host import FREE_DISK, OTHER_FOLDER, AccessDeniedError
 from stillroom.remote.records import (
     CancelRequest,
     FetchRequest,
@@ -123,8 +123,9 @@ def _os_error(error: OSError) -> EngineError:
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
             return EngineError(f"the disk is full: {name} could not be written", FREE_DISK)
         case errno.EACCES | errno.EPERM | errno.EROFS:
-            problem = f"{name} is not writable on the machine: {error.strerror}"
-            return EngineError(problem, OTHER_FOLDER)
+            problem = f"the machine's user has no access to {name}: {error.strerror}"
+            fix = f"give it access; if the file is in the machine's folder: {OTHER_FOLDER}"
+            return AccessDeniedError(problem, fix)
         case _:
             problem = f"{name}: {error.strerror or error}"
             return EngineError(problem, "check that file on the machine")

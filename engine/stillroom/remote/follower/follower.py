@@ -21,7 +21,12 @@ from stillroom.remote.follower.download import Download, Downloader
 from stillroom.remote.follower.launcher import Launcher
 from stillroom.remote.follower.local_run import LocalRun
 from stillroom.remote.follower.mirror import Mirror, OutOfSyncError
-from stillroom.remote.host import MachineGoneError, RunHost, UnreachableError
+from stillroom.remote.host import (
+    AccessDeniedError,
+    MachineGoneError,
+    RunHost,
+    UnreachableError,
+)
 from stillroom.remote.records import AppendedLines, JobSpec, RemoteFiles, RemoteState, RunUpdate
 from stillroom.run_folder import RunFailure, RunFolder, RunState
 from stillroom.types import RunStatus
@@ -135,7 +140,8 @@ class Follower:
         except MachineGoneError as error:
             self._record_gone(error)
         except EngineError as error:
-            self._record_error(error.problem, error.fix)
+            is_denied = isinstance(error, AccessDeniedError)
+            self._record_error(error.problem, error.fix, is_denied=is_denied)
         except OSError as error:
             self._record_error(
                 f"the local operating system reported an error: {error}", _os_error_fix(error)
@@ -317,9 +323,13 @@ class Follower:
             problem = f"the run had not started: {error.problem}"
             self._end(RunStatus.FAILED, problem, f"{error.fix}; then start the run again")
 
-    def _record_error(self, problem: str, fix: str) -> None:
-        """Fails a run that could not be started; for a started run, only records the problem."""
-        if self._view.has_started or self._run.has_ended:
+    def _record_error(self, problem: str, fix: str, *, is_denied: bool = False) -> None:
+        """Fails a run that could not be started; for one that may have, only records the problem.
+
+        is_denied: whether the machine refused for a lack of rights, which waiting does not change.
+        """
+        may_run = self._record.is_started if is_denied else self._view.has_started
+        if may_run or self._run.has_ended:
             self._view.record_problem(f"{problem}\nfix: {fix}")
         else:
             self._end(RunStatus.FAILED, problem, fix)

@@ -276,7 +276,9 @@ class ViewFile:
         is_new = self._view.problem is not None or self._view.last_contact is None
         if is_new or time.monotonic() - self._written_at >= _WRITE_VIEW_EVERY_S:
             write_record(self._folder, record)
-            self._write(last_contact=now(), problem=None)
+            # A start that failed is still a problem while it is retried.
+            is_retried = self.has_started and not record.is_started
+            self._write(last_contact=now(), problem=self._view.problem if is_retried else None)
 
     def record_problem(self, text: str) -> None:
         """Records why the run cannot proceed or be reached at present, and what to do.
