@@ -150,6 +150,7 @@ class _RemoteProcess:
         return self._process.last_errors()
 
     def _connection_error(self, broken: BrokenStreamError) -> EngineError:
+        """Returns the error for a broken stream, as the channel explains it if it can."""
         printed = self._read_errors_at_exit()
         explained = self._channel.explain(self._process.returncode, printed)
         if explained is not None:
@@ -297,6 +298,7 @@ def shell_words(words: Sequence[str]) -> str:
 
 
 def _quote_word(word: str) -> str:
+    """Quotes a word for a POSIX shell, except for a leading `~`."""
     if word == "~":
         return '"$HOME"'
     if word.startswith("~/"):

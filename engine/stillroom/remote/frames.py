@@ -116,6 +116,7 @@ class Frames:
         return self._decode(body, kind, header)
 
     def _decompressed(self, body: bytes) -> bytes:
+        """Decompresses the body of a message."""
         try:
             data = self._decompressor.decompress(body, _MAX_MESSAGE_BYTES)
         except zlib.error as error:
@@ -125,6 +126,7 @@ class Frames:
         return data
 
     def _decode(self, body: bytes, kind: type[_Message] | Any, header: _Header) -> _Message:
+        """Returns a message, or raises the error that the frame holds."""
         try:
             if header.holds == "message":
                 return msgspec.msgpack.decode(body, type=kind)
@@ -136,6 +138,7 @@ class Frames:
         raise error_type(error.problem, error.fix)
 
     def _read_line(self) -> bytes:
+        """Reads a header line."""
         try:
             line = self._source.readline(_MAX_HEADER_BYTES)
         except (OSError, ValueError) as error:
@@ -145,6 +148,7 @@ class Frames:
         return line
 
     def _read(self, size: int) -> bytes:
+        """Reads `size` bytes; fewer at the end of the stream."""
         try:
             return self._source.read(size)
         # ValueError: the stream was closed.
@@ -158,6 +162,7 @@ class Frames:
         self._write(msgspec.json.encode(header) + b"\n" + body)
 
     def _write(self, data: bytes) -> None:
+        """Writes and flushes bytes."""
         try:
             self._sink.write(data)
             self._sink.flush()

@@ -72,7 +72,7 @@ class RunHost(Protocol):
         ...
 
     def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
-        """Returns the hashes that the machine lacks, each with the bytes received of it so far."""
+        """Returns the hashes that the machine lacks, with how many bytes it has of each."""
         ...
 
     def send(self, blobs: Sequence[Blob], offsets: Mapping[str, int]) -> Iterator[int]:

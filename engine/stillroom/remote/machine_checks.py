@@ -61,6 +61,7 @@ def _missing(name: str, detail: str, fix: str, *, says: str | None = None) -> Ch
 
 
 def _machine_check(machine: Machine) -> Check:
+    """Returns how the machine is reached and what it costs."""
     detail = f"{machine.access.kind} {machine.access.summary}, from {machine.file}"
     if machine.price_per_hour is not None:
         return _ok("machine", f"{detail}; ${machine.price_per_hour:g} an hour")
@@ -71,6 +72,7 @@ def _machine_check(machine: Machine) -> Check:
 
 
 def _connection_error(machine: Machine, error: EngineError) -> Check:
+    """Returns the check for a machine that could not be probed."""
     if machine.access.is_provisioned and isinstance(error, UnreachableError):
         fix = "no action needed: a run provisions it and releases it afterwards"
         return _note("connection", "the machine is not up", fix, says=error.problem)
@@ -81,6 +83,7 @@ def _connection_error(machine: Machine, error: EngineError) -> Check:
 
 
 def _facts_checks(machine: Machine, facts: MachineFacts) -> Iterator[Check]:
+    """Yields the checks of a machine that has answered."""
     yield _ok("connection", "the machine answers", says=facts.system)
     yield _gpu_check(facts)
     if facts.python is None and machine.access.is_provisioned:
@@ -96,6 +99,7 @@ def _facts_checks(machine: Machine, facts: MachineFacts) -> Iterator[Check]:
 
 
 def _python_check(machine: Machine, facts: MachineFacts) -> Check:
+    """Checks that the machine has a suitable Python, or uv to install one."""
     if facts.python is not None and _is_new_enough(facts.python_version):
         return _ok("python", f"Python {facts.python_version}", says=facts.python)
     needed = ".".join(map(str, MIN_PYTHON))
@@ -126,6 +130,7 @@ def _is_new_enough(version: str | None) -> bool:
 
 
 def _disk_check(machine: Machine, facts: MachineFacts) -> Check:
+    """Checks that the machine's folder can be created and has enough space."""
     if facts.blocked_folder is not None:
         return _missing(
             "disk",
@@ -147,6 +152,7 @@ def _disk_check(machine: Machine, facts: MachineFacts) -> Check:
 
 
 def _gpu_check(facts: MachineFacts) -> Check:
+    """Returns the machine's GPUs, or a note that it has none."""
     if facts.gpus:
         driver = f"; driver {facts.driver}" if facts.driver else ""
         number = f"{len(facts.gpus)} GPUs" if len(facts.gpus) > 1 else "one GPU"
@@ -162,6 +168,7 @@ def _gpu_check(facts: MachineFacts) -> Check:
 
 
 def _code_check(facts: MachineFacts) -> Check:
+    """Returns whether this version of Stillroom is installed on the machine."""
     start = f"; a process starts in {facts.start_s:.1f} s" if facts.start_s else ""
     if facts.has_same_code:
         return _ok("stillroom", f"the same code, {__version__}, is installed{start}")

@@ -143,6 +143,7 @@ class _ListedMachine:
         )
 
     def _state(self) -> MachineState:
+        """Returns whether the machine is used, up or down, and whether it has answered."""
         is_down = self.machine.access.is_provisioned and not self.provisioned
         has_no_answer = isinstance(self.answer, EngineError)
         if self.answer is None and self.runs:
@@ -156,6 +157,7 @@ class _ListedMachine:
         return "answers" if isinstance(self.answer, MachineFacts) else "not_asked"
 
     def _problem(self) -> str | None:
+        """Returns the machine's most important problem; None if it has none."""
         if (entry := self.abandoned) is not None:
             return (
                 f"up since {entry.since}, but no run needs it: it is being released now; if it is "

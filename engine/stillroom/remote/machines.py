@@ -122,6 +122,7 @@ class MachineEntry(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _expand_short_forms(cls, value: Any) -> Any:
+        """Expands e.g. `ssh: HOST` to `ssh: {host: HOST}`."""
         if not isinstance(value, dict):
             raise ValueError(f"must be a mapping, e.g. {_EXAMPLE}")
         entry = dict(cast("dict[str, Any]", value))
@@ -261,6 +262,7 @@ def _read_machines(path: Path, *, is_own: bool) -> list[Machine]:
 def _parse_entry(
     path: Path, root: yaml.Node, name: object, value: object, *, is_own: bool
 ) -> Machine:
+    """Returns the machine of an entry of machines.yml. Raises ConfigError."""
     fix = f"correct the file; example entry: {_EXAMPLE}"
     position = f"{path}:{_line_of(root, (name,))}: "
     if not isinstance(name, str) or not _is_valid_name(name):

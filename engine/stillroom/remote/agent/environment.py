@@ -180,6 +180,7 @@ class _Installation:
         return python
 
     def _make_all(self) -> None:
+        """Creates the packages, if any are needed, and the venv, unless they are complete."""
         paths = [str(self._root / "code" / self._request["code"])]
         if self._request["requirements"]:
             _make_once(self._packages, self._install)
@@ -187,6 +188,7 @@ class _Installation:
         _make_once(self._venv, lambda: _make_venv(self._venv, [*paths, *self._sites]))
 
     def _install(self) -> None:
+        """Installs the packages into a new environment."""
         # So that pip sees the packages that are already installed.
         _make_venv(self._packages, self._sites)
         arguments = list[str]()
@@ -350,6 +352,7 @@ def _delete_unused(root: Path) -> None:
 
 
 def _delete_if_old(mark: Path, folder: Path, limit: float) -> None:
+    """Deletes a folder and its mark if the mark was last used before the limit."""
     with suppress(FileNotFoundError):  # Another process may be doing the same.
         if mark.stat().st_mtime < limit:
             # The mark is deleted first, so that a half-deleted environment is never used.

@@ -145,6 +145,7 @@ def _path_pairs(run: AgentRun, request: LaunchRequest) -> list[tuple[str, str]]:
 
 
 def _path_on_machine(run: AgentRun, home_path: str, remote_path: str) -> str:
+    """Returns the path on this machine that replaces a home path."""
     if remote_path.startswith(PACKAGE_PREFIX):
         return str(
             Path(stillroom.__file__).resolve().parent / remote_path.removeprefix(PACKAGE_PREFIX)

@@ -175,6 +175,7 @@ def _num_received(agent: AgentFolder, sha256: str, num_bytes: int) -> int:
 
 
 def _write(partial: Path, piece: Piece) -> None:
+    """Writes a piece of a blob to the blob's partial file."""
     with add_path_to_errors(partial):
         handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         with os.fdopen(handle, "wb", buffering=0) as stream:

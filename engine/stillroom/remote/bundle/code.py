@@ -125,11 +125,13 @@ def _files_below(folder: Path) -> list[Path] | None:
 
 
 def _sources(file: UserFile) -> Iterator[bytes]:
+    """Yields the code of a file and of the modules that it imports from its folder."""
     yield file.code
     yield from file.modules.values()
 
 
 def _string_literals(code: bytes) -> Iterator[str]:
+    """Yields the string literals of Python code; none if it cannot be parsed."""
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError):
@@ -170,6 +172,7 @@ def _provides(name: str, pattern: re.Pattern[str]) -> bool:
 
 
 def _pinned_requirement(name: str) -> str:
+    """Returns a distribution's requirement, such as `rapidfuzz==3.9`."""
     distribution = importlib.metadata.distribution(name)
     source = distribution.read_text("direct_url.json")
     url = json.loads(source).get("url", "") if source else ""

@@ -129,6 +129,7 @@ class FileLayout:
         return rest if first == _WORKSPACE and rest else None
 
     def _remote_path(self, path: str) -> str:
+        """Returns where a local path is on the other machine."""
         for home, remote_path in self._roots:
             if path == home:
                 return remote_path
@@ -190,6 +191,7 @@ def read_contents(
 
 
 def _source_path(run: RunFolder, source: str) -> Path:
+    """Returns the local path of a `SentFile.source`."""
     if source.startswith(RUN_FILE_PREFIX):
         return run.path / source.removeprefix(RUN_FILE_PREFIX)
     return Path(source)

@@ -188,6 +188,7 @@ def add_tags(
     """
     root = workspace.root
     versions = versions_of(root, path)
+    # A stored copy of a dataset is named by its hash.
     if path.parent == root / FOLDER / "datasets":
         sha256 = path.name.partition(".")[0]
     if sha256 is not None:

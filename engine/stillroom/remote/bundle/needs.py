@@ -139,6 +139,7 @@ def _needs_of_rollouts(
     models: Sequence[ModelLocation] = (),
     outputs: Sequence[str] = (),
 ) -> Needs:
+    """Returns what rollouts need; the other arguments are added to it."""
     refine = plan.refine
     policies = [plan.policy, refine.critic.policy if refine and refine.critic else None]
     loaded = [policy for policy in policies if isinstance(policy, ModelLocation)]
@@ -174,6 +175,7 @@ def _needs_of_rollouts(
 
 
 def _addresses_of_training(plan: TrainingPlan) -> Iterator[Address]:
+    """Yields the servers that a training run calls."""
     config = plan.config
     for teacher in config.teachers:
         if teacher.section.is_served and teacher.base_url is not None:

@@ -206,11 +206,11 @@ class Download:
 
     def _is_as_downloaded(self, target: Path, file: RemoteFile) -> bool:
         """Returns whether a path still has the downloaded content, by size and mtime."""
-        known, about = self._known.get(self._relative_path(target)), target.stat()
+        known, status = self._known.get(self._relative_path(target)), target.stat()
         return (
             known is not None
             and known.sha256 == file.sha256
-            and (about.st_mtime_ns, about.st_size) == (known.changed_at, file.num_bytes)
+            and (status.st_mtime_ns, status.st_size) == (known.changed_at, file.num_bytes)
         )
 
     def _target_path(self, path: str) -> Path:
@@ -226,11 +226,11 @@ class Download:
             return True
         if target.is_dir():
             return False
-        about = target.stat()
+        status = target.stat()
         grown, known = self._record.grown.get(path), self._known.get(path)
-        sizes = [(grown.local_bytes, grown.changed_at)] if grown is not None else []
-        sizes += [(known.num_bytes, known.changed_at)] if known is not None else []
-        return (about.st_size, about.st_mtime_ns) in sizes
+        known_stats = [(grown.local_bytes, grown.changed_at)] if grown is not None else []
+        known_stats += [(known.num_bytes, known.changed_at)] if known is not None else []
+        return (status.st_size, status.st_mtime_ns) in known_stats
 
     def _prune(self, paths: set[str], *, is_last: bool) -> None:
         """Deletes files that the run deleted; a checkpoint only if a newer one is downloaded."""
@@ -259,6 +259,7 @@ class Download:
                 target.unlink()
 
     def _delete(self, unit: str) -> None:
+        """Deletes a downloaded checkpoint, and forgets its files."""
         target = self._root / unit
         going = target.with_name(f".{target.name}.going")
         # Renamed first, so that a half-deleted checkpoint is never seen.
@@ -310,6 +311,7 @@ class Downloader:
             raise self._error
 
     def _run(self) -> None:
+        """Downloads each list that is submitted, until the downloader is closed."""
         try:
             with suppress(StoppedError):
                 while (wanted := self._next()) is not None:
@@ -320,6 +322,7 @@ class Downloader:
             self._error = error
 
     def _take(self, wanted: RemoteFiles) -> None:
+        """Downloads a list of files."""
         try:
             self._download.download_missing(
                 wanted.files, is_last=wanted.is_last, is_stopped=lambda: self._is_closed

@@ -121,6 +121,7 @@ class Follower:
         return not self._folder.state_file.exists()
 
     def _step_unless_deleted(self) -> None:
+        """Makes a step; ignores files that are missing because the run was deleted meanwhile."""
         try:
             self._step()
         except FileNotFoundError:
@@ -154,6 +155,7 @@ class Follower:
             self._record_error(name, f"this is a bug in stillroom; the traceback is in {log}")
 
     def _advance(self) -> None:
+        """Launches the run, follows it and cleans up, as far as each is not done yet."""
         if not self._run.has_ended:
             if not self._record.is_started:
                 self._launcher.launch()

@@ -117,6 +117,7 @@ class Launcher:
                 save_probe(workspace, machine, self._host.facts(), self._run.record.price_per_hour)
 
     def _wait_for_earlier_runs(self) -> None:
+        """Waits until the runs that this one is queued behind have ended."""
         folder = self._run.folder
         for run_id in self._run.spec.start_after:
             while not read_run(RunFolder(folder.path.with_name(run_id))).status.is_final:
@@ -211,12 +212,13 @@ def record_outputs(
             record.before[name] = stamp_of(path)
     for file in files:
         name = file.remote_path.removeprefix(_WORKSPACE)
+        # Files outside of the workspace do not have the prefix.
         if name in record.before and name != file.remote_path:
-            about = (root / name).stat()
+            status = (root / name).stat()
             record.grown[name] = GrownFile(
-                remote_bytes=about.st_size,
-                local_bytes=about.st_size,
-                changed_at=about.st_mtime_ns,
+                remote_bytes=status.st_size,
+                local_bytes=status.st_size,
+                changed_at=status.st_mtime_ns,
             )
 
 

@@ -162,10 +162,10 @@ class LocalRun:
         at_once: bool = True,
     ) -> None:
         """Writes progress to run.json while the run is being launched or downloaded."""
-        clock = time.monotonic()
-        if clock - self._shown_at < _SHOW_EVERY_S and not at_once:
+        now_s = time.monotonic()
+        if now_s - self._shown_at < _SHOW_EVERY_S and not at_once:
             return
-        self._shown_at = clock
+        self._shown_at = now_s
         progress = Progress(phase=phase, done=done, total=total, unit=unit, eta_s=None)
         state = msgspec.structs.replace(self.folder.read(), progress=progress)
         self.folder.write(state, durable=False)
@@ -188,6 +188,7 @@ class LocalRun:
         if self._locks:
             return
         for output in self.spec.outputs:
+            # An output without a suffix is a folder; only files are locked here.
             if (self.root / output).suffix:
                 lock = OutputLock(self.root / output)
                 lock.acquire("a run elsewhere", run_id=self.folder.run_id)
@@ -304,6 +305,7 @@ class ViewFile:
         return self._elapsed_s
 
     def _write(self, *, durable: bool = False, **changes: object) -> None:
+        """Writes changes to the view, with the current cost."""
         cost = {
             "machine_usd": self.machine_usd,
             "release_usd": self._release_usd,

@@ -248,6 +248,7 @@ class UpdateReader:
         batch = self._read(self._view.next_batch)
         if batch is None:
             return None
+        # The local file was changed, so all batches are read again, but only once.
         if self._has_gap(batch) and not self._has_restarted:
             self._has_restarted = True
             self._seen, self._view.next_batch = dict(self._known), 1
@@ -268,6 +269,7 @@ class UpdateReader:
         write_json(self._file, self._view)
 
     def _read(self, number: int) -> list[JobUpdate] | None:
+        """Returns a batch of updates; None if it is not in the bucket yet."""
         path = self._paths.updates(number)
         num_bytes = self._bucket.sizes([path]).get(path)
         if num_bytes is None:

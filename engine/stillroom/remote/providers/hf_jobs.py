@@ -140,7 +140,7 @@ class HfJobsHost:
         bucket.put([(msgspec.msgpack.encode(packages), self._paths.packages)])
 
     def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
-        """Returns the hashes that the bucket lacks, each with 0: it has no partial blobs."""
+        """Returns the hashes that the bucket lacks, with 0 bytes each: it has no partial blobs."""
         stored = self._bucket.sizes([content_path(blob.sha256) for blob in blobs])
         lacking = [b for b in blobs if stored.get(content_path(b.sha256)) != b.num_bytes]
         return {blob.sha256: 0 for blob in lacking}
@@ -280,6 +280,7 @@ class HfJobsHost:
         )
 
     def _download(self, path: str, content: str, target: Path) -> None:
+        """Downloads a file of the run from the bucket, where it has the path `content`."""
         if content not in self._bucket.sizes([content]):
             # The run has deleted a checkpoint, as the next update will show.
             raise UnreachableError(
@@ -303,7 +304,7 @@ class HfJobsHost:
         return update
 
     def _is_over(self) -> bool:
-        """Returns whether the job has ended, as queried at every fifth call; else False."""
+        """Returns whether the job has ended; always False except at every fifth call."""
         self._num_polls += 1
         if self._num_polls % _POLLS_PER_STATUS:
             return False

@@ -203,6 +203,7 @@ class SkyCalls:
         return self._sky.Task(name="stillroom", run=run)
 
     def _resources(self, cluster: SkyPilotCluster) -> Any:
+        """Returns the cluster's resources as SkyPilot's object."""
         try:
             return self._sky.Resources.from_yaml_config(dict(cluster.resources))
         except Exception as error:  # SkyPilot raises many types for an invalid key or value.

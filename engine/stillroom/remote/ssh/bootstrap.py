@@ -167,6 +167,7 @@ _INSTALL_PYTHON_FIX = (
 
 
 def _configured_python(machine: Machine, found: Probe) -> str:
+    """Returns the interpreter that machines.yml names. Raises MachineError if it is unusable."""
     python = next(iter(found.pythons), None)
     if python is None:
         raise MachineError(
@@ -184,6 +185,7 @@ def _configured_python(machine: Machine, found: Probe) -> str:
 
 
 def _no_python_problem(machine: Machine, pythons: Sequence[RemotePython]) -> str:
+    """Returns why the machine has no suitable Python, given those that it has."""
     if not pythons:
         return f"{machine.name} has no Python"
     versions = ", ".join(".".join(map(str, python.version)) for python in pythons)
@@ -213,6 +215,7 @@ def _last_line(channel: Channel, script: str) -> str:
 
 
 def _send_code(channel: Channel, machine: Machine, *, replace: bool = False) -> None:
+    """Sends the code and unpacks it, in place of code that is there if `replace`."""
     archive = code_archive()
     script = _UNPACK.format(
         folder=shell_words([machine.folder]),
@@ -316,6 +319,7 @@ def _wait_for_python(machine: Machine, lines: Iterator[str], report: Callable[[s
 def _install_request(
     python: str, uv: str | None, missing: PackagesToInstall, marks: Mapping[str, str]
 ) -> dict[str, Any]:
+    """Returns the second request to `environment.py`: what to install."""
     base = [python, marks.get("python_full_version"), missing.requirements, missing.constraints]
     packages_key = _short_hash(base)
     return {
@@ -339,6 +343,7 @@ def _send_request(
 
 
 def _install_error(machine: Machine, failure: str) -> MachineError:
+    """Returns the error for packages that could not be installed."""
     known = script_error(machine.name, failure)
     if known.fix == FREE_DISK:
         return known

@@ -123,6 +123,7 @@ class SshChannel:
             limit.cancel()
 
     def _disconnect(self) -> None:
+        """Closes the connection, if there is one."""
         if (owner := self._owner) is None:
             return
         self._owner = None
@@ -158,6 +159,7 @@ class SshChannel:
         return check.returncode == 0
 
     def _arguments(self, options: Mapping[str, str]) -> list[str]:
+        """Returns the ssh command with options."""
         program = shutil.which("ssh")
         if program is None:
             raise MachineError(
@@ -240,6 +242,7 @@ def broken_connection(name: str, address: SshAddress, printed: str) -> EngineErr
 
 
 def _unreachable(name: str, address: SshAddress, printed: str, last: str) -> UnreachableError:
+    """Returns the error for a machine that does not answer, given what ssh printed."""
     command = ssh_command(address)
     if "Could not resolve hostname" in printed:
         fix = (
@@ -257,6 +260,7 @@ def _unreachable(name: str, address: SshAddress, printed: str, last: str) -> Unr
 
 
 def _changed_key(name: str, address: SshAddress, printed: str) -> MachineError:
+    """Returns the error for a host key that differs from the one in known_hosts."""
     quoted = _KEYGEN_COMMAND.search(printed)
     command = quoted[0].strip() if quoted else f"ssh-keygen -R {address.host}"
     return MachineError(

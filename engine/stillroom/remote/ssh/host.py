@@ -81,7 +81,7 @@ class ChannelHost:
             self._python = prepare(self._channel, self.machine, spec, report, self._local)
 
     def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
-        """Returns the hashes that the machine lacks, each with the bytes received of it so far."""
+        """Returns the hashes that the machine lacks, with how many bytes it has of each."""
         sizes = {blob.sha256: blob.num_bytes for blob in blobs}
         return self._call("have", sizes, MissingBlobs)[0]
 
