@@ -43,7 +43,7 @@ from stillroom.train.config.request import PlanTraining
 
 LARGE_BYTES = 4 << 20
 """The total size of files, in bytes, above which an operation becomes a run."""
-_HASHED_FASTER = 64
+_HASH_SPEEDUP = 64
 """How much faster hashing a file, or counting its rows, is than judging the rows."""
 _COMPRESSION_RATIO = 10
 """The typical ratio of a log's size to its compressed size."""
@@ -159,6 +159,7 @@ def validate_dataset(workspace: Workspace, request: ValidateDataset) -> Validati
 def _validate(
     workspace: Workspace, request: ValidateDataset, imported: validation.ImportedRows | None
 ) -> ValidationReport:
+    """Validates a file, or the rows imported from it; counts tokens and writes the page."""
     checked = validation.validate_dataset(workspace, request, imported=imported)
     report, counts = checked.report, None
     if imported is None:
@@ -274,7 +275,7 @@ def _num_bytes(workspace: Workspace, request: BaseModel) -> int:
             return planned_bytes(workspace, request)
         if isinstance(request, ShowLineage):
             num_bytes = sum(_lineage_sizes(workspace, request))
-            return num_bytes if request.row is not None else num_bytes // _HASHED_FASTER
+            return num_bytes if request.row is not None else num_bytes // _HASH_SPEEDUP
         num_bytes = sum(map(_content_size, _files(workspace, request)))
         # Without a model, only the requested rows are read; the others are only counted.
         is_counted = (
@@ -282,16 +283,18 @@ def _num_bytes(workspace: Workspace, request: BaseModel) -> int:
             and request.model is None
             and files_to_import_for_validation(workspace, request.path) is None
         )
-        return num_bytes // _HASHED_FASTER if is_counted else num_bytes
+        return num_bytes // _HASH_SPEEDUP if is_counted else num_bytes
     except (EngineError, OSError):
         return 0
 
 
 def _content_size(file: Path) -> int:
+    """Returns the size of a file in bytes, estimated after decompression if it is compressed."""
     return file.stat().st_size * (_COMPRESSION_RATIO if is_packed(file) else 1)
 
 
 def _files(workspace: Workspace, request: BaseModel) -> Iterator[Path]:
+    """Yields the files with rows that a request names."""
     if isinstance(request, ImportRollouts):
         yield from input_files(workspace, request.inputs)
         return

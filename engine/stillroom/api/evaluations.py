@@ -27,7 +27,7 @@ class CompareEvaluations(StrictModel):
     ] = None
 
     @model_validator(mode="after")
-    def _has_comparison(self) -> Self:
+    def _check_has_comparison(self) -> Self:
         if not self.candidates and self.teacher is None:
             raise ValueError("set candidates, or the teacher's evaluation")
         return self
@@ -72,6 +72,7 @@ def compare_evaluations(workspace: Workspace, request: CompareEvaluations) -> Co
 
 
 def _evaluation(workspace: Workspace, run_id: str) -> Evaluation:
+    """Returns the result of an evaluation. Raises InputError if the run is not a finished one."""
     path = find_run(workspace, run_id).path / RESULT_FILE
     if not path.is_file():
         raise InputError(

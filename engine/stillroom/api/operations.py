@@ -64,7 +64,7 @@ OPERATIONS = (
         request=ListMachines,
         result=MachineList,
         title="List machines",
-        description="Machines that `where` may name: state, GPUs, their runs, what still costs.",
+        description="Machines that `where` may name: state, GPUs, runs, what costs money now.",
         is_read_only=True,
         is_idempotent=True,
         is_open_world=True,
@@ -74,7 +74,7 @@ OPERATIONS = (
         request=ValidateDataset,
         result=ValidationReport,
         title="Validate a dataset",
-        description="List every problem of a data file with file:line and fix, then what it holds.",
+        description="List every problem of a data file with file:line and fix; statistics of rows.",
         positional=("path",),
         is_idempotent=True,
         large=RunKind.VALIDATE,
@@ -110,8 +110,8 @@ OPERATIONS = (
         result=ImportResult,
         title="Import rollouts",
         description=(
-            "Turn API logs, traces, agent sessions or datasets into rollouts: calls become "
-            "conversations, secrets go."
+            "Turn API logs, traces, agent sessions or datasets into rollouts; joins calls, removes "
+            "secrets."
         ),
         positional=("input", "output"),
         is_destructive=True,
@@ -269,7 +269,7 @@ OPERATIONS = (
         request=CompareEvaluations,
         result=ComparisonReport,
         title="Compare evaluations",
-        description="Paired differences of evaluations: is it better, is a teacher worth it?",
+        description="Paired differences of evaluations; whether a teacher is worth distilling.",
         positional=("baseline", "candidates"),
         is_read_only=True,
         is_idempotent=True,

@@ -51,6 +51,10 @@ def resolve_machine(workspace: Workspace, request: _Request) -> tuple[_Request, 
 
 
 def _on_ray(request: _Request, name: str, cluster: RayCluster) -> _Request:
+    """Returns the request with a machine that is a Ray cluster turned into its options.
+
+    Raises InputError if Ray cannot do what is requested.
+    """
     changes: dict[str, object] = {"where": None}
     if isinstance(request, GenerateRollouts):
         if request.ray_address is not None:
@@ -135,8 +139,8 @@ def _within_budget(
     if budget_usd is not None and budget_usd <= remaining_usd:
         return budget_usd, []
     note = (
-        f"may cost ${remaining_usd:.2f}, the rest of the budget of ${machine.budget_usd:g} of "
-        f"{machine.name}"
+        f"this run may cost up to ${remaining_usd:.2f}, the rest of the budget of "
+        f"${machine.budget_usd:g} for {machine.name}"
     )
     return remaining_usd, [note]
 
@@ -162,6 +166,10 @@ def with_budget_left(
 def _with_remaining_budget(
     request: StartTraining, machine: Machine, budget_usd: float, spent_usd: float
 ) -> tuple[StartTraining, list[str]]:
+    """Returns the request with what is left of a budget, and a note.
+
+    Raises InputError if too little is left to resume the training.
+    """
     remaining_usd = budget_usd - spent_usd
     if remaining_usd <= min_budget_usd(machine):
         raise InputError(
@@ -169,7 +177,10 @@ def _with_remaining_budget(
             f"{request.resume}, too little to resume it",
             "ask the user, then repeat the call with a budget_usd for the remaining work",
         )
-    note = f"resumes with the ${remaining_usd:.4f} that is left of the budget of ${budget_usd:g}"
+    note = (
+        f"this run may cost up to ${remaining_usd:.4f}, the rest of the budget of ${budget_usd:g} "
+        f"of {request.resume}"
+    )
     request = request.model_copy(update={"budget_usd": remaining_usd})
     check_remote_request(request, machine)
     return request, [note]

@@ -36,7 +36,7 @@ _Request = TypeVar("_Request", bound=RolloutOptions)
 
 
 @dataclass(frozen=True, slots=True)
-class Completed(Generic[_Request]):
+class CompletedRequest(Generic[_Request]):
     """A request with defaults from its prompts' project, and notes about them."""
 
     request: _Request
@@ -45,7 +45,7 @@ class Completed(Generic[_Request]):
 
 def complete_rollouts(
     workspace: Workspace, request: GenerateRollouts
-) -> Completed[GenerateRollouts]:
+) -> CompletedRequest[GenerateRollouts]:
     """Returns a request for rollouts with defaults from its prompts' project.
 
     An output that exists already is continued with its earlier settings. Raises InputError if the
@@ -78,10 +78,12 @@ def complete_rollouts(
             for key, reason in _IGNORED_KEYS.items()
             if key in section.model_fields_set and key not in requested
         ]
-    return Completed(request.model_copy(update=defaults) if defaults else request, notes)
+    return CompletedRequest(request.model_copy(update=defaults) if defaults else request, notes)
 
 
-def complete_evaluation(workspace: Workspace, request: EvaluateModel) -> Completed[EvaluateModel]:
+def complete_evaluation(
+    workspace: Workspace, request: EvaluateModel
+) -> CompletedRequest[EvaluateModel]:
     """Returns an evaluation request with the project's tools.py and rewards.py as defaults.
 
     If the request sets a judge, rewards.py is not added.
@@ -98,7 +100,7 @@ def complete_evaluation(workspace: Workspace, request: EvaluateModel) -> Complet
             continue
         defaults[field] = workspace.shown(file)
         notes.append(_use_note(field, defaults[field], prompts))
-    return Completed(request.model_copy(update=defaults) if defaults else request, notes)
+    return CompletedRequest(request.model_copy(update=defaults) if defaults else request, notes)
 
 
 def _project_file(workspace: Workspace, prompts: Path, name: str) -> Path | None:
@@ -117,9 +119,10 @@ def _project_file(workspace: Workspace, prompts: Path, name: str) -> Path | None
 
 
 def _use_note(field: str, file: str, prompts: Path) -> str:
+    """Returns the note that a file of the project is used by default."""
     is_next_to_prompts = (prompts.parent / Path(file).name).is_file()
-    place = "next to the prompts" if is_next_to_prompts else "of the prompts' project"
-    return f"{file} {place} is used (set {field}: none to leave it out)"
+    location = "next to the prompts" if is_next_to_prompts else "of the prompts' project"
+    return f"{file} {location} is used (set {field}: none to leave it out)"
 
 
 _REWARDS_NOT_USED = (
@@ -145,7 +148,10 @@ def _difference_notes(
 
 def _provider_notes(request: RolloutOptions) -> Iterator[str]:
     if request.is_provider_inferred:
-        yield f"provider {request.provider} was inferred from the model's name (or set provider)"
+        yield (
+            f"provider {request.provider} was inferred from the model's name; set provider to "
+            "choose another"
+        )
 
 
 def _section(folder: Path) -> RolloutSection:
@@ -198,5 +204,6 @@ def _compatible_defaults(
 
 
 def _shown_value(name: str, value: Any) -> str:
+    """Returns the value of an option for a note."""
     text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
     return f"{text} (assistant turns, the final answer included)" if name == "max_turns" else text

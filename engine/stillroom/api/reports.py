@@ -53,6 +53,7 @@ def command_of(request: RunRequest) -> str:
 
 
 def _flags(name: str, field: FieldInfo, request: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the command-line arguments for a field; none if it has its default."""
     value, default = request.get(name), field.get_default(call_default_factory=True)
     if value is None or value == default or (value == [] and not default):
         return

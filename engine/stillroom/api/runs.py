@@ -29,7 +29,7 @@ MAX_WAIT_S = 110.0
 """The longest wait of a call, since hosts time out after about 120 s."""
 _MAX_NAME = 80
 _MAX_UNREADABLE = 20
-_BY_OUTPUT = frozenset({RunKind.ROLLOUTS, RunKind.SCORE})
+_CONTINUED_BY_OUTPUT = frozenset({RunKind.ROLLOUTS, RunKind.SCORE})
 """The kinds of runs that resume the work of an earlier run with the same output."""
 _MOST_POINTS = 400
 _LEAST_WAIT_S = 30.0
@@ -93,7 +93,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     log_path: str
     then: list[str] = []
-    """The ids of the runs queued behind this one, when start_training got several models."""
+    """The ids of the runs queued after this one, if start_training got several models."""
     resumed_by: str | None = None
     """The id of the run that resumed this one, if this one ended early."""
     budget_usd: float | None = None
@@ -257,7 +257,7 @@ def _log_of(folder: RunFolder) -> Path:
 
 def continuing_runs(workspace: Workspace, folder: RunFolder, kind: RunKind) -> list[str]:
     """Returns the runs that resumed this one's checkpoint, or continued its output, in order."""
-    output = folder.read_request().request.get("output") if kind in _BY_OUTPUT else None
+    output = folder.read_request().request.get("output") if kind in _CONTINUED_BY_OUTPUT else None
     ended_at = folder.state_file.stat().st_mtime
     later: list[tuple[float, str]] = []
     for other in all_runs(workspace):
@@ -292,6 +292,7 @@ def _summary(workspace: Workspace, state: RunState) -> RunSummary:
 
 
 def _offset(cursor: str | None) -> int:
+    """Returns the index of the first run of a page. Raises InputError for an invalid cursor."""
     if cursor is None:
         return 0
     if not cursor.isdecimal():
@@ -358,11 +359,11 @@ class RunWatch:
             return "budget"
         if waited_s >= self.wait_s:
             return "time"
-        has_moved = (
+        has_progressed = (
             _progress_tenth(run) != self._progress_tenth and self._progress_tenth is not None
         )
         is_long = waited_s >= min(_LEAST_WAIT_S, self.wait_s / 2)
-        if has_moved and is_long and not self._ends_in_time(run, waited_s):
+        if has_progressed and is_long and not self._ends_in_time(run, waited_s):
             return "progress"
         # The run may have had no progress when the call began.
         self._progress_tenth = self._progress_tenth or _progress_tenth(run)
@@ -379,6 +380,7 @@ def _alarm_names(run: RunReport) -> set[str]:
 
 
 def _progress_tenth(run: RunReport) -> tuple[str, int] | None:
+    """Returns the phase of a run and how many tenths of it are done; None without progress."""
     if (progress := run.progress) is None:
         return None
     # Ignores the detail of a phase, as in "box: installing packages: torch".
@@ -387,6 +389,7 @@ def _progress_tenth(run: RunReport) -> tuple[str, int] | None:
 
 
 def _is_nearly_spent(run: RunReport) -> bool:
+    """Returns whether a run has spent at least 80 % of its budget."""
     # The budget of a remote run also covers its machine.
     spent = (run.metrics.get("cost_usd") or 0.0) + (run.machine_usd or 0.0)
     return run.budget_usd is not None and spent > 0 and spent >= _BUDGET_SHARE * run.budget_usd

@@ -156,7 +156,7 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     start = functools.partial(_start, workspace, kind, keys={**keys, **hidden}, variables=variables)
     notes = [*first_notes, *plans[0].notes]
     new = NewRun(inputs=plans[0].inputs, copies=copy, notes=notes)
-    # All jobs are pack_job before the first run starts, since any of them may be refused.
+    # All jobs are packed before the first run starts, since any of them may be refused.
     specs = [spec_of(each, plan) for each, plan in zip(requests, plans, strict=True)]
     report, then = start(first, new=new, spec=specs[0]), list[str]()
     for other, plan, spec in zip(others, plans[1:], specs[1:], strict=True):
@@ -268,6 +268,7 @@ def start_large_run(
 
 
 def _plans(workspace: Workspace, request: PlanTraining) -> list[TrainingPlan]:
+    """Returns the validated plan of each training, one for each model in the config."""
     return [
         plan_request(workspace, model_request)
         for model_request in requests_per_model(workspace, request)

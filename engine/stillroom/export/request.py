@@ -41,7 +41,7 @@ class ExportModel(PlacedRequest, ReplacingRequest):
     Models that Stillroom cannot convert itself need a converter; without this option, it is
     searched in LLAMA_CPP and on the PATH.
     """
-    licence: Annotated[str | None, Field(description="Id, if the base states none")] = None
+    licence: Annotated[str | None, Field(description="Id, if the base has none")] = None
     """The id of the base's licence, such as apache-2.0, if its own files do not state it."""
     verify: Annotated[
         int | None,

@@ -111,7 +111,7 @@ def test_an_evaluation_uses_the_tools_and_rewards_beside_its_prompts(workspace: 
 
     assert (found.request.tools, found.request.rewards) == ("tools.py", "rewards.py")
     assert found.notes == [
-        "provider openai was inferred from the model's name (or set provider)",
+        "provider openai was inferred from the model's name; set provider to choose another",
         "tools.py next to the prompts is used (set tools: none to leave it out)",
         "rewards.py next to the prompts is used (set rewards: none to leave it out)",
     ]

@@ -217,7 +217,7 @@ def test_a_training_that_goes_on_keeps_what_is_left_of_its_budget(workspace):
     here = create_run(workspace, RunKind.SFT, {"resume": first.run_id}).run_id
     request, notes = with_budget_left(workspace, StartTraining(resume=here), box(workspace))
     assert request.budget_usd == pytest.approx(0.6)
-    assert "$0.6000 that is left of the budget of $1" in notes[0]
+    assert "up to $0.6000, the rest of the budget of $1 of" in notes[0]
     own = StartTraining(resume=here, budget_usd=3)
     assert with_budget_left(workspace, own, box(workspace)) == (own, [])
     free = create_run(workspace, RunKind.SFT, {})
@@ -292,7 +292,8 @@ def test_all_runs_on_a_machine_stay_within_its_own_budget(workspace):
         return job.spec.budget_usd, "".join(job.notes)
 
     assert budget(2.0) == (2.0, "")
-    assert budget() == (3.0, "may cost $3.00, the rest of the budget of $10 of box")
+    note = "this run may cost up to $3.00, the rest of the budget of $10 for box"
+    assert budget() == (3.0, note)
     assert budget(8.0)[0] == 3.0
     assert budget(None, 3)[0] == pytest.approx(1.0)
     add_remote_run(
