@@ -54,10 +54,13 @@ def conversation(messages: Sequence[Message], *, is_whole: bool = False) -> Show
     return ShownConversation(parts[:_HEAD], len(parts) - _HEAD - _TAIL, parts[-_TAIL:])
 
 
-def num_given(messages: Sequence[Message], turns: int) -> int:
-    """Returns the number of messages before the model's first turn, for `turns` turns."""
-    replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-    return replies[-turns] if 0 < turns <= len(replies) else len(messages)
+def num_prompt_messages(messages: Sequence[Message], turns: int) -> int:
+    """Returns the number of messages before the last `turns` assistant turns, which are sampled.
+
+    If there are fewer assistant turns, or `turns` is 0, it returns the number of all messages.
+    """
+    indices = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    return indices[-turns] if 0 < turns <= len(indices) else len(messages)
 
 
 def _parts(message: Message, limit: int) -> Iterator[Part]:
@@ -88,6 +91,7 @@ def _assistant_parts(message: Message, text: str, limit: int) -> Iterator[Part]:
 
 
 def _part(kind: PartKind, text: str, limit: int, *, name: str = "", is_error: bool = False) -> Part:
+    """Returns a part with at most `limit` characters of the text."""
     text = text.strip("\n")
     shortened = cut(text, limit)
     # Pages with whole conversations put the rest of a long part into a collapsed element.

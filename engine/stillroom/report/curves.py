@@ -25,14 +25,14 @@ class ChartPlan:
     unit: str
     also: str | None = None
     """The name of a second metric, drawn as marks in the same chart."""
-    is_more: bool = False
+    is_collapsed: bool = False
     """Whether the chart is collapsed on the page, as a diagnostic."""
 
 
 _LOSS = ChartPlan("loss", "Loss", "nats per token", also="val_loss")
 _MOST_DATASETS = 8
 _DIAGNOSTICS = tuple(
-    ChartPlan(metric, title, unit, is_more=True)
+    ChartPlan(metric, title, unit, is_collapsed=True)
     for metric, title, unit in (
         ("cold_start_loss", "Cold start", "nats per token"),
         ("loss", "Loss", "mean of the tokens"),
@@ -81,7 +81,7 @@ _PLANS: dict[RunKind, Sequence[ChartPlan]] = {
     ),
 }
 _THROUGHPUT = tuple(
-    ChartPlan(metric, title, unit, is_more=True)
+    ChartPlan(metric, title, unit, is_collapsed=True)
     for metric, title, unit in (
         ("tokens_per_s", "Trained tokens", "a second"),
         ("grad_norm", "Gradient", "norm before clipping"),
@@ -93,7 +93,7 @@ _CALLS = (
     ChartPlan("cost_usd", "Spent", "US dollars"),
     ChartPlan("calls_per_s", "Calls", "a second"),
     ChartPlan("tokens", "Tokens", "sent and received"),
-    ChartPlan("failed", "Failed", "rollouts", is_more=True),
+    ChartPlan("failed", "Failed", "rollouts", is_collapsed=True),
 )
 _NAMES = {"val_loss": "validation", "val_pair_accuracy": "validation"}
 _COMMON_SECTIONS = ("data", "model", "trainer")
@@ -183,12 +183,12 @@ def _training(reader: FolderReader, run: Run, settings: TrainingSettings | None)
     names = {name for plan in plans for name in (plan.metric, plan.also) if name}
     series = read_metrics(reader, RunFolder(run.folder), names)
     drawn_charts = [(plan, _chart(plan, series)) for plan in plans if series[plan.metric].points]
-    charts = [chart for plan, chart in drawn_charts if not plan.is_more]
+    charts = [chart for plan, chart in drawn_charts if not plan.is_collapsed]
     return Training(
         run=run,
         summary=_summary(series[plans[0].metric], settings),
         charts=charts,
-        more=[chart for plan, chart in drawn_charts if plan.is_more],
+        more=[chart for plan, chart in drawn_charts if plan.is_collapsed],
         empty=None if charts else _empty_reason(run.state.status),
         settings=settings.rows if settings else (),
     )
@@ -237,6 +237,7 @@ def read_metrics(reader: FolderReader, run: RunFolder, names: set[str]) -> dict[
 
 
 def _settings(config: dict[str, Any], kind: RunKind) -> TrainingSettings:
+    """Returns the settings of a config.json, in the order of its sections."""
     rows = [Setting("dataset_type", kind)]
     for section in _SECTIONS[kind]:
         values = config.get(section)
@@ -256,6 +257,7 @@ def _value_text(value: Any) -> str:
 
 
 def _summary(series: Series, settings: TrainingSettings | None) -> str:
+    """Returns the student, the teacher and the number of steps as one line."""
     parts: list[str] = []
     if settings and settings.student:
         parts.append(f"student {short_name(settings.student)}")

@@ -93,6 +93,7 @@ def write_dataset_page(
 
 
 def _lead(report: ValidationReport) -> str:
+    """Returns the first sentence of the page: how many rows there are, and how many are bad."""
     rows = plural(report.rows, _FORMATS[RowFormat(report.format)])
     if not report.bad:
         return f"{rows}, all well formed."

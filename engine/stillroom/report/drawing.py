@@ -135,8 +135,8 @@ def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> Sequence[Point]:
     for i in range(num_segments):
         start = len(inner) * i // num_segments
         segment = inner[start : len(inner) * (i + 1) // num_segments]
-        extremes = {f(segment, key=lambda point: point.value) for f in (min, max)}
-        thinned += sorted(extremes, key=lambda point: point.step)
+        lowest_and_highest = {f(segment, key=lambda point: point.value) for f in (min, max)}
+        thinned += sorted(lowest_and_highest, key=lambda point: point.step)
     return [*thinned, points[-1]]
 
 
@@ -208,6 +208,7 @@ def _x_ticks(scale: _Scale) -> list[Tick]:
 
 
 def _strips(points: Sequence[Point], scale: _Scale) -> list[Strip]:
+    """Returns strips with tooltips, evenly spaced over the points."""
     count = min(len(points), _NUM_STRIPS)
     strip_points = [points[round(i * (len(points) - 1) / max(1, count - 1))] for i in range(count)]
     width = WIDTH / count
@@ -287,15 +288,15 @@ def bar_chart(
         )
         for index, bar in enumerate(bars)
     ]
-    ends = [number(bars[0].low), number(bars[-1].high)]
+    extremes = [number(bars[0].low), number(bars[-1].high)]
     summary = f"median {number(quantiles.median)}, 95 % up to {number(quantiles.p95)}"
     return BarChart(
         title=title,
         unit=unit,
         summary=summary,
-        description=f"{title}: {summary}; lowest {ends[0]}, highest {ends[1]}.",
+        description=f"{title}: {summary}; lowest {extremes[0]}, highest {extremes[1]}.",
         bars=drawn_bars,
-        labels=[number(bar.low) for bar in bars] if is_labelled else ends,
+        labels=[number(bar.low) for bar in bars] if is_labelled else extremes,
         is_labelled=is_labelled,
         note=f"a random sample of {count(num_counted)} values" if num_counted < total else None,
     )

@@ -15,12 +15,12 @@ from stillroom.outputs import marked_page
 from stillroom.report.wording import (
     count,
     dollars,
+    machine_status,
     moment,
     number,
     number_interval,
     percent,
     percent_interval,
-    place,
     plural,
     short_name,
 )
@@ -34,7 +34,7 @@ _FILTERS = (
     number_interval,
     percent,
     percent_interval,
-    place,
+    machine_status,
     plural,
     short_name,
 )

@@ -13,9 +13,9 @@ import msgspec
 from stillroom.evaluate.files import Evaluation, TaskScore
 from stillroom.evaluate.scores import NO_GROUP
 from stillroom.lines import read_lines
-from stillroom.report.conversation import ShownConversation, conversation, num_given
+from stillroom.report.conversation import ShownConversation, conversation, num_prompt_messages
 from stillroom.report.folders import FolderReader
-from stillroom.report.lineup import EvaluationEntry, Lineup, shared_tasks
+from stillroom.report.lineup import EvaluationEntry, Lineup, num_shared_tasks
 from stillroom.report.wording import count, cut, number, plural
 from stillroom.rollout.rewards.answers import as_text
 from stillroom.types import Message
@@ -28,7 +28,7 @@ _VARIETY_FIELD = "task_type"
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ModelAnswer:
     """One model's answer to a task."""
 
     is_right: bool
@@ -45,8 +45,8 @@ class TaskExample:
     groups: Sequence[str]
     prompt: ShownConversation
     expected: str | None
-    before: Side
-    after: Side
+    before: ModelAnswer
+    after: ModelAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,15 @@ class TaskChange:
 
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields by which a rollout is chosen."""
+
     task_id: str
     success: bool | None = None
 
 
 class _Rollout(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a rollout that the report shows."""
+
     messages: list[Message]
     metadata: dict[str, Any] = {}
     reward: float | None = None
@@ -109,7 +113,7 @@ def before_after(reader: FolderReader, lineup: Lineup) -> BeforeAfter:
         before=before.label,
         after=after.label,
         after_word="Teacher" if after.is_teacher else "After",
-        counts=_counts(changes, shared_tasks(before.evaluation, after.evaluation), when),
+        counts=_counts(changes, num_shared_tasks(before.evaluation, after.evaluation), when),
         is_sampled=any(0 < task.success < 1 for task in after.evaluation.tasks),
         examples=examples,
         reason=None if examples else _empty_reason(picks),
@@ -144,6 +148,7 @@ def pick_tasks(changes: Sequence[TaskChange]) -> list[TaskChange]:
 
 
 def _change(old: TaskScore, new: TaskScore) -> Change | None:
+    """Returns how a task's result changed; None if both evaluations solved the task."""
     was_right, is_right = old.success >= 0.5, new.success >= 0.5
     if was_right:
         return None if is_right else "broken"
@@ -163,10 +168,10 @@ def _read_rollouts(
     best_lines: dict[str, tuple[bool, bytes]] = {}
     try:
         for head, data in _rows(path):
-            is_fitting = (head.success is True) is wanted.get(head.task_id)
-            is_better = is_fitting and not best_lines.get(head.task_id, (False,))[0]
+            has_wanted_success = (head.success is True) is wanted.get(head.task_id)
+            is_better = has_wanted_success and not best_lines.get(head.task_id, (False,))[0]
             if head.task_id in wanted and (head.task_id not in best_lines or is_better):
-                best_lines[head.task_id] = (is_fitting, data)
+                best_lines[head.task_id] = (has_wanted_success, data)
     except OSError as error:
         reader.note(path, str(error))
     rollouts: dict[str, _Rollout] = {}
@@ -190,19 +195,19 @@ def _example(pick: TaskChange, old: _Rollout, new: _Rollout, when: str) -> TaskE
         "broken": f"Right before, wrong {when}",
         "unsolved": "Wrong in both",
     }
-    prompt = new.messages[: num_given(new.messages, new.turns)]
+    prompt = new.messages[: num_prompt_messages(new.messages, new.turns)]
     expected = new.metadata.get("expected_answer")
     return TaskExample(
         title=titles[pick.change],
         groups=[group for group in pick.groups.values() if group != NO_GROUP],
         prompt=conversation(prompt),
         expected=None if expected is None else cut(as_text(expected), _LONGEST_ANSWER).text,
-        before=_side(old),
-        after=_side(new),
+        before=_answer(old),
+        after=_answer(new),
     )
 
 
-def _side(rollout: _Rollout) -> Side:
+def _answer(rollout: _Rollout) -> ModelAnswer:
     remarks: list[str] = []
     if rollout.tool_errors:
         remarks.append(plural(rollout.tool_errors, "tool error"))
@@ -210,11 +215,13 @@ def _side(rollout: _Rollout) -> Side:
         remarks.append(f"stopped by {rollout.stop_reason}")
     if rollout.truncated:
         remarks.append("cut off")
-    return Side(
+    return ModelAnswer(
         is_right=rollout.success is True,
         reward=None if rollout.reward is None else number(rollout.reward),
         remarks=remarks,
-        conversation=conversation(rollout.messages[num_given(rollout.messages, rollout.turns) :]),
+        conversation=conversation(
+            rollout.messages[num_prompt_messages(rollout.messages, rollout.turns) :]
+        ),
     )
 
 
@@ -234,6 +241,7 @@ def _empty_reason(picks: Sequence[TaskChange]) -> str:
 
 
 def _without_examples(lineup: Lineup) -> BeforeAfter:
+    """Returns the reason why no evaluations can be compared."""
     reason = "Conversations are compared once two evaluations have answered the same tasks; "
     match len(lineup.entries):
         case 0:

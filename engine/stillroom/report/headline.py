@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from stillroom.evaluate.compare import Comparison, compare
 from stillroom.evaluate.decision import gap_closed
 from stillroom.evaluate.intervals import Estimate
-from stillroom.report.lineup import MIN_SHARED, EvaluationEntry, Lineup, shared_tasks
+from stillroom.report.lineup import MIN_SHARED, EvaluationEntry, Lineup, num_shared_tasks
 from stillroom.report.wording import (
     Figure,
     Interval,
@@ -59,6 +59,7 @@ def _without_evaluations(num_runs: int) -> str:
 
 
 def _single(before: EvaluationEntry, lineup: Lineup) -> list[Phrase]:
+    """Returns the sentence about an evaluation that is compared with no other."""
     result = before.evaluation.result
     interval = percent_interval(result.accuracy)
     interval_text = f" (95 % interval {interval.range})" if interval.range else ""
@@ -74,6 +75,7 @@ def _single(before: EvaluationEntry, lineup: Lineup) -> list[Phrase]:
 def _versus(
     before: EvaluationEntry, best: EvaluationEntry, comparison: Comparison, lineup: Lineup
 ) -> list[Phrase]:
+    """Returns the beginning of the sentence that compares the first evaluation with the best."""
     new, old = percent(comparison.candidate_accuracy), percent(comparison.baseline_accuracy)
     tasks = plural(comparison.tasks_shared, "task")
     difference = comparison.difference
@@ -106,10 +108,11 @@ def _interval_text(difference: Estimate) -> str:
 
 
 def _teacher_clause(best: EvaluationEntry, lineup: Lineup) -> list[Phrase]:
+    """Returns the end of that sentence, with the teacher's accuracy on the same tasks if known."""
     teacher = lineup.teacher
     if teacher is None or teacher is best:
         return [Phrase(".")]
-    if shared_tasks(best.evaluation, teacher.evaluation) < MIN_SHARED:
+    if num_shared_tasks(best.evaluation, teacher.evaluation) < MIN_SHARED:
         return [Phrase(".")]
     accuracy = compare(best.evaluation, teacher.evaluation).candidate_accuracy
     return [Phrase("; the teacher, "), _name(teacher), Phrase(f", answers {percent(accuracy)}.")]
@@ -159,7 +162,7 @@ def _gap_closed(
     """Returns the closed share of the gap to the teacher, if the teacher is clearly ahead."""
     if teacher is None or best is teacher:
         return None
-    if shared_tasks(before.evaluation, teacher.evaluation) < MIN_SHARED:
+    if num_shared_tasks(before.evaluation, teacher.evaluation) < MIN_SHARED:
         return None
     teacher_lead = compare(before.evaluation, teacher.evaluation)
     share = gap_closed(comparison, best.evaluation, teacher.evaluation)
@@ -170,6 +173,7 @@ def _gap_closed(
 
 
 def _kl_change(before: EvaluationEntry, best: EvaluationEntry) -> Figure | None:
+    """Returns how the KL to the teacher changed; None unless both measured it to the same one."""
     old, new = before.evaluation.result, best.evaluation.result
     if old.teacher_kl is None or new.teacher_kl is None or old.teacher != new.teacher:
         return None

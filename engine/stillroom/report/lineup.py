@@ -106,9 +106,9 @@ def line_up(entries: Sequence[EvaluationEntry]) -> Lineup:
     )
 
 
-def shared_tasks(one: Evaluation, other: Evaluation) -> int:
+def num_shared_tasks(first: Evaluation, second: Evaluation) -> int:
     """Returns the number of tasks that both evaluations have."""
-    return len({task.task_id for task in one.tasks} & {task.task_id for task in other.tasks})
+    return len({task.task_id for task in first.tasks} & {task.task_id for task in second.tasks})
 
 
 def _rivals(
@@ -124,7 +124,7 @@ def _rivals(
             entry
             for entry in candidates
             if entry is not before
-            and shared_tasks(before.evaluation, entry.evaluation) >= MIN_SHARED
+            and num_shared_tasks(before.evaluation, entry.evaluation) >= MIN_SHARED
         ]
         if comparable:
             return comparable

@@ -89,8 +89,8 @@ class _Curation(msgspec.Struct, frozen=True):
         parts = [f"{count(num)} {name}" for name, num in counts.items() if num is not None]
         if not parts:
             return "the result is in run.json"
-        place = f" in {self.output}" if self.output else ""
-        return f"{parts[0]}{place}, of {plural(self.read or self.rows, 'row')}"
+        location = f" in {self.output}" if self.output else ""
+        return f"{parts[0]}{location}, of {plural(self.read or self.rows, 'row')}"
 
 
 class _Export(msgspec.Struct, frozen=True):
@@ -184,11 +184,13 @@ def _command(run: Run, command_of: Callable[[RunRequest], str]) -> str | None:
 
 
 def _took(state: RunState) -> str:
+    """Returns the duration of a run as text; `unfinished` while it is active."""
     took = duration(state.started_at, state.ended_at)
     return took or (NO_VALUE if state.status.is_final else "unfinished")
 
 
 def _outcome(state: RunState) -> str:
+    """Returns the result of a successful run in a line; for any other run, its progress."""
     if state.status is not RunStatus.SUCCEEDED:
         return _progress(state)
     try:

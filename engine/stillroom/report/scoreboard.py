@@ -122,12 +122,12 @@ def _position(share: float) -> float:
 def _row(
     entry: EvaluationEntry, lineup: Lineup, field: str | None, groups: Sequence[str]
 ) -> ScoreboardRow:
-    has_teachers = len({e.evaluation.result.teacher for e in lineup.entries} - {None}) > 1
+    has_several_teachers = len({e.evaluation.result.teacher for e in lineup.entries} - {None}) > 1
     return ScoreboardRow(
         entry=entry,
         role=lineup.role(entry),
         groups=[_group_accuracy(entry, field, group) for group in groups],
-        teacher=entry.evaluation.result.teacher if has_teachers else None,
+        teacher=entry.evaluation.result.teacher if has_several_teachers else None,
         other_measures=list(other_measures(entry.evaluation.result)),
     )
 
@@ -137,6 +137,7 @@ def _group_accuracy(entry: EvaluationEntry, field: str | None, group: str) -> Es
 
 
 def _group_field(results: Sequence[EvaluationResult]) -> str | None:
+    """Returns the metadata field by which the table groups tasks; None without groups."""
     fields = [field for result in results for field in result.by_group]
     return _PREFERRED_FIELD if _PREFERRED_FIELD in fields else next(iter(fields), None)
 
@@ -147,6 +148,7 @@ def _group_values(results: Sequence[EvaluationResult], field: str) -> list[str]:
 
 
 def _order(value: str) -> tuple[float, str]:
+    """Returns a sort key for groups: numbers by value, and levels such as easy by difficulty."""
     if value.isdecimal():
         return float(value), value
     return float(_KNOWN_ORDER.get(value.lower(), 9)), value

@@ -98,7 +98,7 @@ def moment(text: str) -> str:
     return text if time is None else f"{time.day} {time:%b %Y, %H:%M} UTC"
 
 
-def place(elsewhere: RunElsewhere) -> str:
+def machine_status(elsewhere: RunElsewhere) -> str:
     """Returns the machine of a run, its phase, and the time of the last contact."""
     text = f"on {elsewhere.where}"
     if elsewhere.phase == "over":

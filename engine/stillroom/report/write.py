@@ -56,8 +56,8 @@ def costs_of(runs: Path, lineup: Lineup) -> CostComparison | None:
     """Returns the cost of a task with the best student and with the teacher, if both are known."""
     if lineup.best is None or lineup.teacher is None:
         return None
-    one, other = (entry.evaluation.result for entry in (lineup.best, lineup.teacher))
+    student, teacher = (entry.evaluation.result for entry in (lineup.best, lineup.teacher))
     try:
-        return compare_costs(Workspace(runs.parent), one, other)
+        return compare_costs(Workspace(runs.parent), student, teacher)
     except EngineError:
         return None  # the report is written even if prices.yml is malformed

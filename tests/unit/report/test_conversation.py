@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stillroom.report.conversation import MAX_TEXT, Part, conversation, num_given
+from stillroom.report.conversation import MAX_TEXT, Part, conversation, num_prompt_messages
 
 
 def parts(*given: dict[str, Any]) -> list[Part]:
@@ -60,6 +60,6 @@ def test_the_turns_of_the_model_are_told_from_those_it_was_given() -> None:
         {"role": "user", "content": "b"},
         {"role": "assistant", "content": "the model's own"},
     )
-    assert num_given(given, 1) == 3
-    assert num_given(given, 2) == 1
-    assert num_given(given, 0) == num_given(given, 9) == 4
+    assert num_prompt_messages(given, 1) == 3
+    assert num_prompt_messages(given, 2) == 1
+    assert num_prompt_messages(given, 0) == num_prompt_messages(given, 9) == 4
