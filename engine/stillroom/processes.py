@@ -119,7 +119,7 @@ def adopt_orphans() -> bool:
     return ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1) == 0
 
 
-def memory_share() -> int:
+def user_code_memory_limit() -> int:
     """Returns the memory limit in bytes for a process that runs user code.
 
     It is half of the machine's memory, but at least 4 GB, so that small machines can load the
@@ -173,7 +173,7 @@ def end_process(process: "subprocess.Popen[Any]", *, grace_s: float = 5.0) -> No
 def kill_family(leader: int) -> None:
     """Kills a process group and all descendants of its leader, also those in other groups.
 
-    The caller must not have waited for the leader yet, since its pid may then be reused.
+    The caller must not have reaped the leader yet, since its pid could then be reused.
     """
     for descendant in descendants(leader):
         kill(descendant)

@@ -17,6 +17,7 @@ def first_remark(kind: RunKind, outcome: Mapping[str, Any]) -> str:
 
 
 def _rollout_remarks(outcome: Mapping[str, Any]) -> Iterator[str]:
+    """Yields remarks on the result of a rollout run, the most important first."""
     succeeded, output = outcome.get("succeeded") or 0, outcome.get("output")
     if not succeeded:
         return

@@ -31,6 +31,7 @@ def evaluate(expression: str) -> int:
 
 
 def _value(node: ast.expr) -> int:
+    """Returns the value of a parsed expression. Raises ValueError for anything but arithmetic."""
     match node:
         case ast.Constant(value=int(value)):
             return value

@@ -326,6 +326,7 @@ def _authors(step: DataStep, answered_by: frozenset[str] | None) -> list[str]:
 
 
 def _manifest(checkpoint: ModelLocation) -> Manifest | None:
+    """Returns the manifest of a checkpoint; None if it is missing or damaged."""
     try:
         return read_manifest(checkpoint.folder)
     except EngineError:

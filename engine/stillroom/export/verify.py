@@ -165,6 +165,11 @@ def _compare_with_checkpoint(
     verification: Verification,
     same: float | None,
 ) -> Verified:
+    """Returns the accuracy of the written files next to the checkpoint's.
+
+    pairs: the checkpoint's and the files' score of each task. same: the share of equal answers.
+    Raises RunError if the files are clearly less accurate.
+    """
     difference = mean_estimate([new.success - old.success for old, new in pairs], limits=(-1, 1))
     verified = Verified(
         served_by=program,

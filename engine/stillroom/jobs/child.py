@@ -22,7 +22,12 @@ from pydantic import BaseModel
 
 from stillroom.errors import EngineError, RunError
 from stillroom.jobs.operations import ChildWork, load
-from stillroom.processes import end_with_parent, kill_family, limit_this_process, memory_share
+from stillroom.processes import (
+    end_with_parent,
+    kill_family,
+    limit_this_process,
+    user_code_memory_limit,
+)
 from stillroom.secrecy.environments import run_environment
 from stillroom.settings import Workspace
 
@@ -108,7 +113,7 @@ def run_in_child(
     limit, crashes, or is killed in `kill_children_on`.
     """
     kind = type(request)
-    memory = memory_share() if work.memory_gb is None else int(work.memory_gb * 1e9)
+    memory = user_code_memory_limit() if work.memory_gb is None else int(work.memory_gb * 1e9)
     action = work.action.format_map(dict(request))
     child_input = _ChildInput(
         action=action,

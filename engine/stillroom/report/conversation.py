@@ -100,6 +100,7 @@ def _part(kind: PartKind, text: str, limit: int, *, name: str = "", is_error: bo
 
 
 def _text(message: Message) -> str:
+    """Returns a message's content as text; a part that is not text is shown as `[type]`."""
     content: Any = message.get("content")
     if content is None or isinstance(content, str):
         return content or ""

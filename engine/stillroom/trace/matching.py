@@ -115,9 +115,9 @@ class RowSearch:
                 self._names.append(name)
 
     def single_row(self, shown: str) -> Line | None:
-        """Returns the matching row; None if there is none. `shown` is the file's name for errors.
+        """Returns the matching row; None if there is none.
 
-        Raises InputError if several rows match.
+        Raises InputError if several rows match; `shown` is the name of the file in that error.
         """
         if self._num_rows > 1:
             pairs = zip(self._names, self.lines, strict=True)

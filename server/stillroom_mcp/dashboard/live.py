@@ -126,6 +126,7 @@ def _time_figures(state: RunState) -> Iterator[Figure]:
 
 
 def _metric_figures(state: RunState) -> Iterator[Figure]:
+    """Yields the latest metrics of a run; 0 failed rollouts are not shown."""
     for name, label, note in _SHOWN:
         value = state.metrics.get(name)
         if value is not None and not (name == "failed" and not value):

@@ -79,7 +79,9 @@ def page_text(name: str) -> str:
     if page not in files:
         raise InputError(
             f"the documentation has no page {name!r}{nearest(page, list(files))}",
-            f"read one of {', '.join(files) or 'those of the repository (none is installed)'}",
+            f"read one of {', '.join(files)}"
+            if files
+            else "read the docs folder of the repository",
         )
     return files[page].read_text(encoding="utf-8")
 

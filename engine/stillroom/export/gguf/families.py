@@ -33,12 +33,12 @@ def find_unsupported(config: Settings) -> str | None:
     if config["model_type"] not in ARCHITECTURES:
         return f"the model type {config['model_type']!r}"
     is_gemma = config["model_type"] == "gemma3_text"
-    of_family = _unsupported_by_gemma if is_gemma else _unsupported_by_others
-    return next(iter([*_unsupported_by_all(config), *of_family(config)]), None)
+    of_family = _gemma_unsupported if is_gemma else _other_unsupported
+    return next(iter([*_common_unsupported(config), *of_family(config)]), None)
 
 
-def _unsupported_by_all(config: Settings) -> Iterator[str]:
-    """Yields the settings that llama.cpp supports in no family, or only in Llama models."""
+def _common_unsupported(config: Settings) -> Iterator[str]:
+    """Yields the unsupported settings that models of every family may have."""
     activation = config.get("hidden_activation") or config.get("hidden_act")
     if activation != _ACTIVATIONS.get(config["model_type"], "silu"):
         yield f"the activation {activation!r}"
@@ -54,14 +54,14 @@ def _unsupported_by_all(config: Settings) -> Iterator[str]:
         yield "partial_rotary_factor"
 
 
-def _unsupported_by_others(config: Settings) -> Iterator[str]:
-    """Yields the settings that llama.cpp supports only in Gemma models."""
+def _other_unsupported(config: Settings) -> Iterator[str]:
+    """Yields the unsupported settings of Llama and Qwen models."""
     if _SLIDING in (config.get("layer_types") or []):
         yield "sliding windows"
 
 
-def _unsupported_by_gemma(config: Settings) -> Iterator[str]:
-    """Yields the settings that llama.cpp does not support in Gemma models."""
+def _gemma_unsupported(config: Settings) -> Iterator[str]:
+    """Yields the unsupported settings of Gemma models."""
     for name in (
         "attn_logit_softcapping",
         "final_logit_softcapping",

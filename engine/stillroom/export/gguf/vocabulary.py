@@ -74,9 +74,12 @@ def read_vocabulary(tokenizer: Json, size: int) -> Vocabulary:
         scores = _scores(merges, tokens)
         _set_piece_types(tokens, types, model.get("unk_token"))
         _set_added_tokens(tokenizer["added_tokens"], tokens, types)
-        by_type = {TokenType.UNUSED: _UNUSED_SCORE, TokenType.CONTROL: _ADDED_SCORE}
-        by_type[TokenType.USER_DEFINED] = _ADDED_SCORE
-        scores = [by_type.get(kind, score) for kind, score in zip(types, scores, strict=True)]
+        score_of_type = {
+            TokenType.UNUSED: _UNUSED_SCORE,
+            TokenType.CONTROL: _ADDED_SCORE,
+            TokenType.USER_DEFINED: _ADDED_SCORE,
+        }
+        scores = [score_of_type.get(kind, score) for kind, score in zip(types, scores, strict=True)]
         return Vocabulary("llama", "default", tokens, types, scores=scores)
     pre = _pre_tokenizer_name(tokenizer)
     _set_added_tokens(tokenizer["added_tokens"], tokens, types)

@@ -23,7 +23,7 @@ from stillroom.processes import (
     end_with_parent,
     kill_family,
     limit_this_process,
-    memory_share,
+    user_code_memory_limit,
 )
 from stillroom.tools.schema import ArgumentChecker, ArgumentError, tool_schema, wants_task
 from stillroom.tools.user.file import (
@@ -320,7 +320,7 @@ def main() -> None:
         # The thread cannot act while a call holds the interpreter, but the system can; what the
         # call has started is then killed by the run's keeper.
         end_with_parent(files.parent)
-    limit_this_process(memory_bytes=memory_share())
+    limit_this_process(memory_bytes=user_code_memory_limit())
     try:
         code = UserCode(files.tools, files.rewards, files.secrets)
         ready = code.describe()
