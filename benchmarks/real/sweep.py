@@ -14,7 +14,8 @@ import json
 from pathlib import Path
 
 from project import Project
-from tasks import TASKS, gold_row, write_rows
+from task import gold_row, write_rows
+from tasks import TASKS
 
 ARMS = ("full:2e-4:2", "full:5e-5:2", "full:5e-4:2", "lora32:1e-4:2", "lora32:1e-3:2")
 

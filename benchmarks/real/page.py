@@ -1,0 +1,172 @@
+"""Writes docs/results.md from the figures of results.py."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from methods import METHODS, ON_POLICY_RATE, RATE
+from tasks import TASKS
+
+from stillroom.evaluate.intervals import (
+    accuracy_estimate,
+    excludes_zero,
+    mean_estimate,
+    smallest_difference,
+)
+
+PAGE = Path(__file__).parents[2] / "docs" / "results.md"
+CONTROL = "SFT, then more SFT"
+BASELINES = ("teacher", "base", "base, 5 examples")
+ABOUT = {
+    "tickets": (
+        "A support ticket becomes one line, `queue=returns urgency=low order=B7791`: six queues, three urgencies, an "
+        "order number to copy. The answer counts if the line is exact."
+    ),
+    "office": (
+        "A request such as *Send Mara a note with the weather in Graz on Friday* is carried out with seven tools over "
+        "three or four turns; the answer, which holds numbers that only the tools know, counts if it is exact."
+    ),
+    "returns": (
+        "Whether goods are taken back is decided by a policy of six rules. The teacher and the base model read the policy in "
+        "their prompt, students never do: it moves into the weights."
+    ),
+}
+HEAD = """# Results on a real model
+
+SmolLM2-135M-Instruct as student, on two CPU cores. `make real` runs all of it and writes this page; scripts, grammars and
+figures are in `benchmarks/real/`.
+
+- **The same for each method**: {rows} answers of the teacher and {minutes:g} minutes of training. Methods that start from an SFT model spend half of
+  the minutes on that.
+- **The teacher** of a task is SmolLM2-135M too, trained on 800 gold conversations of all forms. Students see nothing but what it says.
+- **Held-out tasks** are {heldout} with sentence forms of the training set and new fillings, and {heldout} with *new* sentence forms, of which the training set has
+  none: what a score on forms one has trained on is worth.
+- All weights are trained, at {rate:g} ({on_policy:g} on-policy), batches of 8 (32 prompts on-policy). Answers are greedy, and right only if they are
+  exact. Intervals are 95 %.
+- **Not shown**: anything below about {points:.0f} points, which is what {heldout} tasks a seed can show at {seeds}.
+"""
+WHAT_IT_SAYS = """
+## What it says
+
+{verdicts}
+
+## Configs to copy
+
+```yaml
+# SFT on tokens
+dataset_type: sft
+data: {{train_file: sft.jsonl, batch_size: 8}}
+model: {{path: SmolLM2-135M-Instruct.Q4_1.gguf, qlora_rank: 0}}
+trainer: {{num_epochs: 1000, learning_rate: 2.0e-4, schedule: constant, max_minutes: {minutes:g}}}
+```
+
+```yaml
+# on-policy, from an SFT run
+dataset_type: distill
+data: {{train_file: prompts.jsonl, batch_size: 32}}
+model: {{path: sft-…, qlora_rank: 0}}
+teacher: {{path: teacher}}
+rollout: {{max_tokens: 40, max_turns: 1, concurrency: 32}}
+algorithm: {{substeps: 2}}
+trainer: {{num_epochs: 1000, learning_rate: 5.0e-5, schedule: constant, max_minutes: {half:g}}}
+```
+"""
+
+Figure = dict[str, Any]
+
+
+def write_page(rows: Sequence[Figure]) -> None:
+    """Writes the page of the figures."""
+    trained = [row for row in rows if "minutes" in row]
+    if not trained:
+        raise SystemExit("error: no method was measured, so there is no page to write")
+    heldout, seeds = len(trained[0]["new"]), sorted({row["seed"] for row in rows})
+    num_seeds = f"{len(seeds)} seed{'' if len(seeds) == 1 else 's'}"
+    minutes = trained[0]["minutes"]
+    head = HEAD.format(
+        rows=trained[0]["teacher_rows"], minutes=minutes, heldout=heldout, rate=RATE,
+        on_policy=ON_POLICY_RATE, points=100 * smallest_difference(heldout * len(seeds)),
+        seeds=num_seeds,
+    )  # fmt: skip
+    parts = [head]
+    verdicts: list[str] = []
+    for name in TASKS:
+        own = [row for row in rows if row["task"] == name]
+        if own:
+            parts.append(_section(name, own))
+            verdicts += _verdicts(name, own)
+    said = "\n".join(f"- {line}" for line in verdicts) or "- Nothing yet: no control was measured."
+    parts.append(WHAT_IT_SAYS.format(verdicts=said, minutes=minutes, half=minutes / 2))
+    PAGE.write_text("".join(parts), encoding="utf-8")
+
+
+def _section(name: str, rows: Sequence[Figure]) -> str:
+    seeds = sorted({row["seed"] for row in rows})
+    days = sorted({row["date"] for row in rows})
+    commits = sorted({row["commit"] for row in rows})
+    lines = [
+        f"\n## {name.capitalize()}",
+        f"\n{ABOUT[name]}\n",
+        f"| | forms of training | new forms | new forms, beside *{CONTROL}* | training |",
+        "|---|---|---|---|---|",
+    ]
+    for method in (*BASELINES, *METHODS):
+        own = [row for row in rows if row["method"] == method]
+        if not own:
+            continue
+        seconds = [row["seconds"] for row in own if "seconds" in row]
+        spent = f"{sum(seconds) / len(seconds):.0f} s" if seconds else ""
+        cells = [_accuracy(own, "seen"), _accuracy(own, "new"), _gap(rows, method), spent]
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    lines.append(
+        f"\nSeeds {', '.join(map(str, seeds))}; measured {' to '.join(dict.fromkeys((days[0], days[-1])))} at "
+        f"{', '.join(commits)}. Seconds are those of the last training with loading; of methods from an SFT model, without it.\n"
+    )
+    return "\n".join(lines)
+
+
+def _accuracy(rows: Sequence[Figure], forms: str) -> str:
+    estimate = accuracy_estimate([float(digit) for row in rows for digit in row[forms]])
+    return f"{estimate.value:.1%} [{estimate.low:.1%}, {estimate.high:.1%}]"
+
+
+def _differences(rows: Sequence[Figure], method: str) -> list[float]:
+    """Returns, for each seed and task with new forms, the method's accuracy minus the control's."""
+    of = {(row["method"], row["seed"]): row["new"] for row in rows}
+    return [
+        float(own) - float(control)
+        for (name, seed), digits in of.items()
+        if name == method and (CONTROL, seed) in of
+        for own, control in zip(digits, of[CONTROL, seed], strict=True)
+    ]
+
+
+def _gap(rows: Sequence[Figure], method: str) -> str:
+    gaps = _differences(rows, method)
+    if method == CONTROL or method in BASELINES or not gaps:
+        return ""
+    estimate = mean_estimate(gaps, limits=(-1, 1))
+    text = f"{100 * estimate.value:+.1f} [{100 * estimate.low:+.1f}, {100 * estimate.high:+.1f}]"
+    return f"**{text}**" if excludes_zero(estimate) else text
+
+
+def _verdicts(name: str, rows: Sequence[Figure]) -> list[str]:
+    """Returns which methods are better or worse than the control on new forms, in a sentence."""
+    better: list[str] = []
+    worse: list[str] = []
+    same: list[str] = []
+    for method in METHODS:
+        gaps = _differences(rows, method)
+        if method == CONTROL or not gaps:
+            continue
+        estimate = mean_estimate(gaps, limits=(-1, 1))
+        is_clear = excludes_zero(estimate)
+        (same if not is_clear else better if estimate.value > 0 else worse).append(method)
+    parts = [
+        f"{word} than *{CONTROL}*: {'; '.join(methods)}"
+        for word, methods in (("better", better), ("worse", worse))
+        if methods
+    ]
+    if same:
+        parts.append(f"no difference shown: {'; '.join(same)}")
+    return [f"{name.capitalize()}, new forms: {'. '.join(parts)}."] if parts else []
