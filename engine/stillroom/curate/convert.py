@@ -132,7 +132,7 @@ class OpenedConversion:
 
 @contextmanager
 def open_conversion(workspace: Workspace, request: ConvertRollouts) -> Generator[OpenedConversion]:
-    """Opens the files of a conversion.
+    """Opens the inputs and the output of convert_rollouts.
 
     Raises InputError for own_share or own_per_prompt without own, for a file that is both an input
     and an own one, and for an output that must not be replaced.
@@ -142,7 +142,10 @@ def open_conversion(workspace: Workspace, request: ConvertRollouts) -> Generator
         # By value: a run's recorded request names every option.
         for name in ("own_share", "own_per_prompt"):
             if getattr(request, name) != ConvertRollouts.model_fields[name].default:
-                raise InputError(f"{name} requires own", "name the student's own rollouts as own")
+                raise InputError(
+                    f"{name} requires own",
+                    f"set own to the student's rollouts, or leave {name} out",
+                )
     own_names = [] if request.own is None else [request.own]
     output = workspace.output_file(request.output, label="output")
     with open_inputs(workspace, [*names, *own_names], outputs=[output]) as inputs:
@@ -294,6 +297,7 @@ class Conversion:
 def _nothing_converted_error(
     sources: Sequence[SourceFile], total: SourceCount, problems: Sequence[str]
 ) -> DataError:
+    """Returns the error for files without a row that can be converted."""
     reasons = ", ".join(f"{reason}: {count}" for reason, count in total.left_out.items())
     example = f"; the first problem: {problems[0]}" if problems else ""
     files = ", ".join(s.name for s in sources[:3]) + (", …" if len(sources) > 3 else "")
@@ -350,6 +354,7 @@ def supervised_row(
 
 
 def _sum_counts(name: str, counts: Sequence[SourceCount]) -> SourceCount:
+    """Returns the sum of the counts of several files, under a new name."""
     left_out: Counter[str] = Counter()
     for count in counts:
         left_out.update(count.left_out)

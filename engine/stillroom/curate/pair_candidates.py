@@ -127,6 +127,7 @@ class PairReader:
 
     def __init__(self) -> None:
         self._rows = RowReader()
+        # The task's rollouts by file and length, among which equal rows are found.
         self._same_size: dict[tuple[Path, int], list[IndexedRollout]] = {}
         self._cache: dict[IndexedRollout, PairedRollout] = {}
         self._cached_bytes = 0
@@ -153,6 +154,7 @@ class PairReader:
         return rollout
 
     def _read(self, entry: IndexedRollout) -> PairedRollout:
+        """Reads a rollout from its file."""
         data = self._rows.read(entry.path, entry.offset, entry.num_bytes)
         try:
             row = (

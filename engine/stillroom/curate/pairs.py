@@ -48,7 +48,7 @@ class MakeDpoPairs(ReplacingRequest):
     ] = None
     output: Annotated[str, Field(description="Pairs (.jsonl)")]
     strategy: Strategy = "best_worst"
-    min_difference: Annotated[float, Field(gt=0, description="Least difference of rewards")] = 0.1
+    min_difference: Annotated[float, Field(gt=0, description="Least reward difference")] = 0.1
     max_pairs_per_task: Annotated[
         int | None, Field(ge=1, description="Keeps the largest differences")
     ] = None
@@ -106,7 +106,7 @@ def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
 
 @contextmanager
 def open_pairing(workspace: Workspace, request: MakeDpoPairs) -> Generator["Pairing"]:
-    """Opens the files of a pairing.
+    """Opens the inputs and the output of make_dpo_pairs.
 
     Raises InputError if the output is one of the inputs, or already has rollouts.
     """

@@ -241,6 +241,7 @@ class _CandidatePool:
         return [row for band in self._names for row in self._sample_band(band)]
 
     def _sample_band(self, band: str) -> Iterator[ReviewRow]:
+        """Yields the sampled rows of a band."""
         candidates = self._candidates.get(band, {})
         limit = self._limits[band]
         if band == _NO_REWARD and len(self._candidates) > 1:

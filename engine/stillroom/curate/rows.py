@@ -172,6 +172,7 @@ class _RowDecoder:
         return [self._decode(file, line) for line in lines]
 
     def _decode(self, file: Path, line: Line) -> CuratedRow:
+        """Decodes a line quickly if it is a usual one, else with all checks."""
         try:
             if not line.is_cut and (row := self._decode_quickly(file, line)) is not None:
                 return row
@@ -198,6 +199,7 @@ class _RowDecoder:
         return CuratedRow(file, line, facts, None, parts, RolloutLayout.STILLROOM)
 
     def _are_tools_valid(self, tools: msgspec.Raw) -> bool:
+        """Returns whether the tool schemas of a row are valid."""
         if tools == _NULL:
             return True
         data = bytes(tools)

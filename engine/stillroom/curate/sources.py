@@ -280,6 +280,7 @@ def files_to_import_for_validation(workspace: Workspace, name: str) -> list[Path
 
 
 def _sources_of(workspace: Workspace, name: str) -> "ImportSources | None":
+    """Returns the files of an input by format; None if import_rollouts cannot read it."""
     # Imported here, so that the server does not load the readers before they are needed.
     from stillroom.importing.sources import group_by_format
 

@@ -250,6 +250,7 @@ class _Models:
         return RefiningPolicy(teacher, failed, refine.options, student=student, critic=critic)
 
     async def _open_critic(self, critic: CriticPlan) -> Policy:
+        """Opens the model of critic.yml."""
         sampling = SamplingSettings(temperature=0.0, max_tokens=critic.file.max_tokens)
         if isinstance(critic.policy, ModelLocation):
             return await self._load_local(critic.policy, sampling)
@@ -268,6 +269,7 @@ class _Models:
         calls: CallSettings,
         spending: Spending | None,
     ) -> OpenAITeacher:
+        """Opens a client of an endpoint."""
         key = self.plan.workspace.read_key(endpoint.api_key_env)
         teacher = OpenAITeacher(endpoint, model, sampling, key=key, calls=calls, spending=spending)
         return await self.stack.enter_async_context(teacher)
@@ -401,8 +403,8 @@ class _ToolSources:
             if browser is not None and self._options.browse:
                 sources["the browser"] = browser
             if self._tasks:
-                stand_in = PlaywrightNames(browser) if browser is not None else None
-                containers = await stack.enter_async_context(self._containers(stand_in))
+                fallback = PlaywrightNames(browser) if browser is not None else None
+                containers = await stack.enter_async_context(self._containers(fallback))
                 sources["the rows' containers"] = containers
                 self.notes += containers.notes
             if len(sources) > 1:
@@ -436,6 +438,7 @@ class _ToolSources:
         return await stack.enter_async_context(browser)
 
     def _containers(self, fallback: ToolSource | None) -> DockerTools:
+        """Returns the tools of the containers, not yet open."""
         return DockerTools(
             self._tasks,
             folder=self._plan.workspace.root,

@@ -221,6 +221,7 @@ def forecast(
 
 
 def _assumptions(rules: CallRules) -> list[str]:
+    """Returns the assumptions under which the low and high numbers hold."""
     frame = (
         f"high: a token is at least a byte, a chat template adds at most {TEMPLATE_TOKENS} tokens "
         f"to a call and {FRAME_TOKENS} to a turn, and no interrupted call is billed"
@@ -293,6 +294,7 @@ def _summed_prompts(prompt: float, growth: float, turns: float) -> float:
 def _judge_forecast(
     loads: Sequence[RolloutLoad], rules: CallRules, price: Price | None, answer_tokens: float
 ) -> JudgeForecast | None:
+    """Returns the forecast of the judge's calls; None if the run has no judge."""
     if not rules.judge_max_tokens:
         return None
     judged = [load.judge for load in loads if load.judge is not None]
@@ -308,6 +310,7 @@ def _judge_forecast(
 def _critic_forecast(
     loads: Sequence[RolloutLoad], rules: CallRules, price: Price | None
 ) -> JudgeForecast | None:
+    """Returns the forecast of the critic's calls; None if the run has no critic."""
     criticised = [load.critic for load in loads if load.critic is not None]
     if not criticised:
         return None
@@ -329,6 +332,7 @@ class _GraderLimits:
 def _grader_forecast(
     loads: Sequence[JudgeLoad], limits: _GraderLimits, price: Price | None
 ) -> JudgeForecast:
+    """Returns the forecast of a judge's or critic's calls."""
     certain = [load for load in loads if load.is_certain]
     retry = limits.max_tokens + _CORRECTION_BYTES + FRAME_TOKENS
     prompts = _range(
@@ -363,6 +367,7 @@ def _range(low: float, expected: float, high: float) -> ForecastRange:
 def _cost(
     price: Price | None, prompts: ForecastRange, completions: ForecastRange
 ) -> ForecastRange | None:
+    """Returns the cost of tokens; None if the price is unknown."""
     if price is None:
         return None
 

@@ -314,6 +314,7 @@ def chosen_indices(length: int, *, n: int | None, entries: str | None) -> Sequen
 
 
 def _indices(entries: str, length: int) -> list[int]:
+    """Returns the indices in text such as "0,2,5-9". Raises InputError if they are invalid."""
     indices: list[int] = []
     for part in entries.split(","):
         begin, dash, last = part.strip().partition("-")

@@ -127,6 +127,7 @@ class _StudentRow(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, path: Path, number: int, data: bytes) -> "_StudentRow":
+        """Decodes a line. Raises DataError if it is not a rollout of generate_rollouts."""
         try:
             return _STUDENT_ROW.decode(data)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

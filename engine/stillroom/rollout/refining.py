@@ -239,6 +239,7 @@ class RefiningConversation:
         self._num_turns = 0
         self._segment: _Segment | None = None
         self._last_is_given = False
+        """Whether the last turn was replayed from the student's rollout."""
 
     async def sample(self) -> SampledTurn:
         """Returns the next turn: the student's recorded turn, or a new one of either model."""
@@ -247,6 +248,7 @@ class RefiningConversation:
         return turn
 
     async def _next(self) -> SampledTurn:
+        """Returns the next turn: the student's recorded one before the takeover, else a new one."""
         index, given = self._num_turns, self.rollout.turns
         is_inside = index < len(given)
         if (
@@ -266,6 +268,7 @@ class RefiningConversation:
         return msgspec.structs.replace(turn, origin=TurnOrigin(author=segment.author))
 
     def _student_turn(self, index: int, unused: CallTotals | None = None) -> SampledTurn:
+        """Returns a recorded turn of the student, which costs nothing."""
         is_last = index + 1 == len(self.rollout.turns)
         message = {k: v for k, v in self.rollout.turns[index].items() if k != "weight"}
         return SampledTurn(
@@ -304,6 +307,7 @@ class RefiningConversation:
         return _Segment(policy, author, list(self._messages), f"{self.seed_key}:{author}{index}")
 
     async def _open(self, segment: _Segment) -> None:
+        """Opens the conversation of a segment and replays its turns."""
         prefix = [_as_context(message) for message in segment.prefix]
         opened = segment.policy.converse(prefix, self._tools, seed_key=segment.seed_key)
         self._stack.push_async_callback(segment.closing.aclose)

@@ -109,7 +109,7 @@ class RolloutOptions(JudgeOptions, EpisodeOptions, ModelChoice):
     concurrency: Annotated[int, Field(ge=1, le=4096, description="Conversations at once")] = 20
     max_concurrency: Annotated[
         int | None,
-        Field(ge=1, le=4096, description="Endpoints: may grow up to"),
+        Field(ge=1, le=4096, description="Endpoints: may grow to this"),
     ] = None
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: int | None = None
@@ -160,6 +160,7 @@ class RefineOptions(StrictModel):
 
     @model_validator(mode="after")
     def _check_refine_options(self) -> Self:
+        """Rejects options that need `refine` or another `takeover`."""
         # By value: a run's recorded request names every option; `start` was once the default.
         fields = type(self).model_fields
         names = ("turns", "critic", "train_turns")
@@ -208,9 +209,7 @@ class GenerateRollouts(PlacedRequest, RefineOptions, RolloutOptions):
     budget_usd: Annotated[
         float | None, Field(gt=0, description="Cap of this output, reruns included")
     ] = None
-    max_total_tokens: Annotated[int | None, Field(ge=1, description="The same cap in tokens")] = (
-        None
-    )
+    max_total_tokens: Annotated[int | None, Field(ge=1, description="Cap in tokens")] = None
     max_minutes: Annotated[float | None, Field(gt=0, description="Cap of this run")] = None
     dry_run: Annotated[
         bool, Field(description="Only forecast calls, tokens and cost; calls nothing")

@@ -52,6 +52,7 @@ async def origin_of(plan: RolloutPlan) -> RolloutOrigin:
 
 
 def _origin(plan: RolloutPlan) -> RolloutOrigin:
+    """Returns the inputs and models of a run; `origin_of` calls this in a thread."""
     refine, policy = plan.refine, plan.policy
     is_local = isinstance(policy, ModelLocation)
     models = [identify(policy, role="policy") if is_local else plan.options.record("policy")]
@@ -244,6 +245,7 @@ class ProgressReport:
         self._reporter.progress(done, self._total, unit="rollouts", phase=_PHASE)
 
     def _metrics(self, live: Mapping[str, float], failed: int, clock: float) -> dict[str, float]:
+        """Returns the metrics of the tally, plus those of workers that are still running."""
         tally = self._tally
         calls = tally.calls + live.get("calls", 0)
         num_tokens = tally.usage.prompt_tokens + tally.usage.completion_tokens
@@ -254,7 +256,7 @@ class ProgressReport:
             "calls_per_s": round(calls / max(clock - self._started, 1e-3), 2),
             "tokens": num_tokens + live.get("tokens", 0),
         }
-        # Before the first call it would be a 0 that stays where the price is not known.
+        # Left out before the first call: with an unknown price, a cost of 0 would stay on display.
         if tally.cost_usd is not None and calls:
             metrics["cost_usd"] = round(tally.cost_usd + live.get("cost_usd", 0.0), 6)
         return metrics

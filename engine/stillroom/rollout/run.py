@@ -150,6 +150,7 @@ class _Run:
         with AppendLog(folder / "failures.jsonl") as failures:
 
             async def on_outcome(outcome: Outcome) -> None:
+                """Writes an outcome to its file, then counts and reports it."""
                 if isinstance(outcome, Trajectory):
                     self._store.finish(outcome)
                     self._note_answerers(outcome)
@@ -186,8 +187,8 @@ class _Run:
         if not self._has_calls_in_text and any(map(is_from_text, calls)):
             self._has_calls_in_text = True
             self._reporter.note(
-                f"the server of {rollout.teacher.model!r} left tool calls in the text; they were "
-                "parsed from it, but start the server with a tool-call parser (vLLM: "
+                f"the server of {rollout.teacher.model!r} left tool calls in the text, from "
+                "which they were parsed; to avoid this, start the server with a parser (vLLM: "
                 "--enable-auto-tool-choice --tool-call-parser NAME; SGLang: --tool-call-parser "
                 "NAME; llama.cpp: --jinja)"
             )

@@ -49,7 +49,7 @@ def check_output(output: Path, sources: Sequence[Path]) -> None:
     Rollouts are protected because they cost money to make.
     """
     if output.resolve() in {file.resolve() for path in sources for file in rollout_files(path)}:
-        raise InputError(f"the output {output} is the input itself", "choose another output")
+        raise InputError(f"the output {output} is also an input", "choose another output")
     if holds_rollouts(output):
         raise InputError(
             f"the output {output} holds rollouts that generate_rollouts wrote",

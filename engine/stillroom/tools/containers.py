@@ -86,6 +86,7 @@ class DockerEngine:
         return image
 
     async def _pull(self, image: str) -> str:
+        """Pulls an image unless it is present. Raises InputError."""
         try:
             await self._run(["image", "inspect", image])
         except DockerError:
@@ -314,6 +315,7 @@ class DockerTools(ToolSource, AsyncContextManagerMixin):
             yield session
 
     def _use_fallback(self, reason: NoEngineError) -> None:
+        """Notes that the fallback is used. Raises EngineError if tasks need other containers."""
         others = [docker for docker in self._env_by_container if docker != PLAYWRIGHT]
         if others or self._fallback is None:
             raise EngineError(
@@ -329,6 +331,7 @@ class DockerTools(ToolSource, AsyncContextManagerMixin):
         )
 
     async def _prepare(self, engine: DockerEngine) -> None:
+        """Removes leftover containers, prepares the images and lists their servers' tools."""
         try:
             await engine.remove_leftovers()
         except DockerError as error:
@@ -346,13 +349,14 @@ class DockerTools(ToolSource, AsyncContextManagerMixin):
     async def _probe(
         self, engine: DockerEngine, docker: str, image: str, env: Mapping[str, str]
     ) -> _PreparedImage:
+        """Returns an image with its server's tools, listed in a temporary container."""
         try:
             async with engine.container(image, env) as container:
                 return _PreparedImage(image, await self._wait_for_server(engine, container))
         except (DockerError, ConnectFailedError) as error:
             raise InputError(
                 f"docker: {docker!r}: no MCP server responds in its container: {error}",
-                f"its image must start one on 0.0.0.0 port {MCP_PORT} (path /mcp); try "
+                f"the image must start a server on 0.0.0.0 port {MCP_PORT} (path /mcp); try "
                 f"`{engine.executable} run --publish {MCP_PORT}:{MCP_PORT} {image}`",
             ) from error
 

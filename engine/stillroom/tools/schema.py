@@ -145,6 +145,7 @@ def _parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _json_type(function: Callable[..., Any], name: str, kind: Any) -> dict[str, Any]:
+    """Returns the JSON schema of a parameter's type. Raises ToolFileError."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind in _JSON_TYPES:
         return dict(_JSON_TYPES[kind])
@@ -167,6 +168,7 @@ def _json_type(function: Callable[..., Any], name: str, kind: Any) -> dict[str, 
 
 
 def _union(function: Callable[..., Any], name: str, inner: tuple[Any, ...]) -> dict[str, Any]:
+    """Returns the JSON schema of a union, in its short form for an optional type."""
     members = [_json_type(function, name, kind) for kind in inner]
     others = [member for member in members if member != {"type": "null"}]
     if len(others) == 1 and len(members) == 2 and set(others[0]) == {"type"}:

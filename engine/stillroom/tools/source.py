@@ -149,7 +149,7 @@ class CombinedTools(ToolSource):
         if other != source_name:
             raise InputError(
                 f"the tool name {tool!r} is used by both {other} and {source_name}",
-                "remove one of them, or rename the function if it is yours",
+                "remove one of the two tools, or rename the function in tools.py",
             )
 
     @property

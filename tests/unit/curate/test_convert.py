@@ -134,7 +134,7 @@ def test_rollouts_are_never_replaced_by_what_is_made_of_them(
     (tmp_path / "link.jsonl").symlink_to(path)
     before = path.read_bytes()
 
-    with pytest.raises(InputError, match="is the input itself"):
+    with pytest.raises(InputError, match="is also an input"):
         convert(tmp_path, source, output=output)
     assert path.read_bytes() == before
 

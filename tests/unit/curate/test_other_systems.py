@@ -228,7 +228,7 @@ def test_a_log_is_never_replaced_by_what_is_made_of_it(tmp_path: Path) -> None:
     workspace = workspace_with(tmp_path, "litellm")
     before = (tmp_path / "logs" / "openai.jsonl").read_bytes()
 
-    with pytest.raises(InputError, match="is the input itself"):
+    with pytest.raises(InputError, match="is also an input"):
         convert_rollouts(workspace, ConvertRollouts(input="logs", output="logs/openai.jsonl"))
 
     assert (tmp_path / "logs" / "openai.jsonl").read_bytes() == before

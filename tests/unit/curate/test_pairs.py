@@ -278,7 +278,7 @@ def test_rollouts_are_never_replaced_by_their_pairs(tmp_path: Path, kind: str, o
         "sides": {"chosen_from": "other.jsonl", "rejected_from": "rollouts/a.jsonl"},
     }
 
-    with pytest.raises(InputError, match="is the input itself"):
+    with pytest.raises(InputError, match="is also an input"):
         pairs_of(tmp_path, output=output, **sources[kind])
     assert path.read_bytes() == before
 

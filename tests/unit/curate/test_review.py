@@ -110,7 +110,7 @@ def test_a_review_that_was_begun_is_never_replaced(tmp_path: Path) -> None:
 
     with pytest.raises(InputError, match="has 1 verdicts"):
         sample(tmp_path)
-    with pytest.raises(InputError, match="is the input itself"):
+    with pytest.raises(InputError, match="is also an input"):
         sample(tmp_path, output="rows.jsonl")
 
 

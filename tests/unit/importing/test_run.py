@@ -467,7 +467,7 @@ def test_faulty_requests_are_refused_with_a_fix(tmp_path):
     with pytest.raises(DataError, match="has a readable conversation"):
         imported(tmp_path, ["{}"], format="openai_chat")
     assert not (tmp_path / "out.jsonl").exists()
-    with pytest.raises(InputError, match="the input itself"):
+    with pytest.raises(InputError, match="is also an input"):
         imported(tmp_path, conversation("lamp"), output="calls.jsonl")
     (tmp_path / "out.jsonl").write_text("mine\n", encoding="utf-8")
     with pytest.raises(InputError, match="stillroom did not write it"):

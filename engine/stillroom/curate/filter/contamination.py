@@ -134,6 +134,7 @@ def _common_start(texts: Sequence[Ngram]) -> Ngram:
 
 
 def _prompt_messages(row: dict[str, Any] | Problem, where: str) -> list[Any]:
+    """Returns the messages of a row's prompt. Raises DataError for an invalid row."""
     row_format = None if isinstance(row, Problem) else detect_format(row)
     if isinstance(row, Problem) or row_format is None:
         message = row.message if isinstance(row, Problem) else "has no known format"

@@ -130,6 +130,7 @@ def _fact_rules(request: FilterDataset) -> list[_FactRule]:
 
 
 def _reward_rule(min_reward: float) -> _FactRule:
+    """Returns a rule that drops rows with a lower reward, or without one."""
     absent, low = Reason("no reward"), Reason(f"reward below {min_reward:g}")
 
     def judge(facts: RowFacts) -> Reason | None:
@@ -141,6 +142,7 @@ def _reward_rule(min_reward: float) -> _FactRule:
 
 
 def _success_rule(*, want_success: bool) -> _FactRule:
+    """Returns a rule that drops rows without the wanted success."""
     unknown = Reason("success unknown")
     opposite = Reason("no success" if want_success else "a success")
 
@@ -154,6 +156,7 @@ def _success_rule(*, want_success: bool) -> _FactRule:
 
 
 def _turns_rule(min_turns: int | None, max_turns: int | None) -> _FactRule:
+    """Returns a rule that drops rows with fewer or more assistant messages."""
     low, high = min_turns or 0, sys.maxsize if max_turns is None else max_turns
     too_few, too_many = Reason(f"under {min_turns} turns"), Reason(f"over {max_turns} turns")
 
@@ -170,6 +173,7 @@ def _uses(facts: RowFacts, tool: str) -> bool:
 
 
 def _tool_error_rule(max_errors: int) -> _FactRule:
+    """Returns a rule that drops rows with more tool errors, or an unknown number of them."""
     unknown, over = Reason("tool errors unknown"), Reason(f"over {max_errors} tool errors")
 
     def judge(facts: RowFacts) -> Reason | None:
@@ -212,6 +216,7 @@ def _row_rules(request: FilterDataset, context: FilterContext) -> list[_RowRule]
 
 
 def _verdict_rule(verdicts: RowVerdicts, *, reviewed_only: bool) -> _RowRule:
+    """Returns a rule that drops rows with the verdict drop; also, if wanted, unreviewed rows."""
     dropped = Reason("dropped in review")
     unreviewed = Reason("not reviewed") if reviewed_only else None
 
@@ -223,6 +228,7 @@ def _verdict_rule(verdicts: RowVerdicts, *, reviewed_only: bool) -> _RowRule:
 
 
 def _answerer_rule(allowed: Sequence[str]) -> _RowRule:
+    """Returns a rule that drops rows that a model matching none of the patterns answered."""
     unknown, other = Reason("answering model unknown"), Reason("answered by another model")
 
     def judge(row: CuratedRow) -> Reason | None:
@@ -235,6 +241,7 @@ def _answerer_rule(allowed: Sequence[str]) -> _RowRule:
 
 
 def _success_rate_rule(min_rate: float, rates: Mapping[str, float]) -> _RowRule:
+    """Returns a rule that drops rows of tasks with a lower success rate, or an unknown one."""
     unknown = Reason("task success rate unknown")
     low = Reason(f"task success rate below {min_rate:g}")
 
@@ -248,6 +255,7 @@ def _success_rate_rule(min_rate: float, rates: Mapping[str, float]) -> _RowRule:
 
 
 def _token_rule(max_tokens: int, renderer: ChatRenderer) -> _RowRule:
+    """Returns a rule that drops rows with more tokens, and those that cannot be rendered."""
     over = Reason(f"over {max_tokens} tokens")
     not_renderable = Reason("not renderable for the student")
 
@@ -276,6 +284,7 @@ def count_tokens(row: CuratedRow, renderer: ChatRenderer) -> int | None:
 
 
 def _regex_rule(pattern: str, match: str, *, must_match: bool) -> _RowRule:
+    """Returns a rule that drops rows without a match; if not `must_match`, those with one."""
     regex = re.compile(pattern)
     reason = Reason("contains: no match" if must_match else "not_contains: a match")
 
@@ -291,6 +300,7 @@ def _regex_rule(pattern: str, match: str, *, must_match: bool) -> _RowRule:
 
 
 def _language_rule(allowed: str) -> _RowRule:
+    """Returns a rule that drops rows whose answer is in another language."""
     detector = LanguageDetector(allowed)
 
     def judge(row: CuratedRow) -> Reason | None:
@@ -301,6 +311,8 @@ def _language_rule(allowed: str) -> _RowRule:
 
 
 def _sensitive_data_rule(name: str, kinds: tuple[SensitiveKind, ...]) -> _RowRule:
+    """Returns a rule that drops rows with sensitive data of these kinds, anywhere in the row."""
+
     def judge(row: CuratedRow) -> Reason | None:
         names = kinds_in("\n".join(strings_in(row.whole)), kinds)
         return Reason(f"{name}: {', '.join(names)}") if names else None
@@ -309,6 +321,7 @@ def _sensitive_data_rule(name: str, kinds: tuple[SensitiveKind, ...]) -> _RowRul
 
 
 def _contamination_rule(index: ContaminationIndex, level: ContaminationLevel) -> _RowRule:
+    """Returns a rule that drops rows with an evaluation prompt at this level or a closer one."""
     dropped = LEVELS[: LEVELS.index(level) + 1]
 
     def judge(row: CuratedRow) -> Reason | None:

@@ -110,6 +110,7 @@ class RowWriter:
         self._kept.write_raw(row.line.view, source=row.line.source)
 
     def _dropped_row(self, row: CuratedRow, name: str, reasons: Reasons) -> DroppedRow:
+        """Returns a row's line for the side file."""
         texts = [reason.text for reason in reasons]
         like = next((reason.like for reason in reasons if reason.like), None)
         if like is not None and self._inputs.imported:
@@ -121,7 +122,7 @@ class RowWriter:
 
 @contextmanager
 def open_filtering(workspace: Workspace, request: FilterDataset) -> Generator["Filtering"]:
-    """Opens the files of a filtering.
+    """Opens the inputs and outputs of filter_dataset.
 
     Raises InputError if an output is one of the inputs, or already has rollouts.
     """

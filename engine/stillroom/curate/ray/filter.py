@@ -51,8 +51,8 @@ class _TaskInput:
     """The context of the filters without the renderer, which each process makes for itself."""
     inputs: RowInputs
 
-    def with_renderer(self) -> FilterContext:
-        """Returns the context with a renderer, if the request names a model."""
+    def filter_context(self) -> FilterContext:
+        """Returns the context of the filters, with a renderer if the request names a model."""
         renderer = None if self.request.model is None else _renderer(self.root, self.request.model)
         context = self.context
         return FilterContext(renderer, context.success_rates, context.evaluation, context.verdicts)
@@ -91,6 +91,7 @@ def filter_on_ray(workspace: Workspace, request: FilterDataset) -> FilterResult:
 def _filter_context(
     workspace: Workspace, request: FilterDataset, parts: RayParts, filtering: Filtering
 ) -> FilterContext:
+    """Returns the context of the filters; if they need it, Ray tasks survey all files."""
     verdicts = review_verdicts(workspace, request, filtering.rows)
     index = evaluation_index(workspace, request)
     survey = TaskSurvey(request, index)
@@ -131,9 +132,10 @@ def _write_jobs(
 
 
 def _judge_file(file: Path, shared: Any) -> _JudgedFile:
+    """Judges each row of a file by itself, as a Ray task."""
     task_input: _TaskInput = _get_shared(shared)
     judge, reader = (
-        RowJudge(task_input.request, task_input.with_renderer()),
+        RowJudge(task_input.request, task_input.filter_context()),
         TraitReader(task_input.request),
     )
     judged = _JudgedFile(JudgedRows(), [])
@@ -163,7 +165,7 @@ def _write_rows(
 ) -> tuple[WrittenPart[FilterTally], WrittenPart[None], FileRecord]:
     """Writes the rows of a file; without `judged`, it judges each row by itself."""
     task_input: _TaskInput = _get_shared(shared)
-    context, request = task_input.with_renderer(), task_input.request
+    context, request = task_input.filter_context(), task_input.request
     tally, rows = FilterTally(request), read_rows_to_filter(file)
     judge = RowJudge(request, context)
     with atomic_output(kept_path) as kept, atomic_output(dropped_path) as dropped:

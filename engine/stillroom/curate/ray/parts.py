@@ -71,6 +71,7 @@ class RayParts:
             yield self._result(running.popleft())
 
     def _result(self, reference: Any) -> Any:
+        """Returns a task's result. Raises its EngineError, or RunError for any other failure."""
         try:
             return self.ray.get(reference)
         except self.ray.exceptions.RayTaskError as error:

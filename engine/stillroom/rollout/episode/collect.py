@@ -377,6 +377,7 @@ class _FinishedEpisode:
 
 
 def _trajectory(spec: RolloutSpec, context: RolloutContext, ended: _FinishedEpisode) -> Trajectory:
+    """Returns the row of a finished rollout."""
     episode, judgement = ended.episode, ended.judgement
     return Trajectory(
         id=f"{spec.task.task_id}-{spec.sample}",

@@ -265,6 +265,7 @@ async def _call_tools(calls: Sequence[ToolCall], tools: OfferedTools) -> list[To
 
 
 async def _call_tool(call: ToolCall, tools: OfferedTools) -> ToolResult:
+    """Runs one tool call; a call that is not valid gets an error result."""
     name, arguments_text = call["function"]["name"], call["function"]["arguments"]
     allowed = [schema["function"]["name"] for schema in tools.schemas]
     if tools.session is None or name not in allowed:

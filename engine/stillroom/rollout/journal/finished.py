@@ -38,7 +38,7 @@ class FinishedRows(Mapping[RolloutKey, FinishedRow]):
         # The packed rows one after another, and the offset at which each row ends, after a 0.
         self._data = bytearray()
         self._ends = array("Q", [0])
-        # The number of each row by the hash of its key, which is smaller than the key in the row.
+        # Each row's number, by the hash of its key, which takes less memory than the key.
         self._numbers: dict[int, int] = {}
         self._answerers: dict[Answerers, int] = {}
         """The index in `_groups` of each group of answering models; most rows share one group."""
@@ -80,6 +80,7 @@ class FinishedRows(Mapping[RolloutKey, FinishedRow]):
         return map(self._row, list(self._numbers.values()))
 
     def _row(self, number: int) -> FinishedRow:
+        """Unpacks the row with a number."""
         # A copy: while a view of it exists, the array cannot grow.
         packed = _PACKED.decode(bytes(self._data[self._ends[number] : self._ends[number + 1]]))
         row = FinishedRow(

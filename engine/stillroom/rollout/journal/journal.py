@@ -228,20 +228,20 @@ class RolloutStore:
         Where a row and the journal differ, the larger cost counts: rows of older versions may lack
         calls that are in the journal.
         """
-        by_step, on_finished = self._earlier.spent, self._earlier.spent_on_finished
+        on_unfinished, on_finished = self._earlier.spent, self._earlier.spent_on_finished
         spent = self._earlier.unconfirmed + self.lost.worst
         for row in self.finished.rows():
             key, in_row = RolloutKey(row.task_id, row.sample), row.spent
-            in_journal = by_step.get(key) or on_finished.of(key)
+            in_journal = on_unfinished.get(key) or on_finished.of(key)
             spent += Cost(max(in_row.tokens, in_journal.tokens), max(in_row.usd, in_journal.usd))
-        unfinished = (cost for key, cost in by_step.items() if key not in self.finished)
+        unfinished = (cost for key, cost in on_unfinished.items() if key not in self.finished)
         return sum(unfinished, start=spent)
 
     def paid(self) -> CallTotals:
         """Returns the totals of all recorded calls, including those of unfinished rollouts."""
         paid = sum((row.paid for row in self.finished.rows()), start=CallTotals())
-        by_step = self._earlier.paid
-        unfinished = (totals for key, totals in by_step.items() if key not in self.finished)
+        on_unfinished = self._earlier.paid
+        unfinished = (totals for key, totals in on_unfinished.items() if key not in self.finished)
         return sum(unfinished, start=paid)
 
     def close(self, *, is_complete: bool) -> None:

@@ -271,6 +271,7 @@ class JournalContent:
             self.known.setdefault(key, KnownSteps()).add(record)
 
     def _pay(self, key: RolloutKey, totals: CallTotals, *, is_finished: bool) -> None:
+        """Adds the cost of calls to a rollout."""
         if is_finished:
             self.spent_on_finished.add(key, Cost.of(totals.usage, totals.cost_usd))
             return
@@ -302,7 +303,7 @@ def decoded_lines(path: Path, decoder: msgspec.json.Decoder[_T], kind: str) -> I
                 return
             raise DataError(
                 f"{path}:{line.number} is not {kind}: {error}",
-                "remove this line, whose step is then repeated, or choose another output",
+                "remove this line to repeat what it records, or choose another output",
             ) from error
 
 

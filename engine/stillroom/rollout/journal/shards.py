@@ -306,7 +306,7 @@ def _open_when_free(path: Path, settings: _Settings) -> RolloutStore:
 def unmerged_steps(
     output: Path, finished: Mapping[RolloutKey, FinishedRow]
 ) -> tuple[dict[RolloutKey, FinishedRow], dict[RolloutKey, KnownSteps]]:
-    """Returns the finished rows and the recorded steps, including those of unmerged shards.
+    """Returns the rows of unmerged shards that are not `finished`, and the shards' recorded steps.
 
     Unmerged shards belong to a run that was killed or is still running. Nothing is written.
     """

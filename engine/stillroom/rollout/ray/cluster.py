@@ -48,6 +48,7 @@ def ray_cluster(
 
 
 def _connect(ray: Any, address: str | None, num_cpus: int | None) -> None:
+    """Connects to a cluster; the address `local` starts one on this machine."""
     if address != "local":
         ray.init(address=address)
         return

@@ -326,6 +326,7 @@ class ShardDriver:
         return bool(ready)
 
     def _start_worker(self) -> Any:
+        """Starts the actor of a shard; Ray places it once a CPU is free."""
         gpus = 0.0
         if self._request.provider in IN_PROCESS:
             gpus = self._ray.cluster_resources().get("GPU", 0.0)
@@ -342,6 +343,7 @@ class ShardDriver:
         return options.remote()
 
     def _job(self, shard: Shard, remaining: RemainingBudget) -> ShardJob:
+        """Returns the job of a shard's worker."""
         changes: dict[str, Any] = {
             "output": str(shard_output(self._output, shard.number)),
             "concurrency": shard.concurrency,

@@ -73,6 +73,7 @@ def input_rows(source: Path) -> Iterator[InputRow]:
 
 
 def _input_row(where: str, line: Line) -> InputRow:
+    """Returns a line as a row, with its rollout if it can be judged."""
     row, data = decode_line(line), line.data
     layout = None if isinstance(row, Problem) else layout_of(row)
     if isinstance(row, Problem) or layout is None or any(RULES[layout].problems(row)):
@@ -244,21 +245,21 @@ class ScoreJournal:
     def __exit__(self, *_error: object) -> None:
         self._log.close()
 
-    def known(self, row: str) -> Judgement | None:
+    def known(self, row_key: str) -> Judgement | None:
         """Returns the judgement of a row if an earlier run has recorded it, else None."""
-        verdict = self._known.get(row)
+        verdict = self._known.get(row_key)
         if verdict is None:
             return None
         paid = CallTotals(calls=verdict.calls, answered_by=verdict.answered_by)
         preconditions = verdict.preconditions
         return Judgement(verdict.total, verdict.by_name, paid, preconditions=preconditions)
 
-    def keep(self, row: str, judgement: Judgement) -> None:
+    def keep(self, row_key: str, judgement: Judgement) -> None:
         """Records a judgement if the judge was called for it."""
         if judgement.judge is not None:
             verdict = _KnownVerdict(
                 settings=self._settings,
-                row=row,
+                row=row_key,
                 total=judgement.total,
                 by_name=dict(judgement.by_name),
                 calls=judgement.judge.calls,

@@ -103,6 +103,7 @@ async def _open_rewarder(
     plan: ScoringPlan,
     reporter: Reporter,
 ) -> Rewarder:
+    """Opens rewards.py and the judge."""
     pool = await open_user_pool(
         stack,
         tools_file=None,
@@ -176,6 +177,7 @@ class _Run:
     async def _judge(
         self, row: InputRow, rollout: JudgeableRow, seed: int | None
     ) -> Judgement | CallFailedError:
+        """Returns the judgement of a row, or the error if judging failed."""
         known = self._verdicts.known(row.key)
         if known is not None:
             self.tally.replayed += known.judge.calls if known.judge else 0
@@ -235,6 +237,7 @@ class _Run:
         self._log.append({"where": row.where, **details})
 
     def _report(self) -> None:
+        """Reports the counts so far."""
         tally = self.tally
         values = {
             "changed": tally.changed,

@@ -150,6 +150,7 @@ def marked_answer(text: str) -> str | None:
 
 
 def _last_boxed(text: str) -> str | None:
+    """Returns the content of the last \\boxed{…}; None if there is none or it has no end."""
     boxes = list(_BOXED.finditer(text))
     if not boxes:
         return None

@@ -246,6 +246,7 @@ def _objects_in(text: str) -> list[dict[str, Any]]:
 
 
 def _correction(reply: str, problem: str) -> list[Message]:
+    """Returns the messages that ask the judge to correct an invalid reply."""
     request = (
         f"That is no judgement: {problem}. Reply with one JSON object with reasoning and "
         "score, and nothing else."

@@ -192,6 +192,7 @@ def _accepted_fields(expected: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def _accepted(expected: Any) -> tuple[str, ...]:
+    """Returns the accepted answers as text. Raises DataError for values that cannot be used."""
     answers = cast("Sequence[Any]", expected if isinstance(expected, list) else [expected])
     if not answers:
         raise DataError(
@@ -208,12 +209,13 @@ def _accepted(expected: Any) -> tuple[str, ...]:
         if len(str(answer)) > _MAX_EXPECTED_CHARACTERS:
             raise DataError(
                 f"expected_answer has {len(str(answer))} characters",
-                f"keep it below {_MAX_EXPECTED_CHARACTERS}; judge long answers with rewards.py",
+                f"keep it below {_MAX_EXPECTED_CHARACTERS} characters, or use rewards.py instead",
             )
     return tuple(str(answer) for answer in answers)
 
 
 def _match_named(value: Any, default: AnswerMatch) -> AnswerMatch:
+    """Returns the AnswerMatch that a row names, or else the default."""
     if value is None:
         return default
     try:
@@ -225,6 +227,7 @@ def _match_named(value: Any, default: AnswerMatch) -> AnswerMatch:
 
 
 def _tolerance(value: Any) -> Tolerance:
+    """Returns the tolerance of a number or of {"abs": …, "rel": …}."""
     if value is None:
         return Tolerance()
     if (absolute := as_number(value)) is not None:
@@ -256,6 +259,7 @@ def _bad_tolerance(value: Any) -> DataError:
 
 
 def _choices(value: Any) -> dict[str, str] | None:
+    """Returns the options by letter. Raises DataError if they are not up to 26 strings."""
     if value is None:
         return None
     if isinstance(value, list):

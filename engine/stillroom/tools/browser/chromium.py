@@ -145,6 +145,7 @@ class Chromium:
 
 
 async def _launch(playwright: Playwright, options: ChromiumOptions, folder: Path) -> Browser:
+    """Starts Chromium with its own home folder."""
     executable = options.executable or installed_chromium(Path(playwright.chromium.executable_path))
     environment = {k: v for k, v in bare_environment().items() if k in _KEPT_VARIABLES}
     sandbox = os.geteuid() != 0 if options.sandbox is None else options.sandbox

@@ -132,6 +132,7 @@ async def take_snapshot(page: Page) -> Snapshot:
 
 
 async def _take_snapshot(page: Page) -> Snapshot:
+    """Runs the snapshot script in an isolated world of the page."""
     limits = {
         "html": _MAX_HTML_CHARS,
         "text": _MAX_TEXT_CHARS,

@@ -197,6 +197,7 @@ class BrowseProxy(AsyncContextManagerMixin):
     async def _forward(
         self, browser: "_BrowserConnection", request: "_Request", access: ProxyAccess
     ) -> None:
+        """Connects to the target of a request and relays its bytes, or replies with an error."""
         try:
             target = self._checked_target(request)
             addresses = await self._resolve_checked(target)
@@ -398,6 +399,7 @@ async def _receive_head(stream: BufferedByteReceiveStream) -> bytes:
 
 
 def _parse_request(head: bytes) -> _Request:
+    """Parses the head of a request. Raises _BadRequestError."""
     request_line, headers = _parse_head(head)
     parts = request_line.split(" ")
     if len(parts) != 3 or not parts[2].startswith("HTTP/1.") or not parts[0].isalpha():
@@ -412,6 +414,7 @@ def _parse_request(head: bytes) -> _Request:
 
 
 def _parse_head(head: bytes) -> tuple[str, list[tuple[str, str]]]:
+    """Returns the first line and the headers. Raises _BadRequestError."""
     # latin-1 keeps every byte as it is; a lone CR or LF could hide a header from this check.
     first_line, *lines = head.decode("latin-1").split("\r\n")
     headers: list[tuple[str, str]] = []

@@ -109,6 +109,7 @@ class BrowseSession:
                 self._shared.slots.release()
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Runs one tool; a lost browser becomes an error result, and the session starts anew."""
         if self._open is not None and not self._open.chromium.is_alive:
             await self._close_context()
             return error_result(f"the browser crashed since the last call. {_STATE_LOST}")
@@ -198,8 +199,8 @@ class BrowseSession:
             await action
         except PlaywrightTimeoutError as error:
             raise _ActionError(
-                f"done, but the next page did not load within {self._nav_s:g} s; browse_read "
-                "shows the current page"
+                f"the action was done, but the next page did not load within {self._nav_s:g} s; "
+                "browse_read shows the current page"
             ) from error
 
     async def _show(self, opened: "_OpenContext") -> str:
@@ -356,6 +357,7 @@ class _OpenContext:
 
 
 async def _open_context(chromium: Chromium, proxy: BrowseProxy) -> _OpenContext:
+    """Opens a browser context with its own proxy credential. Raises TimeoutError."""
     with ExitStack() as stack:
         access = stack.enter_context(proxy.open_access())
         # Shielded: a cancelled call would leave a context that nobody closes.

@@ -76,6 +76,7 @@ class TextReader(AsyncContextManagerMixin):
                 raise
 
     async def _request(self, line: bytes) -> str:
+        """Sends a page to the child, started if necessary, and returns the page's text."""
         if self._process is None:
             self._process = await anyio.open_process(
                 [sys.executable, "-P", "-m", "stillroom.tools.browser.text"],
@@ -89,6 +90,7 @@ class TextReader(AsyncContextManagerMixin):
         return msgspec.json.decode(reply, type=_PageText).text
 
     async def _stop(self) -> None:
+        """Kills the child, if there is one."""
         process, self._process = self._process, None
         if process is None:
             return

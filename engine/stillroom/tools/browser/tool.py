@@ -184,6 +184,7 @@ class _CheckedSession:
 async def _call_browser(
     session: "BrowseSession", name: str, arguments: dict[str, Any]
 ) -> ToolResult:
+    """Runs one tool. Raises CallFailedError if the browser cannot be restarted."""
     try:
         return await session.call(name, arguments)
     except EngineError as error:

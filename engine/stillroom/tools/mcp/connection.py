@@ -183,6 +183,7 @@ class Connection:
             self._done.set()
 
     def _streams(self) -> AbstractAsyncContextManager[Any]:
+        """Returns the streams of the dialect's transport."""
         spec = self._spec
         if self._dialect.transport == "stdio":
             return stdio_streams(
@@ -201,6 +202,7 @@ class Connection:
         return streamable_http_client(spec.url, max_sse_event_size=_MAX_EVENT_BYTES)
 
     async def _list_pages(self) -> list[ToolSchema]:
+        """Returns the tools on all pages of the list."""
         from mcp.types import PaginatedRequestParams
 
         session = self._open_client().session
@@ -283,6 +285,7 @@ def _result_of(result: "types.CallToolResult") -> ToolResult:
 
 
 def _block_text(block: "types.ContentBlock") -> str:
+    """Returns a block of a result as text."""
     match block.type:
         case "text":
             return block.text
@@ -297,6 +300,7 @@ def _block_text(block: "types.ContentBlock") -> str:
 def _resource_text(
     resource: "types.TextResourceContents | types.BlobResourceContents",
 ) -> str:
+    """Returns an embedded resource as text."""
     text: str | None = getattr(resource, "text", None)
     labels = ["resource", str(resource.uri), resource.mime_type]
     if text is not None:

@@ -206,6 +206,7 @@ def _with_prefix(schema: ToolSchema, prefix: str) -> ToolSchema:
 
 
 def _unusable_error(spec: ServerSpec, error: ConnectFailedError) -> InputError:
+    """Returns the error for a server that cannot be used."""
     fix = (
         "start that server, or correct its URL (most end in /mcp or /sse; some servers accept "
         "localhost only, not 127.0.0.1)"

@@ -81,9 +81,9 @@ def reward(
     sandbox: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    """Marks `(args: RewardArgs, messages: list) -> float` as a reward.
+    """Marks a function `(args: RewardArgs, messages: list) -> float` as a reward.
 
-    The reward of a rollout is the sum of its rewards. A precondition that returns 0 makes it 0.
+    The reward of a rollout is the sum of its rewards, and 0 if a precondition returns 0.
     """
     return _attach_mark(
         function, RewardMark(precondition=precondition, sandbox=sandbox, timeout_s=timeout)
@@ -91,7 +91,10 @@ def reward(
 
 
 def get_response(messages: list[Message]) -> str:
-    """Returns the text of the last assistant message, without its thinking; "" if there is none."""
+    """Returns the text of the last assistant message; "" if there is none.
+
+    Reasoning in a field of its own is not part of the text.
+    """
     for message in reversed(messages):
         if message.get("role") == "assistant":
             content = message.get("content")
@@ -230,6 +233,7 @@ def _notes(
 
 
 def _line_of(error: BaseException, path: Path) -> int:
+    """Returns the line of a file in which an error was raised; 0 if unknown."""
     if isinstance(error, SyntaxError) and error.lineno:
         return error.lineno
     line, trace = 0, error.__traceback__

@@ -123,12 +123,13 @@ class Worker:
         call = msgspec.structs.replace(call, number=self._num_calls)
         reply = await self._exchange(call, timeout_s)
         if not isinstance(reply, Answer) or reply.number != self._num_calls:
-            raise WorkerDiedError("it sent an answer without a call")
+            raise WorkerDiedError("its process sent an answer without a call")
         return reply
 
     async def _exchange(
         self, message: UserFiles | CallTool | CallReward, timeout_s: float
     ) -> Ready | LoadFailed | Answer:
+        """Sends a message and returns the reply. Raises TimeoutError or WorkerDiedError."""
         self.begun_at = anyio.current_time()
         with anyio.fail_after(timeout_s):
             try:
@@ -356,6 +357,7 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
         return self._num_workers < _NUM_PROCESSORS or is_stuck
 
     async def _start_worker(self) -> Worker:
+        """Starts a worker. Raises ToolFileError."""
         # Counted before it is up, so that waiting calls do not start more than allowed.
         self._num_workers += 1
         worker = Worker()

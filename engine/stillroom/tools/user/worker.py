@@ -151,6 +151,7 @@ class UserCode:
     def _load(
         self, file: UserFile | None, kind: type[ToolMark] | type[RewardMark], decorator: str
     ) -> dict[str, Callable[..., Any]]:
+        """Runs a file and returns its marked functions. Raises ToolFileError."""
         if file is None:
             return {}
         loaded = run_user_file(file)
@@ -210,6 +211,7 @@ class UserCode:
         return Answer(content=_as_text(value))
 
     def _call_reward(self, call: CallReward) -> Answer:
+        """Computes one reward; a value that is not a finite number is an error."""
         secrets = _Secrets(self._secrets)
         args = RewardArgs(metadata=call.metadata, variables=call.variables, secrets=secrets)
         value = _run(self.rewards[call.name], args, call.messages)
@@ -262,6 +264,7 @@ def _cut(text: str) -> str:
 
 
 def _serve(code: UserCode, stream: BinaryIO, replies: BinaryIO) -> None:
+    """Answers calls until the parent closes the input."""
     decoder, worker_pid = msgspec.json.Decoder(CallTool | CallReward), os.getpid()
     for line in stream:
         call = decoder.decode(line)
@@ -275,11 +278,11 @@ def _serve(code: UserCode, stream: BinaryIO, replies: BinaryIO) -> None:
     _kill_and_exit()
 
 
-def _end_with_parent(calls: int) -> None:
-    """Kills this process when the parent exits, since a hung call must not outlive it."""
+def _end_with_parent(calls_fd: int) -> None:
+    """Kills this process when the parent exits, since a hung call must not outlive the parent."""
     poll = select.poll()
     # With an empty event mask poll still reports a hang-up, and nothing else.
-    poll.register(calls, 0)
+    poll.register(calls_fd, 0)
     poll.poll()
     _kill_and_exit()
 

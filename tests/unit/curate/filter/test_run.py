@@ -255,7 +255,7 @@ def test_the_input_is_never_written_over(tmp_path: Path, source: str, output: st
     side = write_lines(tmp_path / "out.jsonl.dropped", [encoded(rollout_row())])
     (tmp_path / "link.jsonl").symlink_to(path)
 
-    with pytest.raises(InputError, match="is the input itself"):
+    with pytest.raises(InputError, match="is also an input"):
         filtered(tmp_path, source, output=output)
     assert path.read_bytes() == side.read_bytes() == encoded(rollout_row()) + b"\n"
 

@@ -292,8 +292,8 @@ def test_what_is_wrong_is_told_before_anything_is_spent(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout("12"))])
     (tmp_path / "link.jsonl").symlink_to(path)
     for options, reported in (
-        ({"output": "rollouts.jsonl"}, "the input itself"),
-        ({"output": "link.jsonl"}, "the input itself"),
+        ({"output": "rollouts.jsonl"}, "is also an input"),
+        ({"output": "link.jsonl"}, "is also an input"),
         ({"rewards": "missing.py"}, "does not exist"),
         ({"judge": "missing.yml"}, "does not exist"),
     ):
