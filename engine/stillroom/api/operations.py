@@ -110,7 +110,7 @@ OPERATIONS = (
         result=ImportResult,
         title="Import rollouts",
         description=(
-            "Turn API logs, traces, agent sessions or datasets into rollouts; joins calls, removes "
+            "Turn API logs, traces, sessions or datasets into rollouts; joins calls, removes "
             "secrets."
         ),
         positional=("input", "output"),
