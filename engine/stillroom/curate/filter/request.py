@@ -35,7 +35,7 @@ class FilterDataset(ReplacingRequest):
     require_final_answer: Annotated[bool, Field(description="Ends with text")] = False
     require_tool_use: Annotated[str | None, Field(description="any, or a tool's name")] = None
     only_tools: Annotated[tuple[str, ...], Field(description="No others")] = ()
-    answered_by: Annotated[tuple[str, ...], Field(description="Models, e.g. gpt*")] = ()
+    answered_by: Annotated[tuple[str, ...], Field(description="Models: gpt*")] = ()
     max_tool_errors: Annotated[int | None, Field(ge=0)] = None
     max_tokens: Annotated[int | None, Field(ge=1, description="In model's tokens")] = None
     model: Annotated[str | None, Field(description="Student for max_tokens")] = None
@@ -56,7 +56,7 @@ class FilterDataset(ReplacingRequest):
     reviewed_only: bool = False
     max_per_category: Annotated[int | None, Field(ge=1, description="Kept at random")] = None
     category_field: Annotated[str, Field(description="Metadata field")] = "task_type"
-    n: Annotated[int | None, Field(ge=1, description="Sampled from those that pass")] = None
+    n: Annotated[int | None, Field(ge=1, description="Sampled from passing rows")] = None
     seed: int = 0
     ray_address: str | None = None
 
