@@ -21,6 +21,7 @@ _MAX_HEADER_BYTES = bounds.FRAME_HEADER.most
 _MAX_MESSAGE_BYTES = bounds.FRAME.most
 
 _Message = TypeVar("_Message")
+_ErrorKind = Literal["gone", "denied"]
 
 
 class BrokenStreamError(Exception):
@@ -37,11 +38,11 @@ class RemoteError(msgspec.Struct, frozen=True, kw_only=True):
 
     problem: Annotated[str, msgspec.Meta(max_length=20_000)]
     fix: Annotated[str, msgspec.Meta(max_length=20_000)]
-    kind: Literal["gone", "denied"] | None = None
+    kind: _ErrorKind | None = None
     """Its class in `_ERRORS`; None: EngineError."""
 
 
-_ERRORS: Mapping[Literal["gone", "denied"], type[EngineError]] = {
+_ERRORS: Mapping[_ErrorKind, type[EngineError]] = {
     "gone": MachineGoneError,
     "denied": AccessDeniedError,
 }
@@ -87,8 +88,11 @@ class Frames:
 
     def send_error(self, error: EngineError) -> None:
         """Sends an error, which `receive` raises on the other side."""
-        kinds = (kind for kind, error_type in _ERRORS.items() if isinstance(error, error_type))
-        shown = RemoteError(problem=error.problem, fix=error.fix, kind=next(kinds, None))
+        kind: _ErrorKind | None = None
+        for name, error_type in _ERRORS.items():
+            if isinstance(error, error_type):
+                kind = name
+        shown = RemoteError(problem=error.problem, fix=error.fix, kind=kind)
         self._send(msgspec.msgpack.encode(shown), "error")
 
     def end(self) -> None:

@@ -131,7 +131,7 @@ class _ListedMachine:
             kind=machine.access.kind,
             address=machine.access.summary,
             state=self._state(),
-            computes=hardware.words,
+            computes=hardware.description,
             gpu_memory_gb=list(hardware.gpu_memory_gb),
             free_disk_gb=hardware.free_disk_gb,
             asked_at=known.asked_at if known is not None else None,
