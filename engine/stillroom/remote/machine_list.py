@@ -70,6 +70,8 @@ class MachineSummary(msgspec.Struct, frozen=True, kw_only=True):
     spent_usd: float
     """What this workspace's runs on it have cost, without their teachers; of a rented machine, also
     from a run's end to its release."""
+    budget_usd: float | None = None
+    """Its limit in machines.yml, if it has one."""
     runs: list[MachineRun]
     problem: OthersText | None = None
     """Why it did not answer, or why it may cost money although no run needs it, and what to do."""
@@ -138,6 +140,7 @@ class _ListedMachine:
             price_per_hour=price,
             usd_per_hour_now=(price and num_billed * price) if num_billed else 0.0,
             spent_usd=self.spent_usd,
+            budget_usd=machine.budget_usd,
             runs=self.runs,
             problem=self._problem(),
         )
