@@ -28,7 +28,7 @@ from project import FORMS, Project
 from task import Task
 from tasks import TASKS
 
-from stillroom.models.gguf.folder import converted
+from stillroom.models.gguf.folder import convert_gguf
 
 HERE = Path(__file__).parent
 FIGURES = HERE / "figures.json"
@@ -44,7 +44,7 @@ def base_model(folder: Path, task: Task) -> str:
     [file] = Path(spec.origin).parent.glob("*.gguf")
     model = folder / "base" / ("tools" if task.tools is not None else "chat")
     if not model.exists():
-        shutil.copytree(converted(file), model, copy_function=os.link)
+        shutil.copytree(convert_gguf(file), model, copy_function=os.link)
         if task.tools is not None:
             (model / "chat_template.jinja").unlink()
             shutil.copy(TOOLS_TEMPLATE, model / "chat_template.jinja")

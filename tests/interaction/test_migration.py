@@ -126,5 +126,5 @@ def test_an_off_policy_project_goes_from_prompts_to_a_training_that_can_start(
     ]
     assert [note.split(":")[1] for note in plan.notes] == [
         " organization_id is ignored",
-        " their schemas are taken from tools.py",
+        " the schemas are taken from tools.py",
     ]

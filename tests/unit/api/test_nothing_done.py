@@ -262,7 +262,7 @@ WAYS: dict[str, tuple[Callable[[Workspace], str], str]] = {
     "evaluation: all are wrong": (evaluated("7"), "no task was solved"),
     "evaluation: all are cut": (evaluated(CUT, max_tokens=5), "2 answers were truncated"),
     "evaluation: all fill the context": (evaluated(CUT), "2 answers filled the model's context"),
-    "comparison: no shared tasks": (compared_without_shared_tasks, "share 0 tasks"),
+    "comparison: no shared tasks": (compared_without_shared_tasks, "have no task in common"),
     "comparison: with itself": (compared_with_itself, "'run' would be compared with itself"),
     "comparison: no task differs": (
         compared(("12", "12"), shares=12),

@@ -71,7 +71,7 @@ def test_an_evaluation_tells_what_the_model_does_at_temperature_1_if_that_is_muc
         return after_run(None, msgspec.structs.replace(report, result=result))
 
     far = following({"sampled_accuracy": {"value": 0.03, "low": 0.01, "high": 0.09}})
-    assert "solves 3% of the tasks at temperature 1, and 74% at 0: serve it" in far
+    assert "solves 74% of the tasks at temperature 0, but 3% at temperature 1: serve it" in far
     assert "compare_evaluations" in far
     near = following({"sampled_accuracy": {"value": 0.66, "low": 0.5, "high": 0.77}})
     assert near == following({}) == following({"sampled_accuracy": None})

@@ -149,8 +149,8 @@ def test_the_pages_say_where_a_run_is_what_it_costs_and_why_it_is_not_seen(works
     assert "$1.50" in listed
     assert "on gpu-box, last contact" in page
     assert "$1.50 for gpu-box" in page
-    assert "The machine does not answer: no route to host" in other
-    assert "The run continues on it" in other
+    assert "The run cannot be followed at the moment: no route to host" in other
+    assert "continues on its machine" in other
 
 
 def test_the_report_says_where_a_run_was_done_and_adds_its_machine_up(workspace) -> None:

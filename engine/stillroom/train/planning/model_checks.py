@@ -50,10 +50,10 @@ def end_token_notes(
         if probability < _UNLIKELY:
             notes.append(
                 f"where the first answers end, the student gives {end} a probability of "
-                f"{probability:.1g} {measured}, and this adapter leaves embeddings and output head "
-                "as they are: after training, check that answers end by themselves (stop reasons "
-                "of evaluate_model); if not, train longer or all weights (model.qlora_rank: 0), or "
-                "give a template whose end token the model knows"
+                f"{probability:.1g} {measured}, and the adapter trains neither the embeddings nor "
+                f"the output head: after training, check with evaluate_model that answers end with "
+                f"{end}; if not, train longer, train all weights (model.qlora_rank: 0), or use a "
+                "chat template whose end token the model knows"
             )
     if teacher is not None:
         scores_N = torch.cat(teacher.score_tokens(sequences))

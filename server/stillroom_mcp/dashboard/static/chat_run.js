@@ -45,7 +45,7 @@
     head.replaceChildren(
       make("h1", "", run.run_id.slice(0, run.run_id.indexOf("-") + 7), make("span", "", ` · ${run.kind} `), make("span", `status ${run.status}`, run.status)),
       ...(run.where ? [make("p", "small muted", `On ${run.where}, ${run.last_contact ? `seen ${run.last_contact.slice(0, 16).replace("T", " ")} UTC` : "not reached yet"}.`)] : []),
-      ...(run.unreachable ? [make("div", "problem", make("p", "", `The machine does not answer: ${run.unreachable}`), make("p", "muted", "The run continues on it."))] : []),
+      ...(run.unreachable ? [make("div", "problem", make("p", "", `The run cannot be followed at the moment: ${run.unreachable}`), make("p", "muted", "It is retried; a run that has started continues on its machine."))] : []),
       figures(facts.slice(0, 6)),
       ...(alarms.length ? [make("ul", "alarms", ...alarms)] : []),
       ...(run.error ? [make("div", "problem", make("p", "", run.error.problem), make("p", "muted", `Fix: ${run.error.fix}`))] : []),
