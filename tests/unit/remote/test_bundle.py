@@ -326,9 +326,13 @@ def test_the_file_that_says_which_key_may_go_where_is_found_elsewhere(tmp_path, 
         assert tool_variables() == {"SEARCH_KEY"}
 
 
-def test_without_a_keys_file_none_is_looked_for_in_the_machines_own_folders(tmp_path, workspace):
+@pytest.mark.parametrize("has_code", [False, True])
+def test_without_a_keys_file_none_is_looked_for_in_the_machines_own_folders(
+    tmp_path, workspace, has_code
+):
     # The machine may have a folder of that name, such as /root, that the run may not enter.
-    packed, run = packed_run(workspace, code(workspace, "x = 1"))
+    needs = code(workspace, "x = 1") if has_code else Needs()
+    packed, run = packed_run(workspace, needs)
     with away(lay_out(run, packed.spec, tmp_path / "there")):
         assert keys_file().is_relative_to(tmp_path / "there" / "outside")
         assert tool_variables() == frozenset()

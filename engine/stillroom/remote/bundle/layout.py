@@ -42,7 +42,10 @@ class FileLayout:
         """The source of each file by its remote path."""
         package = Path(stillroom.__file__).resolve().parent
         self._roots = [(str(package), PACKAGE_PREFIX), (str(workspace.root), _WORKSPACE)]
-        self._mappings = {**dict(self._roots), "~": str(Path.home())}
+        # The folder of keys.yml is mapped even if it is not sent: the machine may have a home folder
+        # of the same path, which the run may not enter.
+        config = str(Path.home() / ".config" / "stillroom")
+        self._mappings = {**dict(self._roots), "~": str(Path.home()), config: _CONFIG}
         """Remote paths by local path, as in `PathMapping`."""
 
     @property
@@ -111,9 +114,6 @@ class FileLayout:
 
     def add_keys_file(self) -> None:
         """Adds the user's keys.yml, which lists the hosts of each key, but contains no keys."""
-        # Mapped even if there is none: the machine may have a home folder of this path that the run
-        # may not read.
-        self._mappings.setdefault(str(Path.home() / ".config" / "stillroom"), _CONFIG)
         if (path := keys_file()).is_file():
             self._files.setdefault(f"{_CONFIG}/{path.name}", str(path))
 
