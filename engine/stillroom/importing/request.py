@@ -46,7 +46,7 @@ class ImportRollouts(ReplacingRequest):
     ] = ()
     feedback_by: Annotated[
         str | None,
-        Field(description="Field that feedback ids match (default: any id)"),
+        Field(description="Also look up feedback ids in this field"),
     ] = None
     infer_tools: Annotated[bool, Field(description="From calls, if none are logged")] = False
     keep_secrets: Annotated[bool, Field(description="Else placeholders replace them")] = False

@@ -11,8 +11,9 @@ from stillroom.errors import DataError
 from stillroom.importing.conversations.collector import RowCollector
 from stillroom.importing.conversations.rollouts import RolloutBuilder, join_rows
 from stillroom.importing.input_files import NOT_WHOLE, UnpackedFiles, unpacked_files
+from stillroom.importing.output.feedback import scores_from_feedback
 from stillroom.importing.output.notes import import_notes, model_records
-from stillroom.importing.output.rows import RolloutWriter, SplitPart, scores_from_feedback
+from stillroom.importing.output.rows import RolloutWriter, SplitPart
 from stillroom.importing.output.split import Split, split_rollouts
 from stillroom.importing.records import Location, RejectedRow, SourceRow, TraceFormat
 from stillroom.importing.redaction import Redaction

@@ -35,8 +35,8 @@ class RowCollector:
         feedback_by: str | None = None,
         remembered: int = REMEMBERED,
     ) -> None:
-        """With `infers`, tool schemas are inferred from calls. `feedback_by` is the field with the
-        ids that feedback refers to.
+        """With `infers`, tool schemas are inferred from calls. `feedback_by` is a field with ids to
+        which feedback refers.
 
         `remembered` is the number of recent messages and requests that are recognised. It affects
         memory and speed only.
@@ -91,7 +91,8 @@ class RowCollector:
             stored,
             data,
             feedback_ids=row.feedback_ids,
-            ids=self._ids(row),
+            ids=_ids(row),
+            chosen_ids=self._chosen_ids(row),
             parent=row.parent,
             node=node,
             length=len(numbers),
@@ -112,15 +113,20 @@ class RowCollector:
         encoded = [msgspec.json.encode(message) for message in messages]
         stored = self._stored_row(row, format_name, messages=encoded)
         data = encode_row(stored)
-        ids = self._ids(row)
-        self.rows.add(stored, data, feedback_ids=row.feedback_ids, ids=ids, parent=row.parent)
+        self.rows.add(
+            stored,
+            data,
+            feedback_ids=row.feedback_ids,
+            ids=_ids(row),
+            chosen_ids=self._chosen_ids(row),
+            parent=row.parent,
+        )
 
-    def _ids(self, row: LoggedConversation) -> list[tuple[str, str]]:
-        """Returns the ids of a row to which feedback may refer, as pairs of field path and id."""
+    def _chosen_ids(self, row: LoggedConversation) -> list[tuple[str, str]]:
+        """Returns the ids in the fields called `feedback_by`, as pairs of field path and id."""
         field = self._feedback_by
         if field is None:
-            pairs = (*leaves(row.metadata), *row.ids.items())
-            return [(path, text) for path, text in pairs if is_id_name(path)]
+            return []
         fields = row.metadata | {"id": row.id, "session_id": row.group} | {**row.ids}
         return [
             (path, text)
@@ -171,6 +177,12 @@ class RowCollector:
             number = self.tools.number_of(self._redaction.tools(valid))
             known = self._known_tools[key] = number, dropped
         return known
+
+
+def _ids(row: LoggedConversation) -> list[tuple[str, str]]:
+    """Returns the ids in fields with the name of an id, as pairs of field path and id."""
+    pairs = (*leaves(row.metadata), *row.ids.items())
+    return [(path, text) for path, text in pairs if is_id_name(path)]
 
 
 def _check(row: LoggedConversation) -> RejectedRow | None:

@@ -59,8 +59,11 @@ class RowTable:
         # Hashes of further ids to which feedback may refer, each with its row.
         self._aliases, self._alias_rows = array("q"), array("i")
         self._named_ids, self._named_rows = array("q"), array("i")
+        self._chosen_ids, self._chosen_rows = array("q"), array("i")
         self.id_fields: dict[str, None] = {}
         """The names of fields with additional ids, in the order in which they were found."""
+        self.chosen_fields: dict[str, None] = {}
+        """The same of the fields that the user named."""
         self.has_parents = False
 
     def __len__(self) -> int:
@@ -73,14 +76,16 @@ class RowTable:
         *,
         feedback_ids: Sequence[str] = (),
         ids: Iterable[tuple[str, str]] = (),
+        chosen_ids: Iterable[tuple[str, str]] = (),
         parent: str | None = None,
         node: int = NONE,
         length: int = 0,
     ) -> int:
         """Adds a row and returns its number. `data` is the result of `encode_row`.
 
-        `node` is the last node of its call in the tree, and `length` the number of its messages; a
-        whole conversation has the node NONE.
+        `ids` are the ids in fields with the name of an id, and `chosen_ids` those in the field that
+        the user named. `node` is the last node of its call in the tree, and `length` the number of
+        its messages; a whole conversation has the node NONE.
         """
         row = len(self._offsets)
         self._offsets.append(self._spill.append(data))
@@ -99,6 +104,11 @@ class RowTable:
             self._named_rows.append(row)
             if len(self.id_fields) < _MOST_ID_FIELDS:
                 self.id_fields[field] = None
+        for field, name in chosen_ids:
+            self._chosen_ids.append(hash_of_id(name))
+            self._chosen_rows.append(row)
+            if len(self.chosen_fields) < _MOST_ID_FIELDS:
+                self.chosen_fields[field] = None
         return row
 
     def stored_row(self, row: int) -> StoredRow:
@@ -132,6 +142,10 @@ class RowTable:
         for keys in (self._ids, self._groups):
             yield from ((key, row) for row, key in enumerate(keys) if key)
         yield from zip(self._aliases, self._alias_rows, strict=True)
+
+    def chosen_targets(self) -> Iterator[tuple[int, int]]:
+        """Yields (hash, row) for the ids in the field that the user named."""
+        return zip(self._chosen_ids, self._chosen_rows, strict=True)
 
     def field_targets(self) -> Iterator[tuple[int, int]]:
         """Yields (hash, row) for the additional ids of rows."""

@@ -1,8 +1,7 @@
 """Writes imported rollouts as rows in Stillroom's format, with scores, origin and reward."""
 
-import math
 from array import array
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,11 +15,11 @@ from stillroom.errors import FailureClass
 from stillroom.files import LineWriter, content_hash
 from stillroom.importing.conversations.call_tree import NONE
 from stillroom.importing.conversations.collector import RowCollector
-from stillroom.importing.conversations.rollouts import ImportedRollout, JoinedRows
-from stillroom.importing.conversations.row_table import StoredRow, hash_of_id
+from stillroom.importing.conversations.rollouts import ImportedRollout
+from stillroom.importing.conversations.row_table import StoredRow
+from stillroom.importing.output.feedback import reward_of
 from stillroom.importing.output.prompts import PromptStore
 from stillroom.importing.payloads.fields import iso_time, seconds_between
-from stillroom.importing.records import RejectedRow
 from stillroom.importing.spill import Spill
 from stillroom.importing.tally import ImportTally
 from stillroom.rollout.rewards.rewards import SUCCESS_THRESHOLD
@@ -303,77 +302,3 @@ def _called_tools(rollout: ImportedRollout) -> Iterator[str]:
         if _CALLS in message:
             for call in msgspec.json.decode(message).get("tool_calls", ()):
                 yield call["function"]["name"]
-
-
-_PREFIX = ".score."
-_SOURCE_REWARDS = ("reward", "preferred")
-"""The names of an environment's reward, and of the score that rows of preference pairs get."""
-
-
-def scores_from_feedback(
-    collected: RowCollector, joined: JoinedRows, tally: ImportTally, *, by: str | None = None
-) -> dict[int, dict[str, float]]:
-    """Returns the scores from feedback rows, by kept row.
-
-    Feedback on a row applies to its rollout, and feedback on a group to all rollouts of the group.
-    An id that is neither is looked up in the other ids and the metadata of rows; with `by`, ids are
-    looked up in that field only. Of several values of a score, the last one is returned, and
-    `tally.disagreeing` gets the rollout if they differ. Feedback without a matching rollout is
-    rejected.
-    """
-    scores: defaultdict[int, dict[str, float]] = defaultdict(dict)
-    if not collected.feedback:
-        return scores
-    target_ids = {hash_of_id(feedback.target_id) for _, feedback in collected.feedback}
-    feedback_targets: defaultdict[int, set[int]] = defaultdict(set)
-    for key, row in collected.rows.feedback_targets() if by is None else ():
-        if key in target_ids:
-            feedback_targets[key].add(joined.owners[row])
-    missing = target_ids - feedback_targets.keys()
-    for key, row in collected.rows.field_targets():
-        if key in missing:
-            feedback_targets[key].add(joined.owners[row])
-    fields = ", ".join(
-        [*(["id", "session", "trace"] if by is None else []), *collected.rows.id_fields]
-    )
-    for name, feedback in collected.feedback:
-        rollouts = feedback_targets.get(hash_of_id(feedback.target_id), ())
-        if not rollouts or not math.isfinite(feedback.value):
-            target = feedback.target_id
-            fix = "set feedback_by to the field that has it"
-            not_found = f"{target} was not found in: {fields or by}; {fix}"
-            rejected = (
-                RejectedRow(feedback.location, "score is not finite", target)
-                if rollouts
-                else RejectedRow(feedback.location, "feedback on no imported call", not_found)
-            )
-            tally.reject(name, rejected, is_read=True)
-            continue
-        tally.merge(name)
-        for row in rollouts:
-            if scores[row].get(feedback.name, feedback.value) != feedback.value:
-                tally.disagreeing.add(row)
-            scores[row][feedback.name] = feedback.value
-    return scores
-
-
-def reward_of(scores: Mapping[str, float], names: Sequence[str]) -> float | None:
-    """Returns the mean of the named scores, or None if one of them is missing.
-
-    A name may have a prefix for its system, as in `langfuse.score.helpful`. In `thumbs|rating`, the
-    first score that is present counts. Without names, returns the score that its source calls a
-    reward or a preference.
-    """
-    if not names:
-        return next((scores[name] for name in _SOURCE_REWARDS if name in scores), None)
-    found = [score for name in names if (score := _named_score(scores, name)) is not None]
-    return sum(found) / len(found) if len(found) == len(names) else None
-
-
-def _named_score(scores: Mapping[str, float], names: str) -> float | None:
-    """Returns the score with this name, or with the first name of `a|b` that is present."""
-    for name in (names, *names.split("|")):
-        for plain in (name, name.rpartition(_PREFIX)[2]):
-            if plain in scores:
-                return scores[plain]
-    return None

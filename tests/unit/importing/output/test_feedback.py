@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fakes.collected_rows import logged, taken
-from stillroom.importing.output.rows import reward_of, scores_from_feedback
+from stillroom.importing.output.feedback import reward_of, scores_from_feedback
 from stillroom.importing.records import Feedback, Location
 from stillroom.importing.request import ImportResult, ImportRollouts
 from stillroom.importing.run import import_rollouts
@@ -142,14 +142,16 @@ def test_feedback_finds_its_call_by_any_id_of_the_row_and_says_where_it_looked(
     assert "feedback_by" in made.problems[0]
 
 
-def test_a_named_field_alone_has_the_ids_of_feedback(tmp_path: Path) -> None:
-    made = observations(tmp_path, "id,thumb\n3,1\no1,1\n", feedback_by="ticket")
-    assert thumbs(tmp_path) == [None, None, None, 1.0]
-    assert "o1 was not found in: metadata.ticket" in made.problems[0]
+def test_a_named_field_is_searched_before_the_ids_that_are_searched_anyway(tmp_path: Path) -> None:
+    made = observations(tmp_path, "id,thumb\n3,1\no1,0\nt2,1\nx,1\n", feedback_by="ticket")
+    assert thumbs(tmp_path) == [None, 0.0, 1.0, 1.0]
+    assert made.refused_by_reason == {"feedback on no imported call": 1}
+    assert "x was not found in: metadata.ticket, id, session, trace, " in made.problems[0]
+    assert "set feedback_by to another field" in made.problems[0]
     observations(tmp_path, "id,thumb\no1,1\n", feedback_by="user_id")
     assert thumbs(tmp_path) == [1.0] * 4
-    made = observations(tmp_path, "id,thumb\no1,1\n", feedback_by="nothing")
-    assert "o1 was not found in: nothing" in made.problems[0]
+    made = observations(tmp_path, "id,thumb\nx,1\n", feedback_by="nothing")
+    assert "x was not found in: nothing (no row has this field), id, " in made.problems[0]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,90 @@
+"""Scores from feedback rows, and the scores that are the reward of a rollout."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from stillroom.importing.conversations.collector import RowCollector
+from stillroom.importing.conversations.rollouts import JoinedRows
+from stillroom.importing.conversations.row_table import RowTable, hash_of_id
+from stillroom.importing.records import RejectedRow
+from stillroom.importing.tally import ImportTally
+
+_PREFIX = ".score."
+_SOURCE_REWARDS = ("reward", "preferred")
+"""The names of an environment's reward, and of the score that rows of preference pairs get."""
+
+
+def scores_from_feedback(
+    collected: RowCollector, joined: JoinedRows, tally: ImportTally, *, by: str | None = None
+) -> dict[int, dict[str, float]]:
+    """Returns the scores from feedback rows, by kept row.
+
+    Feedback on a row applies to its rollout, and feedback on a group to all rollouts of the group.
+    An id that is neither is looked up in the other ids and the metadata of rows. With `by`, ids are
+    looked up in that field first. Of several values of a score, the last one is returned, and
+    `tally.disagreeing` gets the rollout if they differ. Feedback without a matching rollout is
+    rejected.
+    """
+    scores: defaultdict[int, dict[str, float]] = defaultdict(dict)
+    if not collected.feedback:
+        return scores
+    target_ids = {hash_of_id(feedback.target_id) for _, feedback in collected.feedback}
+    rows, missing = collected.rows, target_ids
+    feedback_targets: defaultdict[int, set[int]] = defaultdict(set)
+    for targets in (rows.chosen_targets(), rows.feedback_targets(), rows.field_targets()):
+        for key, row in targets:
+            if key in missing:
+                feedback_targets[key].add(joined.owners[row])
+        missing = missing - feedback_targets.keys()
+    searched = _searched_fields(rows, by)
+    for name, feedback in collected.feedback:
+        found = feedback_targets.get(hash_of_id(feedback.target_id), ())
+        if not found or not math.isfinite(feedback.value):
+            target = feedback.target_id
+            not_found = f"{target} was not found in: {searched}"
+            rejected = (
+                RejectedRow(feedback.location, "score is not finite", target)
+                if found
+                else RejectedRow(feedback.location, "feedback on no imported call", not_found)
+            )
+            tally.reject(name, rejected, is_read=True)
+            continue
+        tally.merge(name)
+        for row in found:
+            if scores[row].get(feedback.name, feedback.value) != feedback.value:
+                tally.disagreeing.add(row)
+            scores[row][feedback.name] = feedback.value
+    return scores
+
+
+def _searched_fields(rows: RowTable, by: str | None) -> str:
+    """Returns the names of the fields in which ids were looked up, and what to do if none has them.
+
+    `by` is the field that the user named.
+    """
+    chosen = [] if by is None else [*rows.chosen_fields] or [f"{by} (no row has this field)"]
+    names = ", ".join(dict.fromkeys([*chosen, "id", "session", "trace", *rows.id_fields]))
+    return f"{names}; set feedback_by to {'the' if by is None else 'another'} field that has it"
+
+
+def reward_of(scores: Mapping[str, float], names: Sequence[str]) -> float | None:
+    """Returns the mean of the named scores, or None if one of them is missing.
+
+    A name may have a prefix for its system, as in `langfuse.score.helpful`. In `thumbs|rating`, the
+    first score that is present counts. Without names, returns the score that its source calls a
+    reward or a preference.
+    """
+    if not names:
+        return next((scores[name] for name in _SOURCE_REWARDS if name in scores), None)
+    found = [score for name in names if (score := _named_score(scores, name)) is not None]
+    return sum(found) / len(found) if len(found) == len(names) else None
+
+
+def _named_score(scores: Mapping[str, float], names: str) -> float | None:
+    """Returns the score with this name, or with the first name of `a|b` that is present."""
+    for name in (names, *names.split("|")):
+        for plain in (name, name.rpartition(_PREFIX)[2]):
+            if plain in scores:
+                return scores[plain]
+    return None
