@@ -42,7 +42,7 @@ class ImportRollouts(ReplacingRequest):
     prompts: Annotated[bool, Field(description="Also write .prompts.jsonl")] = False
     reward_from: Annotated[
         tuple[str, ...],
-        Field(description="Scores averaged as the reward, all required; a|b: either"),
+        Field(description="Scores averaged as the reward, all required; a|b: lowest"),
     ] = ()
     feedback_by: Annotated[
         str | None,

@@ -50,7 +50,7 @@ class ImportTally:
         self.first_rejected: list[str] = []
         """The first 5 refused rows, each as one line with its location and the problem."""
         self.disagreeing: set[int] = set()
-        """The kept rows of rollouts whose feedback disagrees with another value of the score."""
+        """The kept rows of rollouts whose feedback or copies of a call disagree on a score."""
 
     def show_line(self, path: Path, line: int) -> str:
         """Returns `file:line` with the path as shown to users."""

@@ -246,7 +246,7 @@ class RolloutBuilder:
 
 
 def _merge_copies(copies: Sequence[StoredRow]) -> StoredRow:
-    """Merges the rows that log the same call; later rows take precedence."""
+    """Merges the rows that log the same call; later rows and lower scores take precedence."""
     *others, last = copies
     if not others:
         return last
@@ -257,7 +257,10 @@ def _merge_copies(copies: Sequence[StoredRow]) -> StoredRow:
         )
         for name in fields
     }
-    scores = {name: value for row in copies for name, value in row.scores.items()}
+    scores: dict[str, float] = {}
+    for row in copies:
+        for name, value in row.scores.items():
+            scores[name] = min(scores.get(name, value), value)
     return msgspec.structs.replace(last, scores=scores, **known)
 
 

@@ -22,8 +22,8 @@ def scores_from_feedback(
 
     Feedback on a row applies to its rollout, and feedback on a group to all rollouts of the group.
     An id that is neither is looked up in the other ids and the metadata of rows. With `by`, ids are
-    looked up in that field first. Of several values of a score, the last one is returned, and
-    `tally.disagreeing` gets the rollout if they differ. Feedback without a matching rollout is
+    looked up in that field first. Of several values of a score, the lowest one is returned,
+    and `tally.disagreeing` gets the rollout if they differ. Feedback without a matching rollout is
     rejected.
     """
     scores: defaultdict[int, dict[str, float]] = defaultdict(dict)
@@ -52,10 +52,21 @@ def scores_from_feedback(
             continue
         tally.merge(name)
         for row in found:
-            if scores[row].get(feedback.name, feedback.value) != feedback.value:
+            if add_lowest(scores[row], {feedback.name: feedback.value}):
                 tally.disagreeing.add(row)
-            scores[row][feedback.name] = feedback.value
     return scores
+
+
+def add_lowest(scores: dict[str, float], added: Mapping[str, float]) -> bool:
+    """Adds scores, keeps the lower of two values of one name, and returns whether any differed.
+
+    The lowest value counts, so that an answer which anyone judged wrong is never taken as right.
+    """
+    differed = False
+    for name, value in added.items():
+        differed |= scores.setdefault(name, value) != value
+        scores[name] = min(scores[name], value)
+    return differed
 
 
 def _searched_fields(rows: RowTable, by: str | None) -> str:
@@ -71,20 +82,29 @@ def _searched_fields(rows: RowTable, by: str | None) -> str:
 def reward_of(scores: Mapping[str, float], names: Sequence[str]) -> float | None:
     """Returns the mean of the named scores, or None if one of them is missing.
 
-    A name may have a prefix for its system, as in `langfuse.score.helpful`. In `thumbs|rating`, the
-    first score that is present counts. Without names, returns the score that its source calls a
+    A name may have a prefix for its system, as in `langfuse.score.helpful`. Of `thumbs|rating`, the
+    lowest score that is present counts. Without names, returns the score that its source calls a
     reward or a preference.
     """
     if not names:
         return next((scores[name] for name in _SOURCE_REWARDS if name in scores), None)
-    found = [score for name in names if (score := _named_score(scores, name)) is not None]
+    found = [min(values) for name in names if (values := _named_scores(scores, name))]
     return sum(found) / len(found) if len(found) == len(names) else None
 
 
-def _named_score(scores: Mapping[str, float], names: str) -> float | None:
-    """Returns the score with this name, or with the first name of `a|b` that is present."""
-    for name in (names, *names.split("|")):
-        for plain in (name, name.rpartition(_PREFIX)[2]):
+def have_different_scores(scores: Mapping[str, float], names: Sequence[str]) -> bool:
+    """Returns whether the scores under the names of one `a|b` differ."""
+    return any(len(set(_named_scores(scores, name))) > 1 for name in names)
+
+
+def _named_scores(scores: Mapping[str, float], names: str) -> list[float]:
+    """Returns the score with this name, or those with the names of `a|b`; empty without any."""
+    for alternatives in ([names], names.split("|")):
+        found: list[float] = []
+        for name in alternatives:
+            plain = name if name in scores else name.rpartition(_PREFIX)[2]
             if plain in scores:
-                return scores[plain]
-    return None
+                found.append(scores[plain])
+        if found:
+            return found
+    return []

@@ -95,7 +95,17 @@ def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator
     if counts.disagreeing:
         yield (
             f"{counts.disagreeing} rollouts have feedback that disagrees with other feedback or "
-            "with a score in their log: the feedback that was read last is used"
+            "with a score in their log: the lowest value is used"
+        )
+    if counts.differently_named:
+        yield (
+            f"{counts.differently_named} rollouts have different scores under the names that "
+            "reward_from joins with |: the lowest of them is used"
+        )
+    if counts.changing:
+        yield (
+            f"{counts.changing} rollouts have calls with different values of one score: the value "
+            "of the latest call is used"
         )
     if counts.largest_reward > 1:
         yield (

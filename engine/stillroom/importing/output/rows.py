@@ -17,7 +17,7 @@ from stillroom.importing.conversations.call_tree import NONE
 from stillroom.importing.conversations.collector import RowCollector
 from stillroom.importing.conversations.rollouts import ImportedRollout
 from stillroom.importing.conversations.row_table import StoredRow
-from stillroom.importing.output.feedback import reward_of
+from stillroom.importing.output.feedback import add_lowest, have_different_scores, reward_of
 from stillroom.importing.output.prompts import PromptStore
 from stillroom.importing.payloads.fields import iso_time, seconds_between
 from stillroom.importing.spill import Spill
@@ -154,7 +154,11 @@ class RolloutCounts:
     contradicted: int = 0
     """The prompts with a correct rollout that does not match the source's answer."""
     disagreeing: int = 0
-    """The rollouts for which feedback disagrees with another value of a score."""
+    """The rollouts whose feedback or copies of a call disagree on the value of a score."""
+    differently_named: int = 0
+    """The rollouts whose scores differ under the names of one `a|b` of `reward_from`."""
+    changing: int = 0
+    """The rollouts whose calls have different values of a score."""
     later_system: int = 0
     """The rollouts with a system message after their first message."""
 
@@ -188,9 +192,12 @@ class RolloutWriter:
         """Adds a rollout to a part. `feedback` has its scores from separate feedback rows."""
         kept, calls = rollout.kept, rollout.calls
         scores = {name: value for call in calls for name, value in call.scores.items()}
-        if any(scores.get(name, value) != value for name, value in feedback.items()):
+        named_values = _named_values(calls)
+        self.counts.changing += len(named_values) > len(scores)
+        # The merged calls lack the values on which their copies disagree.
+        if add_lowest(scores, feedback) or _named_values(rollout.rows) != named_values:
             self._tally.disagreeing.add(rollout.row)
-        scores |= feedback
+        self.counts.differently_named += have_different_scores(scores, self._reward_from)
         reward = reward_of(scores, self._reward_from)
         tools, tools_note = self._tools(rollout)
         dropped = [*rollout.dropped, *([tools_note] if tools_note else [])]
@@ -294,6 +301,11 @@ class RolloutWriter:
             "losses": dropped,
         }
         return {name: value for name, value in origin.items() if value not in (None, [])}
+
+
+def _named_values(rows: Sequence[StoredRow]) -> set[tuple[str, float]]:
+    """Returns the names and values of the scores of rows."""
+    return {item for row in rows for item in row.scores.items()}
 
 
 def _called_tools(rollout: ImportedRollout) -> Iterator[str]:

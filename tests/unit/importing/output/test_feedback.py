@@ -90,7 +90,7 @@ def test_feedback_finds_the_rollout_that_its_row_went_into(tmp_path):
     ]
     with taken(tmp_path, rows) as found:
         scores = scores_from_feedback(found.collected, found.joined, found.tally)
-        assert scores == {1: {"good": 0.75, "late": 1.0, "session": 0.5}, 2: {"session": 0.5}}
+        assert scores == {1: {"good": 0.25, "late": 1.0, "session": 0.5}, 2: {"session": 0.5}}
         assert [row.source for row in found.refused] == ["scores.jsonl:5", "scores.jsonl:6"]
         count = found.tally.formats["calls"]
         assert (count.read, count.merged, count.refused) == (9, 4, 2)
@@ -106,10 +106,16 @@ def test_feedback_finds_the_rollout_that_its_row_went_into(tmp_path):
         (("langfuse.score.a",), 1.0),
         (("x.score.y",), 0.25),
         (("z|a", "b|x"), 0.5),
+        (("a|b",), 0.0),
+        (("b|a", "a"), 0.5),
+        (("a|x.score.y|z",), 0.25),
+        (("z|q.score.a",), 1.0),
+        (("z|q",), None),
+        (("c|d",), 0.75),
     ],
 )
 def test_the_reward_is_the_mean_of_the_named_scores_if_none_lacks(names, expected):
-    assert reward_of({"a": 1.0, "b": 0.0, "x.score.y": 0.25}, names) == expected
+    assert reward_of({"a": 1.0, "b": 0.0, "x.score.y": 0.25, "c|d": 0.75}, names) == expected
 
 
 def observations(root: Path, feedback: str, **given: Any) -> ImportResult:
@@ -180,10 +186,11 @@ def test_ids_beside_the_bodies_of_a_call_are_ids_of_it(
     [
         ("a,up\na,down\nb,up\nb,up\nc,down\n", 1),
         ("a,up\na,down\nc,up\nc,down\nc,down\n", 2),
+        ("a,down\na,up\nb,up\nb,down\nb,up\n", 2),
         ("a,up\nb,down\n", 0),
     ],
 )
-def test_rollouts_whose_feedback_disagrees_are_counted_and_the_last_read_counts(
+def test_rollouts_whose_feedback_disagrees_are_counted_and_the_lowest_value_counts(
     tmp_path: Path, table: str, disagreeing: int
 ) -> None:
     made = imported(tmp_path, "session,thumb\n" + table, reward_from=("thumb",))
@@ -191,19 +198,71 @@ def test_rollouts_whose_feedback_disagrees_are_counted_and_the_last_read_counts(
     said = [note for note in made.notes if "disagrees" in note]
     counted = f"{disagreeing} rollouts have feedback that disagrees with other feedback"
     assert [note[: len(counted)] for note in said] == [counted] * bool(disagreeing)
-    last = {line.split(",")[0]: float(line.endswith("up")) for line in table.split()}
-    assert [each.get("thumb") for each in scores(tmp_path)] == [last.get(s) for s in "abc"]
+    judged = {line[0] for line in table.split()}
+    wrong = {line[0] for line in table.split() if line.endswith("down")}
+    expected = [float(session not in wrong) if session in judged else None for session in "abc"]
+    assert [each.get("thumb") for each in scores(tmp_path)] == expected
 
 
-def test_feedback_that_disagrees_with_a_score_of_the_log_is_counted(tmp_path: Path) -> None:
+def test_a_thumb_down_under_any_of_the_joined_names_is_the_reward(tmp_path: Path) -> None:
+    table = "session,thumb,rating\na,up,0\nb,0,1\nc,up,1\n"
+    made = imported(tmp_path, table, reward_from=("thumb|rating",))
+
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text("utf-8").splitlines()]
+    assert {row["messages"][-1]["content"]: row["success"] for row in rows} == {
+        "a": False,
+        "b": False,
+        "c": True,
+    }
+    assert any(note.startswith("2 rollouts have different scores under") for note in made.notes)
+
+
+def judged_call(score: float, *replies: str) -> dict[str, Any]:
+    """Returns a call with a score, the last of a conversation with these replies."""
+    turns = [
+        [{"role": "user", "content": "Next"}, {"role": "assistant", "content": reply}]
+        for reply in replies
+    ]
+    *history, reply = [message for turn in turns for message in turn]
+    response = {"choices": [{"message": reply}]}
+    return {"scores": {"thumb": score}, "request": {"messages": history}, "response": response}
+
+
+@pytest.mark.parametrize(
+    ("calls", "thumb", "note"),
+    [
+        # The same call, logged twice.
+        ([judged_call(0, "x"), judged_call(1, "x")], 0.0, "feedback that disagrees"),
+        ([judged_call(1, "x"), judged_call(0, "x")], 0.0, "feedback that disagrees"),
+        ([judged_call(0, "x"), judged_call(1, "x", "y")], 1.0, "calls with different values"),
+        ([judged_call(1, "x"), judged_call(1, "x", "y"), judged_call(1, "x")], 1.0, None),
+    ],
+)
+def test_different_scores_in_the_log_of_a_conversation_are_counted(
+    tmp_path: Path, calls: list[dict[str, Any]], thumb: float, note: str | None
+) -> None:
+    (tmp_path / "calls.jsonl").write_text("\n".join(map(json.dumps, calls)), "utf-8")
+    made = import_rollouts(
+        Workspace(tmp_path), ImportRollouts(input="calls.jsonl", output="out.jsonl")
+    )
+    assert thumbs(tmp_path) == [thumb]
+    counted = [said for said in made.notes if said.startswith("1 rollouts have")]
+    assert len(counted) == (note is not None)
+    assert all(note is not None and note in said for said in counted)
+
+
+@pytest.mark.parametrize(("score", "table"), [(1, "a,down\n"), (0, "a,up\n")])
+def test_feedback_that_disagrees_with_a_score_of_the_log_is_counted(
+    tmp_path: Path, score: float, table: str
+) -> None:
     row = {
         "session": "a",
-        "scores": {"thumb": 1},
+        "scores": {"thumb": score},
         "request": {"messages": [{"role": "user", "content": "Hi"}]},
         "response": {"choices": [{"message": {"role": "assistant", "content": "a"}}]},
     }
     (tmp_path / "calls.jsonl").write_text(json.dumps(row), "utf-8")
-    (tmp_path / "thumbs.csv").write_text("session,thumb\na,down\n", "utf-8")
+    (tmp_path / "thumbs.csv").write_text("session,thumb\n" + table, "utf-8")
     request = ImportRollouts(input=("calls.jsonl", "thumbs.csv"), output="out.jsonl")
 
     made = import_rollouts(Workspace(tmp_path), request)
