@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel
 
-from stillroom import api
+from stillroom import api, fences
 from stillroom_mcp.outcomes import first_remark
 
 _MAX_POLL_S = 110.0
+_MOST_FILES = 3
 _MIN_OLD_MINUTES = 2
 """A report of a remote run that is older than this is called old in the next step."""
 
@@ -115,6 +116,10 @@ def after_import_rollouts(request: object, result: api.ImportResult) -> str:
     lost = result.refused - result.refused_by_reason.get("no model call", 0)
     if lost > result.read / 10:
         inspect = f"read why {lost} rows were refused ({result.refused_file}), then {inspect}"
+    if result.unread_files:
+        names = ", ".join(map(fences.name, result.unread_files[:_MOST_FILES]))
+        names += " and more" if len(result.unread_files) > _MOST_FILES else ""
+        inspect = f"nothing was read of {names}: see notes before you use the rows; {inspect}"
     notes = "; tell the user about the notes" if result.notes else ""
     use = f"filter_dataset and convert_rollouts(input={result.output})"
     if result.scores and not result.rewarded:

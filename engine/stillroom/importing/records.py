@@ -86,6 +86,8 @@ class Feedback:
     """The id of the scored row: its `id`, an additional id, one in its metadata, or its group."""
     name: str
     value: float
+    column: str = ""
+    """The column of a table that has `target_id`; empty for formats without columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,13 @@ class RejectedRow:
     """The reason, a fixed phrase by which rejected rows are counted."""
     detail: str = ""
     """What is wrong with this row, and how to correct it."""
+    columns: tuple[str, ...] = ()
+    """The names of the columns, if the row stands for a whole table."""
+
+
+NO_NUMBER = "feedback without a number"
+NO_CALL_FOUND = "feedback on no imported call"
+"""Reasons for which feedback is rejected."""
 
 
 def feedback_row(
@@ -105,17 +114,20 @@ def feedback_row(
     name: str | None,
     value: float | None,
     label: Any = None,
+    *,
+    column: str = "",
 ) -> Feedback | RejectedRow:
     """Returns feedback, or a RejectedRow if it has no target, no score name or no numeric value.
 
-    `label` is the score as the source wrote it, which the rejection quotes.
+    `label` is the score as the source wrote it, which the rejection quotes. `column` is the name of
+    the target's column.
     """
     if not target_id or name is None:
         detail = "it has no call id or no score name"
         return RejectedRow(location, "feedback without a target", detail)
     if value is None:
-        return RejectedRow(location, "feedback without a number", f"{name}: {label}")
-    return Feedback(location, target_id, name, value)
+        return RejectedRow(location, NO_NUMBER, f"{name}: {label}")
+    return Feedback(location, target_id, name, value, column)
 
 
 SourceRow = LoggedConversation | Feedback | RejectedRow

@@ -129,5 +129,7 @@ class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
     """The number of rollouts with a reward."""
     prompts: str | None
     heldout: HeldOut | None
+    unread_files: list[str]
+    """The first 20 files of which nothing was read."""
     notes: list[OwnText]
-    """Notes on the rollouts, to read before they are used."""
+    """Notes on the sources and the rollouts, to read before they are used."""

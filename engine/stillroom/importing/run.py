@@ -12,9 +12,10 @@ from stillroom.importing.conversations.collector import RowCollector
 from stillroom.importing.conversations.rollouts import RolloutBuilder, join_rows
 from stillroom.importing.input_files import NOT_WHOLE, UnpackedFiles, unpacked_files
 from stillroom.importing.output.feedback import scores_from_feedback
-from stillroom.importing.output.notes import import_notes, model_records
+from stillroom.importing.output.notes import import_notes, model_records, notes_on_files
 from stillroom.importing.output.rows import RolloutWriter, SplitPart
 from stillroom.importing.output.split import Split, split_rollouts
+from stillroom.importing.payloads.calls import NO_CALL
 from stillroom.importing.records import Location, RejectedRow, SourceRow, TraceFormat
 from stillroom.importing.redaction import Redaction
 from stillroom.importing.request import HeldOut, ImportResult, ImportRollouts
@@ -28,6 +29,7 @@ from stillroom.settings import Workspace
 
 OPERATION = "import_rollouts"
 _NO_FORMAT = "unknown"
+_MOST_UNREAD = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +245,17 @@ class _Import:
             rewarded=counts.rewarded,
             prompts=shown(outputs.prompts) if outputs.prompts else None,
             heldout=self._held_out(),
-            notes=list(import_notes(self._request, sources, grown, counts, models, self._split)),
+            unread_files=self._unread_files(),
+            notes=[
+                *notes_on_files(tally, sources.unread, grown),
+                *import_notes(self._request, counts, models, self._split),
+            ],
         )
+
+    def _unread_files(self) -> list[str]:
+        """Returns the files of which nothing was read, without those that have no model calls."""
+        refused = self._tally.files.refused.items()
+        return [name for name, file in refused if set(file.reasons) != {NO_CALL}][:_MOST_UNREAD]
 
     def _held_out(self) -> HeldOut | None:
         """Returns the result's part on held-out rollouts; None without a split."""

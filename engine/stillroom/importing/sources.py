@@ -94,5 +94,6 @@ def unknown_format_error(file: Path) -> InputError:
     names = ", ".join(known.name for known in FORMATS)
     return InputError(
         f"{file}: unknown format",
-        f"set format (--format) to one of {names}; `stillroom docs traces` describes each",
+        f"set format (--format) to one of {names}; `stillroom docs traces` describes each. If it "
+        "has feedback, name its columns: columns id=call_id score=thumb",
     )

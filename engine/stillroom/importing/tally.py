@@ -2,12 +2,13 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from stillroom.errors import writable_text
-from stillroom.importing.records import Location, RejectedRow
+from stillroom.importing.records import Feedback, Location, RejectedRow
 
 
 class FormatCount(msgspec.Struct, kw_only=True):
@@ -30,6 +31,67 @@ class RefusedLine(msgspec.Struct, frozen=True):
     detail: str
 
 
+@dataclass(slots=True)
+class FeedbackTable:
+    """What was read of a table of feedback."""
+
+    target: str
+    """The column with the ids."""
+    scores: dict[str, None] = field(default_factory=dict[str, None])
+    """The columns with scores."""
+    num_scores: int = 0
+    num_found: int = 0
+    """The number of scores whose id is that of an imported call or session."""
+
+
+@dataclass(slots=True)
+class RefusedFile:
+    """The refused rows of a file of which nothing was read."""
+
+    num_rows: int = 0
+    reasons: Counter[str] = field(default_factory=Counter[str])
+    columns: tuple[str, ...] = ()
+    """The columns of the file, if it is a table that is refused as a whole."""
+
+
+class FileTally:
+    """Knows of which files nothing was read, and which were read as feedback."""
+
+    def __init__(self, show_path: Callable[[Path], str]) -> None:
+        """`show_path` formats a path for users, that of a packed file also while it is unpacked."""
+        self._show_path = show_path
+        self._used: set[str] = set()
+        self.refused: dict[str, RefusedFile] = {}
+        """The files with refused rows, of which nothing was read."""
+        self.feedback: dict[str, FeedbackTable] = {}
+        """The tables of feedback whose columns were recognised, or named by the user."""
+
+    def use(self, path: Path) -> None:
+        """Notes that something of a file was read."""
+        name = self._show_path(path)
+        self._used.add(name)
+        self.refused.pop(name, None)
+
+    def reject(self, row: RejectedRow) -> None:
+        """Counts a refused row of a file."""
+        if (name := self._show_path(row.location.path)) not in self._used:
+            file = self.refused.setdefault(name, RefusedFile())
+            file.num_rows += 1
+            file.reasons[row.reason] += 1
+            file.columns = file.columns or row.columns
+
+    def add_feedback(self, feedback: Feedback, *, is_found: bool) -> None:
+        """Counts a score from a separate row, and whether its id is that of an imported row."""
+        if is_found:
+            self.use(feedback.location.path)
+        if feedback.column:
+            name = self._show_path(feedback.location.path)
+            table = self.feedback.setdefault(name, FeedbackTable(feedback.column))
+            table.scores[feedback.name] = None
+            table.num_scores += 1
+            table.num_found += is_found
+
+
 class ImportTally:
     """Counts the rows of all formats."""
 
@@ -46,6 +108,7 @@ class ImportTally:
         self._on_rejected, self._shown_path, self._redact = on_rejected, shown_path, redact
         self._names: dict[Path, str] = {}
         self.formats: defaultdict[str, FormatCount] = defaultdict(FormatCount)
+        self.files = FileTally(self.show_path)
         self.reasons: Counter[str] = Counter()
         self.first_rejected: list[str] = []
         """The first 5 refused rows, each as one line with its location and the problem."""
@@ -54,10 +117,14 @@ class ImportTally:
 
     def show_line(self, path: Path, line: int) -> str:
         """Returns `file:line` with the path as shown to users."""
+        return f"{self.show_path(path)}:{line}"
+
+    def show_path(self, path: Path) -> str:
+        """Returns a path as shown to users."""
         name = self._names.get(path)
         if name is None:
             name = self._names[path] = self._shown_path(path)
-        return f"{name}:{line}"
+        return name
 
     def show_location(self, location: Location) -> str:
         """Returns a location as shown to users."""
@@ -82,6 +149,7 @@ class ImportTally:
         count.read += not is_read
         count.refused += 1
         self.reasons[row.reason] += 1
+        self.files.reject(row)
         source, detail = (
             self.show_location(row.location),
             self._redact(writable_text(row.detail)),

@@ -56,12 +56,15 @@ class RowCollector:
         """Stores one row of a format, or counts it as rejected."""
         if isinstance(row, Feedback):
             self._tally.read(format_name)
-            redacted = replace(row, name=self._redaction.name(row.name))
+            name = self._redaction.name
+            redacted = replace(row, name=name(row.name), column=name(row.column))
             self.feedback.append((format_name, redacted))
         elif isinstance(row, RejectedRow):
             self._tally.reject(format_name, row)
         elif (rejected := self._add(row, format_name)) is None:
             self._tally.read(format_name, 1 + len(row.merged_from))
+            for location in (row.location, *row.merged_from):
+                self._tally.files.use(location.path)
         else:
             self._tally.reject(format_name, rejected)
             for location in row.merged_from:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from stillroom.importing.conversations.collector import RowCollector
 from stillroom.importing.conversations.rollouts import JoinedRows
 from stillroom.importing.conversations.row_table import RowTable, hash_of_id
-from stillroom.importing.records import RejectedRow
+from stillroom.importing.records import NO_CALL_FOUND, RejectedRow
 from stillroom.importing.tally import ImportTally
 
 _PREFIX = ".score."
@@ -40,13 +40,14 @@ def scores_from_feedback(
     searched = _searched_fields(rows, by)
     for name, feedback in collected.feedback:
         found = feedback_targets.get(hash_of_id(feedback.target_id), ())
+        tally.files.add_feedback(feedback, is_found=bool(found))
         if not found or not math.isfinite(feedback.value):
             target = feedback.target_id
             not_found = f"{target} was not found in: {searched}"
             rejected = (
                 RejectedRow(feedback.location, "score is not finite", target)
                 if found
-                else RejectedRow(feedback.location, "feedback on no imported call", not_found)
+                else RejectedRow(feedback.location, NO_CALL_FOUND, not_found)
             )
             tally.reject(name, rejected, is_read=True)
             continue

@@ -7,36 +7,85 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stillroom.data.row_notes import later_system_notes
-from stillroom.fences import short_line
+from stillroom.fences import name, short_line
+from stillroom.importing.formats.datasets.tables import NO_COLUMN
 from stillroom.importing.output.rows import UNKNOWN, UNKNOWN_PROVIDER, RolloutCounts
 from stillroom.importing.output.split import Split
 from stillroom.importing.payloads.messages import IMAGES_DROPPED
+from stillroom.importing.records import NO_CALL_FOUND, NO_NUMBER
 from stillroom.importing.request import ImportRollouts
-from stillroom.importing.sources import ImportSources
+from stillroom.importing.tally import ImportTally
 from stillroom.lineage import AnsweringModel, ModelRecord
 
 _SHOWN, _MOST_NAMES = 3, 12
 _MOST_CHARACTERS = 60
 
 
+def notes_on_files(
+    tally: ImportTally, unknown: Sequence[Path], grown: Sequence[Path]
+) -> Iterator[str]:
+    """Yields notes on files of which nothing was read, on tables of feedback, and on growing files.
+
+    `unknown` are the files of an unknown format.
+    """
+    refused, unknown_names = dict(tally.files.refused), set(map(tally.show_path, unknown))
+    for path in unknown_names:
+        refused.pop(path, None)
+    for path, file in [*refused.items()][:_SHOWN]:
+        reason, _ = file.reasons.most_common(1)[0]
+        rows = "its table was" if file.columns else f"all {file.num_rows} rows were"
+        yield (
+            f"nothing of {name(path)} was read: {rows} refused ({reason})"
+            f"{_ways_to_read(reason, file.columns)}"
+        )
+    if len(refused) > _SHOWN:
+        yield f"nothing was read of {len(refused) - _SHOWN} more files either"
+    if unknown:
+        names = _join_names(path.name for path in unknown[:_SHOWN])
+        more = len(unknown) - _SHOWN
+        yield (
+            f"{len(unknown)} files have an unknown format: {names}"
+            + (f" and {more} more" if more > 0 else "")
+            + f"; if one has feedback: {_COLUMNS_OF_FEEDBACK}"
+        )
+    for path, table in [*tally.files.feedback.items()][:_SHOWN]:
+        scores = ", ".join(map(name, [*table.scores][:_MOST_NAMES]))
+        yield (
+            f"{name(path)} is feedback: {scores} judges the call or session in "
+            f"{name(table.target)}, and {table.num_found} of {table.num_scores} found theirs; "
+            f"if these are the wrong columns: {_COLUMNS_OF_FEEDBACK}"
+        )
+    if grown:
+        yield f"{len(grown)} files grew during the import: import again to get the new rows"
+
+
+_COLUMNS_OF_FEEDBACK = (
+    'columns=["id=COLUMN", "score=COLUMN"] names the columns of the id and the thumb'
+)
+
+
+def _ways_to_read(reason: str, columns: Sequence[str]) -> str:
+    """Returns how a file may be read that was refused for a reason; "" if it is not known."""
+    if reason == NO_COLUMN:
+        names = ", ".join(map(name, columns[:_MOST_NAMES]))
+        return f"; if it is feedback: {_COLUMNS_OF_FEEDBACK}; it has {names}"
+    if reason == NO_CALL_FOUND:
+        return (
+            "; set feedback_by to the field of the log that has its ids. If these are in another "
+            f"column: {_COLUMNS_OF_FEEDBACK}"
+        )
+    if reason == NO_NUMBER:
+        return "; a score is a number or a word such as up and down, good and bad, yes and no"
+    return ""
+
+
 def import_notes(
     request: ImportRollouts,
-    sources: ImportSources,
-    grown: Sequence[Path],
     counts: RolloutCounts,
     models: Mapping[tuple[str, str], int],
     split: Split | None,
 ) -> Iterator[str]:
-    """Yields the notes, those on problems of the sources first."""
-    if sources.unread:
-        names = _join_names(path.name for path in sources.unread[:_SHOWN])
-        more = len(sources.unread) - _SHOWN
-        yield (
-            f"{len(sources.unread)} files have an unknown format: {names}"
-            + (f" and {more} more" if more > 0 else "")
-        )
-    if grown:
-        yield f"{len(grown)} files grew during the import: import again to get the new rows"
+    """Yields notes on the rollouts."""
     yield from _notes_on_content(counts)
     yield from _notes_on_scores(request, counts)
     if request.prompts and counts.differently_answered:

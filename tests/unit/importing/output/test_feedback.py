@@ -1,5 +1,6 @@
 """Feedback: tables that judge the conversations of a log, and the scores that are rewards."""
 
+import gzip
 import json
 import math
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import Any
 import pytest
 
 from fakes.collected_rows import logged, taken
+from stillroom.importing.input_files import NOT_WHOLE
 from stillroom.importing.output.feedback import reward_of, scores_from_feedback
 from stillroom.importing.records import Feedback, Location
 from stillroom.importing.request import ImportResult, ImportRollouts
 from stillroom.importing.run import import_rollouts
 from stillroom.settings import Workspace
+from stillroom_mcp.next_steps import after_import_rollouts
 
 
 def imported(root: Path, feedback: str, name: str = "feedback.csv", **given: Any) -> ImportResult:
@@ -44,13 +47,92 @@ def scores(root: Path) -> list[dict[str, float]]:
         "Session ID,comment,Thumb\na,fine,1\nb,,0\nc,no verdict,\n",
         "conversationId,thumb\na,👍\nb,Thumbs Down\n",
         "id,thumb\na,true\nb,false\n",
+        "call_id,thumb,comment\na,up,\nb,down,no good\n",
+        "id,generation_id,agent_id,thumb,at,by\n1,a,a,👍🏽,9,c\n2,b,a,👎️,8,c\n",
+        "litellm_call_id;thumb_comment;Thumb\na;bad;:+1:\nb;fine;-0.0\n",
+        "call_id,feedback,thumb\na,I liked it,✅\nb,,wrong\n",
+        "request_id,user_id,thumb\na,c,Correct\nb,c,no\n",
     ],
 )
-def test_a_table_of_thumbs_judges_the_sessions_that_it_names(tmp_path: Path, feedback: str) -> None:
+def test_a_table_of_thumbs_judges_the_calls_or_sessions_that_it_names(
+    tmp_path: Path, feedback: str
+) -> None:
     made = imported(tmp_path, feedback, reward_from=("thumb|Thumb",))
     assert [list(each.values()) for each in scores(tmp_path)] == [[1.0], [0.0], []]
     assert made.rewarded == 2
     assert made.read == made.kept + made.merged + made.refused
+    assert made.unread_files == []
+
+
+def test_json_rows_of_thumbs_are_read_as_a_table_of_them_is(tmp_path: Path) -> None:
+    rows = [{"call_id": "a", "thumb": "up"}, {"call_id": "b", "thumb": "down", "comment": "no"}]
+    imported(tmp_path, "\n".join(map(json.dumps, rows)), "thumbs.jsonl")
+    assert scores(tmp_path) == [{"thumb": 1.0}, {"thumb": 0.0}, {}]
+    other = {"call_id": "a", "name": "thumb", "value": 1}
+    (tmp_path / "other").mkdir()
+    made = imported(tmp_path / "other", json.dumps(other), "other.jsonl")
+    assert (made.unread_files, made.refused) == (["logs/other.jsonl"], 1)
+    assert "unknown format: other.jsonl; if one has feedback: columns=" in made.notes[0]
+
+
+def test_the_columns_of_feedback_that_were_taken_are_said(tmp_path: Path) -> None:
+    made = imported(tmp_path, "call_id,thumb,comment\na,up,\nb,down,\nz,up,\n")
+    said = "logs/feedback.csv is feedback: thumb judges the call or session in call_id, and 2 of 3"
+    assert [note for note in made.notes if note.startswith(said)]
+
+
+@pytest.mark.parametrize(
+    ("feedback", "note"),
+    [
+        (
+            "ref,opinion\na,up\n",
+            (
+                "its table was refused (no column has the conversation); if it is feedback: "
+                'columns=["id=COLUMN", "score=COLUMN"] names the columns of the id and the thumb; '
+                "it has ref, opinion"
+            ),
+        ),
+        (
+            "event_id,exchange_id,thumb\n1,a,up\n",
+            "its table was refused (no column has the conversation)",
+        ),
+        (
+            "call_id,thumb\nx,up\ny,down\n",
+            "all 2 rows were refused (feedback on no imported call); set feedback_by to",
+        ),
+        (
+            "call_id,thumb\na,A\nb,B\nc,\n",
+            "all 3 rows were refused (feedback without a number); a score is a number or a word",
+        ),
+    ],
+)
+def test_a_file_of_which_nothing_was_read_is_named_in_the_notes_and_the_next_step(
+    tmp_path: Path, feedback: str, note: str
+) -> None:
+    made = imported(tmp_path, feedback)
+    assert made.unread_files == ["logs/feedback.csv"]
+    assert made.notes[0].startswith(f"nothing of logs/feedback.csv was read: {note}")
+    step = after_import_rollouts(None, made)
+    assert step.startswith("nothing was read of logs/feedback.csv: see notes before you use")
+
+
+def test_files_of_which_a_part_was_read_or_that_have_no_model_calls_are_not_called_unread(
+    tmp_path: Path,
+) -> None:
+    reply = {"role": "assistant", "content": "Hello"}
+    call = {"request": {"messages": [{"role": "user", "content": "Hi"}]},
+            "response": {"choices": [{"message": reply}]}}  # fmt: skip
+    whole = gzip.compress(f"{json.dumps(call)}\n".encode() * 9)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "cut.jsonl.gz").write_bytes(whole[:-6])
+    span = {"id": "s", "traceId": "t", "type": "SPAN", "startTime": "2026-03-01", "name": "x"}
+    (tmp_path / "logs" / "spans.jsonl").write_text(json.dumps(span), "utf-8")
+    (tmp_path / "logs" / "read.me").write_text("The logs.", "utf-8")
+    made = import_rollouts(Workspace(tmp_path), ImportRollouts(input="logs", output="out.jsonl"))
+    assert set(made.refused_by_reason) == {"unknown format", "no model call", NOT_WHOLE}
+    assert made.unread_files == ["logs/read.me"]
+    assert made.notes[0].startswith("nothing of logs/spans.jsonl was read")
+    assert made.notes[1].startswith("1 files have an unknown format: read.me; if one has feedback")
 
 
 def test_other_columns_and_json_rows_of_feedback_are_read_if_they_are_named(tmp_path: Path) -> None:

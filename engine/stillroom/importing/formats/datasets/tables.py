@@ -1,11 +1,11 @@
 """Reads tables: CSV and TSV, Parquet, and JSON rows of a question and its answer.
 
-The columns with the conversation are named by the user, or found by common names. A table of
-feedback has columns with the id of a session, trace or call, and with scores.
+The columns with the conversation are named by the user, or found by common names. A table without
+them may be one of feedback (see `feedback_tables.py`).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,13 @@ from stillroom.importing.formats.datasets.conversations import (
     is_completion_row,
     turns_of,
 )
+from stillroom.importing.formats.datasets.feedback_tables import (
+    feedback_columns,
+    feedback_of,
+    is_feedback_row,
+    read_feedback,
+    score_of,
+)
 from stillroom.importing.json_rows import (
     JsonRow,
     Row,
@@ -28,107 +35,20 @@ from stillroom.importing.json_rows import (
     head_rows,
     read_json_rows,
 )
-from stillroom.importing.payloads.fields import as_row, decimal_number
+from stillroom.importing.payloads.fields import as_row
 from stillroom.importing.payloads.messages import FILES_DROPPED, MessageReader
 from stillroom.importing.records import (
-    Feedback,
     Location,
     LoggedConversation,
     RejectedRow,
     SourceRow,
     TraceFormat,
-    feedback_row,
 )
 from stillroom.importing.table_rows import PARQUET_MARK, Table, csv_table, is_csv, parquet_table
 from stillroom.validation import nearest
 
 Columns = Mapping[str, str]
 NO_COLUMN = "no column has the conversation"
-_IDS = (
-    "session_id", "session", "conversation_id", "conversation", "thread_id", "thread", "chat_id",
-    "trace_id", "run_id", "request_id", "response_id", "completion_id", "message_id", "id",
-)  # fmt: skip
-_SCORE_NAMES = frozenset(
-    [
-        "thumb",
-        "thumbs",
-        "thumbs_up",
-        "feedback",
-        "user_feedback",
-        "vote",
-        "rating",
-        "stars",
-        "score",
-        "reward",
-        "value",
-    ]
-)
-_MAX_FEEDBACK_COLUMNS = 3
-_POSITIVE = ["up", "thumbs_up", "thumbsup", "like", "good", "positive", "yes", "true", "👍"]
-_NEGATIVE = ["down", "thumbs_down", "thumbsdown", "dislike", "bad", "negative", "no", "false", "👎"]
-_WORDS: Mapping[str, float] = dict.fromkeys(_POSITIVE, 1.0) | dict.fromkeys(_NEGATIVE, 0.0)
-"""The scores of common feedback words, as `_normalize` returns them."""
-
-
-@dataclass(frozen=True, slots=True)
-class FeedbackColumns:
-    """The names of the columns of a table of feedback."""
-
-    target: str
-    """The column with the id of a session, trace or call."""
-    score_columns: Sequence[str]
-    """The columns with scores, as numbers or words such as up and down."""
-
-
-def _feedback_columns(present: Sequence[str], chosen: Mapping[str, str]) -> FeedbackColumns | None:
-    """Returns the columns of a table of feedback; None for any other table.
-
-    `chosen` maps roles to the columns that the user named; feedback needs `id` and `score`.
-    """
-    if chosen:
-        if set(chosen) != {"id", "score"} or not set(chosen.values()) <= set(present):
-            return None
-        return FeedbackColumns(chosen["id"], [chosen["score"]])
-    by_name = {_normalize(name): name for name in present}
-    target_id = next((by_name[name] for name in _IDS if name in by_name), None)
-    score_columns = [name for plain, name in by_name.items() if plain in _SCORE_NAMES]
-    # Any table may have an id and a value: with such general names, it is feedback only if small.
-    is_clear = target_id is not None and (
-        _normalize(target_id) != "id" or len(present) <= _MAX_FEEDBACK_COLUMNS
-    )
-    return (
-        FeedbackColumns(target_id, score_columns)
-        if target_id and is_clear and score_columns
-        else None
-    )
-
-
-def _feedback(row: JsonRow, columns: FeedbackColumns) -> Iterator[Feedback | RejectedRow]:
-    """Yields the feedback in one row."""
-    target_id = row.data.get(columns.target)
-    if target_id in (None, "") or isinstance(target_id, bool | float | list | dict):
-        yield RejectedRow(row.location, "feedback without a target", f"{columns.target} is empty")
-        return
-    for name in columns.score_columns:
-        value = row.data.get(name)
-        if value not in (None, "") or len(columns.score_columns) == 1:
-            yield feedback_row(row.location, str(target_id), name, _number(value), value)
-
-
-def _number(value: Any) -> float | None:
-    """Returns a score as a number; None if it is neither a number nor a known word."""
-    if isinstance(value, bool):
-        return float(value)
-    if isinstance(value, str) and (word := _normalize(value)) in _WORDS:
-        return _WORDS[word]
-    return decimal_number(value)
-
-
-def _normalize(text: str) -> str:
-    """Converts a name to snake case for look-ups, e.g. `sessionId` to `session_id`."""
-    spaced = "".join(f"_{c}" if c.isupper() and i and text[i - 1].islower() else c
-                     for i, c in enumerate(text.strip()))  # fmt: skip
-    return spaced.lower().replace(" ", "_").replace("-", "_")
 
 
 def read_csv(paths: Sequence[Path], columns: Columns | None = None) -> Iterator[SourceRow]:
@@ -154,28 +74,22 @@ def read_parquet(paths: Sequence[Path], columns: Columns | None = None) -> Itera
 
 def _table_rows(path: Path, table: Table, columns: Columns) -> Iterator[SourceRow]:
     """Yields the conversations in a table, or the feedback if it is a table of feedback."""
-    feedback_columns = _feedback_columns(table.columns, columns)
+    feedback = feedback_columns(table.columns, columns)
     try:
-        if columns and feedback_columns is not None:
-            yield from _convert_feedback(table.rows, feedback_columns)
+        if columns and feedback is not None:
+            yield from read_feedback(table.rows, feedback)
             return
         chosen = choose_columns(path, table.columns, columns)
     except DataError as error:
-        if feedback_columns is not None:
-            yield from _convert_feedback(table.rows, feedback_columns)
+        if feedback is not None:
+            yield from read_feedback(table.rows, feedback)
             return
         if columns:  # the user's choice is wrong for all tables
             raise
         detail = f"{error.fix}; it has {', '.join(map(repr, table.columns))}"
-        yield RejectedRow(Location(path, 1), NO_COLUMN, detail)
+        yield RejectedRow(Location(path, 1), NO_COLUMN, detail, tuple(table.columns))
         return
     yield from convert_rows(table.rows, lambda row: convert_table_row(row, chosen))
-
-
-def _convert_feedback(
-    rows: Iterable[JsonRow | RejectedRow], columns: FeedbackColumns
-) -> Iterator[SourceRow]:
-    return convert_rows(rows, lambda row: _feedback(row, columns))
 
 
 def read_pairs(paths: Sequence[Path], columns: Columns | None = None) -> Iterator[SourceRow]:
@@ -206,9 +120,9 @@ def _has(row: Row, name: str) -> bool:
 
 def _pair_rows(row: JsonRow, columns: Columns) -> Iterable[SourceRow]:
     """Yields the conversation or the feedback in a JSON row."""
-    feedback_columns = _feedback_columns(list(row.data), columns) if columns else None
-    if feedback_columns is not None:
-        return _feedback(row, feedback_columns)
+    feedback = feedback_columns(list(row.data), columns)
+    if columns and feedback is not None:
+        return feedback_of(row, feedback)
     # Unlike in a table, empty fields may be missing from a row.
     chosen = {role: name for role, name in columns.items() if _has(row.data, name)}
     reason = "no field has the conversation"
@@ -217,6 +131,8 @@ def _pair_rows(row: JsonRow, columns: Columns) -> Iterable[SourceRow]:
     try:
         chosen = choose_columns(row.location.path, list(row.data), chosen)
     except DataError as error:
+        if feedback is not None:
+            return read_feedback(iter([row]), feedback)
         raise UnreadableRowError(reason, error.fix) from error
     return convert_table_row(row, chosen)
 
@@ -228,7 +144,10 @@ def _is_parquet(path: Path, head: bytes) -> bool:
 def _are_pairs(path: Path, head: bytes) -> bool:
     if is_csv(path, head):
         return False
-    return any(is_pair_row(row) or _are_messages_as_text(row) for row in head_rows(head))
+    return any(
+        is_pair_row(row) or _are_messages_as_text(row) or is_feedback_row(row)
+        for row in head_rows(head)
+    )
 
 
 def _are_messages_as_text(row: Row) -> bool:
@@ -241,7 +160,7 @@ CSV = TraceFormat("csv", "CSV and TSV tables", is_csv, read_csv, read_csv)
 PARQUET = TraceFormat("parquet", "Parquet tables", _is_parquet, read_parquet, read_parquet)
 PAIRS = TraceFormat(
     "pairs",
-    "JSON rows of a question and its answer, or of messages as text",
+    "JSON rows of a question and its answer, of messages as text, or of feedback",
     _are_pairs,
     read_pairs,
     read_pairs,
@@ -383,7 +302,7 @@ def _question_and_answer(data: Row, columns: Columns, reader: MessageReader) -> 
 def _conversation(row: JsonRow, columns: Columns, messages: list[Row]) -> LoggedConversation:
     """Returns the conversation of a table's row, with the columns for its other roles."""
     data, name = row.data, columns.get("score")
-    score = _number(data.get(name)) if name is not None else None
+    score = score_of(data.get(name)) if name is not None else None
     return conversation(
         row,
         messages,
