@@ -21,6 +21,7 @@ class SensitiveKind:
     keywords: tuple[str, ...]
     """The pattern is searched for only in texts with one of these; if empty, in every text."""
     pattern: re.Pattern[str]
+    """Its group `data`, if it has one, is the data; the rest of the match is around it."""
     is_real: _Check
     """Returns whether a match of the pattern is real data, not a placeholder or a random number."""
     end_of: _EndOf
@@ -174,10 +175,20 @@ def _is_mailbox(address: str) -> bool:
     return _RESERVED_DOMAIN.fullmatch(address.rpartition("@")[2]) is None
 
 
-def _is_phone(number: str) -> bool:
+def _is_phone(number: str, least: int = 8) -> bool:
     digits = re.sub(r"\D", "", number)
     # 555-01xx is reserved for fiction, and one or two repeated digits are a placeholder.
-    return 8 <= len(digits) <= 15 and len(set(digits)) > 2 and "55501" not in digits
+    return least <= len(digits) <= 15 and len(set(digits)) > 2 and "55501" not in digits
+
+
+_DATE_OR_AMOUNT = re.compile(
+    r"\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{4}[./-]\d{1,2}[./-]\d{1,2}|\d+\.\d\d"
+)
+
+
+def _is_named_phone(number: str) -> bool:
+    """Returns whether the number after a word such as `Tel.` is a phone number."""
+    return _DATE_OR_AMOUNT.fullmatch(number) is None and _is_phone(number, 6)
 
 
 _ADDRESS = r"(?<![\w.+-])[A-Za-z0-9][\w.+-]{0,63}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}\b"
@@ -193,9 +204,32 @@ PERSONAL_DATA = (
     _kind(
         "phone number",
         "+",
-        r"(?<![\w+])\+[1-9]\d{0,2}(?:[ .()-]{0,2}\d){7,12}(?!\w)",
+        r"(?<![\w+])\+[1-9]\d{0,2}(?:(?:[ .()-]{0,2}| ?/ ?)\d){7,12}(?!\w)",
         _is_phone,
         min_digits=8,
+    ),
+    _kind(
+        "phone number",
+        "00",
+        r"00[1-9](?<![\w.,:/+-]...)(?<!\d ...)\d{0,2}[ /(](?:(?:[ .()-]{0,2}| ?/ ?)\d){7,12}(?!\w)",
+        _is_phone,
+        min_digits=10,
+    ),
+    _kind(
+        "phone number",
+        "/",
+        r"0(?<![\w.,:/+-].)[1-9]\d{1,4}\)? ?/ ?\d(?: ?\d){4,8}(?![\w/-]|[.,]\d)",
+        _is_phone,
+        min_digits=8,
+    ),
+    _kind(
+        "phone number",
+        "Tel tel TEL Tél hone HONE Mob mob MOB Fax fax FAX Handy Fon",
+        r"(?i:\b(?:tele(?:f|ph)on[eo]?|phone|tel|tél|mob(?:ile?)?|fax|handy|fon)\b)"
+        r"(?: ?(?i:number|nummer|no|nr)\b)?(?:[.:]{1,2}[ \t]{0,3}|[ \t]{1,3}(?=[0+(]))"
+        r"(?P<data>[+(]{0,2}\d(?:[ .()/-]{0,3}\d){5,13})(?!\w)",
+        _is_named_phone,
+        min_digits=6,
     ),
     _kind(
         "phone number",
@@ -313,5 +347,6 @@ def _num_digits(text: str) -> int:
 def _find_spans(text: str, kind: SensitiveKind) -> Iterator[tuple[int, int]]:
     """Yields the start and end of each occurrence of a kind in a text."""
     for match in kind.pattern.finditer(text):
-        if kind.is_real(match[0]):
-            yield match.start(), kind.end_of(text, match)
+        group = "data" if "data" in kind.pattern.groupindex else 0
+        if kind.is_real(match[group]):
+            yield match.start(group), kind.end_of(text, match)
