@@ -586,3 +586,18 @@ def test_conversations_with_a_later_system_message_are_counted_by_import_and_con
     assert checked.report.notes == made.notes
     replaced = ConvertRollouts(input="out.jsonl", output="one.jsonl", system="Be both.")
     assert convert_rollouts(Workspace(tmp_path), replaced).notes == []
+
+
+@pytest.mark.parametrize(("options", "counted"), [({}, 1), ({"keep_personal": True}, 0)])
+def test_rollouts_that_keep_addresses_at_reserved_domains_are_counted(tmp_path, options, counted):
+    rows = [
+        call([user("I am ann@mail.example.org\nor bob@example.com")], answer("Hello")),
+        call([user(f"Write to {MAIL}")], answer("Written")),
+        call([user("Reach me @ noon")], answer("Fine")),
+    ]
+    name = write(tmp_path, rows)
+    request = ImportRollouts(input=name, output="out.jsonl", **options)
+    made = import_rollouts(Workspace(tmp_path), request)
+    said = [note for note in made.notes if "reserved for examples" in note]
+    assert [note.split()[:2] for note in said] == [["1", "rollouts"]] * counted
+    assert "ann@mail.example.org" in (tmp_path / "out.jsonl").read_text("utf-8")

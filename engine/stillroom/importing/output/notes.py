@@ -87,6 +87,12 @@ def import_notes(
 ) -> Iterator[str]:
     """Yields notes on the rollouts."""
     yield from _notes_on_content(counts)
+    if counts.reserved_addresses and not request.keep_personal:
+        yield (
+            f"{counts.reserved_addresses} rollouts keep email addresses in domains reserved for "
+            "examples (.example, .test, .local and similar), because no mail reaches these: to "
+            "drop the rows, use not_contains of filter_dataset with match=conversation"
+        )
     yield from _notes_on_scores(request, counts)
     if request.prompts and counts.differently_answered:
         yield (

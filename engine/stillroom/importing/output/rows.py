@@ -23,6 +23,7 @@ from stillroom.importing.payloads.fields import iso_time, seconds_between
 from stillroom.importing.spill import Spill
 from stillroom.importing.tally import ImportTally
 from stillroom.rollout.rewards.rewards import SUCCESS_THRESHOLD
+from stillroom.secrecy.patterns import has_reserved_address
 from stillroom.types import Answerer, StopReason, Usage, total_usd
 
 _LONGEST_ERROR = 500
@@ -159,6 +160,8 @@ class RolloutCounts:
     """The rollouts whose scores differ under the names of one `a|b` of `reward_from`."""
     changing: int = 0
     """The rollouts whose calls have different values of a score."""
+    reserved_addresses: int = 0
+    """The rollouts with email addresses in domains reserved for examples."""
     later_system: int = 0
     """The rollouts with a system message after their first message."""
 
@@ -267,6 +270,10 @@ class RolloutWriter:
         counts.branches += rollout.branch_of is not None
         counts.unanswered += rollout.num_unanswered
         counts.later_system += any(message.startswith(_SYSTEM) for message in rollout.messages[1:])
+        counts.reserved_addresses += any(
+            b"@" in message and has_reserved_address(message.decode())
+            for message in rollout.messages
+        )
         counts.calls.add(len(rollout.calls))
 
     def _tools(self, rollout: ImportedRollout) -> tuple[list[dict[str, Any]], str | None]:
