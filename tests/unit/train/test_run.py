@@ -73,7 +73,8 @@ def test_sft_reports_every_step_and_lowers_the_loss(tmp_path, llama):
     assert result.rows == 10
     assert result.skipped == {}
     assert project.reporter.progressed == [(step, 9) for step in range(1, 10)]
-    assert [metrics["epoch"] for metrics in measured] == [1] * 3 + [2] * 3 + [3] * 3
+    epochs = [0.3333, 0.6667, 1, 1.3333, 1.6667, 2, 2.3333, 2.6667, 3]
+    assert [metrics["epoch"] for metrics in measured] == epochs
     assert measured[-1]["loss"] < measured[0]["loss"] / 2
     assert measured[0]["learning_rate"] == 1e-2
     assert all(metrics["grad_norm"] > 0 for metrics in measured)

@@ -165,8 +165,8 @@ class Session(Generic[ConfigT_co]):
 
     def batches(
         self, num_rows: int, *, size: int | None = None, num_epochs: int | None = None
-    ) -> Iterator[tuple[int, Sequence[int]]]:
-        """Yields the epoch (from 0) and the row indices of each remaining step.
+    ) -> Iterator[Sequence[int]]:
+        """Yields the row indices of each remaining step.
 
         size, num_epochs: the batch size and epochs of a phase; None: those of the configuration.
         Stops when `trainer.early_stop` or `trainer.max_minutes` is reached.
@@ -180,7 +180,7 @@ class Session(Generic[ConfigT_co]):
                 if self.is_stalled or self.stopped_by is not None:
                     return
                 if step > self.step:
-                    yield epoch, rows
+                    yield rows
 
     def train_rows(
         self,
@@ -198,8 +198,10 @@ class Session(Generic[ConfigT_co]):
         total_steps = per_epoch * trainer.num_epochs
         optimizer = self.student.optimizer(trainer, total_steps=total_steps)
         self.begin(optimizer)
-        for epoch, rows in self.batches(num_rows):
-            metrics = {**accumulate(rows), **optimizer.step().metrics, "epoch": epoch + 1}
+        for rows in self.batches(num_rows):
+            metrics = {**accumulate(rows), **optimizer.step().metrics}
+            # The number of epochs done, as TRL logs it: 0.25 after a quarter of the first one.
+            metrics["epoch"] = round(optimizer.num_steps / per_epoch, 4)
             if optimizer.num_steps % per_epoch == 0:
                 metrics |= validate()
             self.after_step(optimizer.num_steps, total_steps, metrics)

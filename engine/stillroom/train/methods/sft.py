@@ -261,7 +261,7 @@ def train_cold_start(
     session.begin(optimizer)
     session.student.module.train()
     phase = Phase(_PHASE, 0, num_steps)
-    for _, chosen in session.batches(
+    for chosen in session.batches(
         len(sequences), size=section.batch_size, num_epochs=section.num_epochs
     ):
         batch = accumulate_nll(session.student, [sequences[i] for i in chosen], targets)
