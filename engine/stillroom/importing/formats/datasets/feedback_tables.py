@@ -51,9 +51,9 @@ _NEGATIVE = (
     "down thumbs_down thumb_down thumbsdown downvote dislike disliked bad poor negative no n false "
     "incorrect wrong unhelpful not_helpful rejected fail failed 👎 ❌"
 )
-_WORDS: Mapping[str, float] = dict.fromkeys(_POSITIVE.split(), 1.0) | dict.fromkeys(
-    _NEGATIVE.split(), 0.0
-)
+_WORDS: dict[str, float] = {
+    word: score for words, score in ((_POSITIVE, 1.0), (_NEGATIVE, 0.0)) for word in words.split()
+}
 """The scores of common feedback words, as `_normalize` returns them."""
 _MODIFIERS = re.compile("[\N{VARIATION SELECTOR-16}\U0001f3fb-\U0001f3ff]")
 """The skin tones and the variation selector that may follow an emoji."""
