@@ -43,7 +43,7 @@ from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.sections import DpoSection, ModelSection, TrainerSection
 from stillroom.train.loop.checkpoints import save_checkpoint
 from stillroom.train.methods.dpo import ReferencedPair, TokenPair, accumulate_preference
-from stillroom.train.methods.sft import accumulate_nll
+from stillroom.train.methods.sft import accumulate_loss
 from stillroom.train.on_policy.policy_update import UpdateStats, accumulate_gradient
 from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.student.model import Student, load_student
@@ -186,7 +186,7 @@ def sft(family: Family, rank: int) -> Figures:
     student, rows = family.student(rank), family.rows()
 
     def losses(reference: Any) -> tuple[float, float]:
-        return accumulate_nll(student, rows).loss, plain.nll(reference, rows)
+        return accumulate_loss(student, rows).loss, plain.nll(reference, rows)
 
     figures = exact_step(family, student, losses, limit=LOSS)
     for epochs, rate in ((60, 1e-2), (150, 3e-3)) if rank == 0 else ((8, 2e-2),):

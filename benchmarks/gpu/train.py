@@ -56,7 +56,7 @@ from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.sections import DpoSection, ModelSection, TrainerSection
 from stillroom.train.methods.dpo import TokenPair, accumulate_preference, add_reference
-from stillroom.train.methods.sft import accumulate_nll
+from stillroom.train.methods.sft import accumulate_loss
 from stillroom.train.on_policy.policy_update import UpdateStats, accumulate_gradient
 from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.student.model import Optimizer, Student, load_student
@@ -177,7 +177,7 @@ def our_sft(folder: Path, *, is_full: bool) -> dict[str, Any]:
     meter, batches = Meter(), sft_batches()
     meter.begin()
     for batch in batches:
-        meter.losses.append(accumulate_nll(student, batch).loss)
+        meter.losses.append(accumulate_loss(student, batch).loss)
         optimizer.step()
         meter.end_step()
     reported = meter.reported([nonpad(batch) for batch in batches])

@@ -42,7 +42,7 @@ from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.sections import ModelSection, TrainerSection
-from stillroom.train.methods.sft import accumulate_nll
+from stillroom.train.methods.sft import accumulate_loss
 from stillroom.train.on_policy.policy_update import UpdateStats, accumulate_gradient
 from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.student.model import Optimizer, Student, load_student
@@ -105,7 +105,7 @@ def our_sft(folder: Path, kind: str) -> Figures:
     batches = [every[i : i + BATCH] for i in range(0, len(every), BATCH)]
     meter = Meter()
     for batch in batches:
-        meter.losses.append(accumulate_nll(student, batch).loss)
+        meter.losses.append(accumulate_loss(student, batch).loss)
         optimizer.step()
         meter.end_step()
     return meter.figures([sum(len(row.ids) for row in batch) for batch in batches])

@@ -29,7 +29,7 @@ def ours(work: Work, folder: Path, steps: int) -> dict[str, Any]:
     from stillroom.settings import Workspace
     from stillroom.train.config.sections import DpoSection, ModelSection, TrainerSection
     from stillroom.train.methods.dpo import accumulate_preference, add_reference
-    from stillroom.train.methods.sft import accumulate_nll
+    from stillroom.train.methods.sft import accumulate_loss
     from stillroom.train.student.model import Optimizer, load_student
 
     trainer = TrainerSection(
@@ -48,7 +48,7 @@ def ours(work: Work, folder: Path, steps: int) -> dict[str, Any]:
         batches = sft_batches(work, steps)
         meter.begin()
         for batch in batches:
-            meter.losses.append(accumulate_nll(student, batch).loss)
+            meter.losses.append(accumulate_loss(student, batch).loss)
             optimizer.step()
             meter.end_step()
         return meter.reported([num_tokens(batch) for batch in batches])

@@ -367,8 +367,8 @@ def create_run(
     return folder
 
 
-def read_elsewhere(folder: Path) -> RunElsewhere | None:
-    """Returns the state of a run's machine; None for a run on this machine."""
+def read_remote_state(folder: Path) -> RunElsewhere | None:
+    """Returns the state of a run on another machine; None for a run on this machine."""
     if not (folder / REMOTE_FILE).is_file():
         return None
     spec = _JobSpec(_Named("an unknown machine (remote.json is unreadable)"))

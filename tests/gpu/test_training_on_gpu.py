@@ -28,7 +28,7 @@ from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.sections import DpoSection, ModelSection
 from stillroom.train.methods.dpo import TokenPair, accumulate_preference, add_reference
-from stillroom.train.methods.sft import accumulate_nll
+from stillroom.train.methods.sft import accumulate_loss
 from stillroom.train.on_policy.policy_update import UpdateStats, accumulate_gradient
 from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.student.model import Student, load_student
@@ -130,7 +130,7 @@ def test_losses_and_gradients_in_fp32_are_those_of_the_cpu(tiny_models, rank):
         student = student_on(device, tiny_models, rank=rank)
         loaded = load_model(tiny_models.workspace, teacher_folder, precision="fp32")
         loaded.model.to(device)
-        nll = accumulate_nll(student, sequences).loss
+        nll = accumulate_loss(student, sequences).loss
         nll_gradients = gradients(student)
         referenced = add_reference(student, pairs, is_mean=False)
         moved = [type(item)(item.pair, item.chosen - 1.0, item.rejected) for item in referenced]
@@ -256,7 +256,7 @@ def test_logits_of_many_positions_are_never_held_at_once(real_size, tmp_path):
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
 
-    accumulate_nll(student, [sequence])
+    accumulate_loss(student, [sequence])
 
     held = torch.cuda.max_memory_allocated() - before
     all_logits = num_tokens * 151_936 * 4

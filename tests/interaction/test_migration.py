@@ -105,7 +105,7 @@ def test_an_off_policy_project_goes_from_prompts_to_a_training_that_can_start(
 
     assert run.error is None
     assert [note.split(":")[0] for note in run.notes[:3]] == [
-        "n uses the first 2 prompts of the file; entries selects other prompts",
+        "n=2 takes the first 2 prompts of the file; to choose others, set entries (e.g. 0,2,5-9)",
         "tools.py next to the prompts is used (set tools",
         "config.yml next to the prompts sets",
     ]

@@ -12,7 +12,7 @@ from fakes.training import make_student
 from stillroom.models.batches import TokenSequence
 from stillroom.train.config.sections import DpoSection, TrainerSection
 from stillroom.train.methods.dpo import TokenPair, accumulate_preference, add_reference
-from stillroom.train.methods.sft import accumulate_nll
+from stillroom.train.methods.sft import accumulate_loss
 from stillroom.train.student.model import Optimizer, Student
 
 pytestmark = [pytest.mark.trl, pytest.mark.filterwarnings("default")]
@@ -122,7 +122,7 @@ def test_supervised_losses_are_those_of_trl(
     optimizer = Optimizer(student.trainable(), SETTINGS, total_steps=STEPS)
     ours = []
     for start in range(0, STEPS * BATCH, BATCH):
-        ours.append(accumulate_nll(student, rows()[start : start + BATCH]).loss)
+        ours.append(accumulate_loss(student, rows()[start : start + BATCH]).loss)
         optimizer.step()
 
     record_property("largest gap", max(abs(a - b) for a, b in zip(ours, reference, strict=True)))

@@ -8,7 +8,7 @@ from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import DpoRow, SftRow
 from stillroom.train.config.sections import DpoSection
 from stillroom.train.methods.dpo import accumulate_preference, add_reference, encode_pairs
-from stillroom.train.methods.sft import accumulate_nll, encode_sft, validation_loss
+from stillroom.train.methods.sft import accumulate_loss, encode_sft, validation_loss
 
 QUESTIONS = ["a", "Which item is it?", "b" * 40, "How many?", "c", "d e f", "Why?", "x" * 25]
 
@@ -30,9 +30,9 @@ def test_eight_rows_at_once_are_eight_rows_one_by_one(student):
     ]
     sequences = encode_sft(rows, renderer(student), max_length=500).sequences
 
-    whole = accumulate_nll(student, sequences)
+    whole = accumulate_loss(student, sequences)
     together = gradients(student)
-    single = accumulate_nll(one_by_one(student), sequences)
+    single = accumulate_loss(one_by_one(student), sequences)
 
     assert single.loss == pytest.approx(whole.loss, abs=1e-5)
     assert single.num_tokens == whole.num_tokens

@@ -21,7 +21,7 @@ from stillroom.remote.machine_checks import check_machine
 from stillroom.remote.machines import find_machine
 from stillroom.remote.records import JobSpec
 from stillroom.rollout.request import GenerateRollouts
-from stillroom.run_folder import REMOTE_FILE, NewRun, RunFolder, all_runs, read_elsewhere
+from stillroom.run_folder import REMOTE_FILE, NewRun, RunFolder, all_runs, read_remote_state
 from stillroom.settings import Workspace
 from stillroom.train.config.request import StartTraining
 from stillroom.validation import PlacedRequest
@@ -148,15 +148,15 @@ def _within_budget(
 def with_budget_left(
     workspace: Workspace, request: StartTraining, machine: Machine
 ) -> tuple[StartTraining, list[str]]:
-    """Returns a resumed training with the rest of its earlier runs' budget, and a note.
+    """Returns the request of a resumed training with what is left of the last budget, and a note.
 
-    If the request sets a budget, it is kept. Raises InputError if nothing is left.
+    A budget that the request sets is kept. Raises InputError if too little is left.
     """
     if request.budget_usd is not None or request.resume is None:
         return request, []
     resumed, spent = RunFolder(workspace.runs / request.resume), 0.0
     for run in chain([resumed], resumed.earlier_runs()):
-        if (view := read_elsewhere(run.path)) is not None:
+        if (view := read_remote_state(run.path)) is not None:
             spent += view.spent_usd or 0.0
             if view.budget_usd is not None:
                 return _with_remaining_budget(request, machine, view.budget_usd, spent)

@@ -133,12 +133,15 @@ _REWARDS_NOT_USED = (
 def _difference_notes(
     request: GenerateRollouts, prompts: Path, section: RolloutSection
 ) -> Iterator[str]:
-    """Yields notes on options that have another meaning in other systems."""
+    """Yields notes on what differs from rnow, whose projects have the same files."""
     requested = request.model_fields_set
     if "rewards" not in requested and (prompts.parent / _REWARDS_FILE).is_file():
         yield _REWARDS_NOT_USED
     if request.n is not None and section.model_fields_set:
-        yield f"n uses the first {request.n} prompts of the file; entries selects other prompts"
+        yield (
+            f"n={request.n} takes the first {request.n} prompts of the file; to choose others, set "
+            "entries (e.g. 0,2,5-9)"
+        )
     if request.system is not None:
         with contextlib.suppress(DataError):
             rows = itertools.islice(read_rows(prompts, RowFormat.PROMPTS), _ROWS_LOOKED_AT)

@@ -19,7 +19,7 @@ from stillroom.run_folder import (
     RunState,
     all_runs,
     find_run,
-    read_elsewhere,
+    read_remote_state,
 )
 from stillroom.settings import Workspace
 from stillroom.types import OthersText, RunKind, RunStatus, WaitReason
@@ -224,7 +224,7 @@ def get_run_logs(workspace: Workspace, request: GetRunLogs) -> LogPage:
 
 def report_run(workspace: Workspace, folder: RunFolder, state: RunState) -> RunReport:
     """Returns a run's state as a report, with the paths of its folder and log for display."""
-    elsewhere = read_elsewhere(folder.path)
+    elsewhere = read_remote_state(folder.path)
     return RunReport(
         run_id=state.run_id,
         kind=state.kind,
@@ -274,7 +274,7 @@ def continuing_runs(workspace: Workspace, folder: RunFolder, kind: RunKind) -> l
 
 def _summary(workspace: Workspace, state: RunState) -> RunSummary:
     folder = RunFolder(workspace.runs / state.run_id)
-    request, elsewhere = folder.known_request(), read_elsewhere(folder.path)
+    request, elsewhere = folder.known_request(), read_remote_state(folder.path)
     name = request.given_name if request is not None else None
     return RunSummary(
         run_id=state.run_id,

@@ -11,7 +11,7 @@ import msgspec
 from stillroom import fences
 from stillroom.errors import DataError
 from stillroom.evaluate.files import EvaluationResult, TaskCost, dollars, task_time
-from stillroom.run_folder import RunFolder, all_runs, read_elsewhere
+from stillroom.run_folder import RunFolder, all_runs, read_remote_state
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import MACHINE, PRICES_FILE, machine_usd_per_hour
 from stillroom.teachers.providers import IN_PROCESS, PROVIDERS
@@ -70,7 +70,7 @@ def spent_on_runs(workspace: Workspace) -> Spent:
                 # that it made had no known price.
                 so_far = None if state.metrics.get("calls") and not is_local else 0.0
                 calls.append(result.get("cost_usd", state.metrics.get("cost_usd", so_far)))
-            if (elsewhere := read_elsewhere(folder.path)) is not None:
+            if (elsewhere := read_remote_state(folder.path)) is not None:
                 calls.append(elsewhere.spent_usd)
             elif state.kind in _TRAINING or (state.kind in _CALLING and is_local):
                 seconds += state.seconds or 0.0

@@ -34,7 +34,7 @@ class EvaluateModel(PlacedRequest, RolloutOptions):
     ] = None
     kl_prompts: Annotated[int, Field(ge=2, description="Prompts for the KL")] = 90
     sampled_prompts: Annotated[
-        int, Field(ge=0, description="Prompts to repeat at temperature 1")
+        int, Field(ge=0, description="Prompts also run at temperature 1")
     ] = 0
     guard: Annotated[
         str | None,

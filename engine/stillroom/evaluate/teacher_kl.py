@@ -140,7 +140,10 @@ def _byte_kl(
     student: LocalTeacher,
     teacher: LocalTeacher,
 ) -> Tensor:
-    """Returns the KL of each sampled token, summed over its bytes, [N]."""
+    """Returns the reverse KL, KL(student || teacher), of each sampled token, [N].
+
+    A token's KL is the sum over its bytes.
+    """
     student_NV = student.logits(student.collate(sequences)).log_softmax(-1)
     teacher_batch = teacher.collate([reading.tokens for reading in readings])
     teacher_KV = teacher.logits(teacher_batch).softmax(-1).to(student_NV.device)

@@ -172,14 +172,14 @@ def _write(
     plan, request = export.plan, export.request
     precision = request.number_format
     if request.format == "adapter" and plan.base is not None:
-        return _with_other_parts(export, write_adapter(plan.checkpoint, plan.base, target)), None
+        return _add_multimodal_note(export, write_adapter(plan.checkpoint, plan.base, target)), None
     if request.format == "gguf":
         return _write_gguf(export, target, run, reporter)
     multimodal = find_multimodal_base(export.workspace, plan) if request.format != "text" else None
     written = write_merged(
         plan, target, precision=precision, reporter=reporter, multimodal=multimodal
     )
-    return _with_other_parts(export, written), None
+    return _add_multimodal_note(export, written), None
 
 
 def _write_gguf(
@@ -210,11 +210,11 @@ def _write_gguf(
         convert(plan.converter, merged, output, precision=precision, log=log, reporter=reporter)
     shutil.rmtree(merged)
     written = replace(written, precision=precision, is_multimodal=multimodal is not None)
-    return _with_other_parts(export, written), output.name
+    return _add_multimodal_note(export, written), output.name
 
 
-def _with_other_parts(export: _Export, written: Written) -> Written:
-    """Returns the facts with a sentence about the untrained parts of a multimodal model."""
+def _add_multimodal_note(export: _Export, written: Written) -> Written:
+    """Returns `written` with a note on a multimodal model's parts that were not trained."""
     plan = export.plan
     record = plan.text_part_of
     base = plan.base or plan.checkpoint

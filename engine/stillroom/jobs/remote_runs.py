@@ -24,7 +24,7 @@ from stillroom.run_folder import (
     KILL_MARK,
     REMOTE_FILE,
     RunFolder,
-    read_elsewhere,
+    read_remote_state,
 )
 from stillroom.secrecy.environments import renting_environment, run_environment
 from stillroom.settings import Workspace
@@ -78,7 +78,7 @@ def start_follower(
 
 def ensure_follower(folder: RunFolder) -> None:
     """Restarts a run's follower, with its keys read again, if it died before the run was over."""
-    view = read_elsewhere(folder.path)
+    view = read_remote_state(folder.path)
     # A run's process must not start a follower, which would be killed with the run.
     if view is None or view.phase == "over" or RUN_MARK_VARIABLE in os.environ:
         return

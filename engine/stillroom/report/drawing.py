@@ -289,7 +289,7 @@ def bar_chart(
         for index, bar in enumerate(bars)
     ]
     extremes = [number(bars[0].low), number(bars[-1].high)]
-    summary = f"median {number(quantiles.median)}, 95 % up to {number(quantiles.p95)}"
+    summary = f"median {number(quantiles.median)}, 95th percentile {number(quantiles.p95)}"
     return BarChart(
         title=title,
         unit=unit,

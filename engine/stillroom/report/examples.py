@@ -134,16 +134,19 @@ def task_changes(before: Evaluation, after: Evaluation) -> list[TaskChange]:
 
 
 def pick_tasks(changes: Sequence[TaskChange]) -> list[TaskChange]:
-    """Returns a few tasks of different kinds; kinds with the most changes come first."""
+    """Returns up to 4 fixed, 1 broken and 1 unsolved task.
+
+    They are taken in turn from each task type, the type with the most changes first.
+    """
     picks: list[TaskChange] = []
     for change, limit in _MAX_PICKS.items():
-        by_kind: dict[str, list[TaskChange]] = {}
+        by_type: dict[str, list[TaskChange]] = {}
         for pick in changes:
             if pick.change == change:
-                by_kind.setdefault(_kind_of_task(pick), []).append(pick)
-        largest_first = sorted(by_kind.values(), key=len, reverse=True)
-        in_turn = [pick for row in zip_longest(*largest_first) for pick in row if pick]
-        picks += in_turn[:limit]
+                by_type.setdefault(_task_type(pick), []).append(pick)
+        largest_first = sorted(by_type.values(), key=len, reverse=True)
+        interleaved = [pick for row in zip_longest(*largest_first) for pick in row if pick]
+        picks += interleaved[:limit]
     return picks
 
 
@@ -155,7 +158,7 @@ def _change(old: TaskScore, new: TaskScore) -> Change | None:
     return "fixed" if is_right else "unsolved"
 
 
-def _kind_of_task(pick: TaskChange) -> str:
+def _task_type(pick: TaskChange) -> str:
     return pick.groups.get(_VARIETY_FIELD) or next(iter(pick.groups.values()), "")
 
 

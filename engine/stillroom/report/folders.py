@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from stillroom.errors import DataError
 from stillroom.files import read_json
-from stillroom.run_folder import RunElsewhere, RunFolder, RunState, read_elsewhere
+from stillroom.run_folder import RunElsewhere, RunFolder, RunState, read_remote_state
 from stillroom.types import RunKind
 
 TRAINING_KINDS = frozenset((RunKind.SFT, RunKind.DPO, RunKind.DISTILL))
@@ -30,7 +30,7 @@ class Run:
     @property
     def elsewhere(self) -> RunElsewhere | None:
         """The state of the run's machine; None if it runs on this machine."""
-        return read_elsewhere(self.folder)
+        return read_remote_state(self.folder)
 
 
 @dataclass(frozen=True, slots=True)

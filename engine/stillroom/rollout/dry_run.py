@@ -17,7 +17,7 @@ from stillroom.rollout.episode.loop import offered_tools
 from stillroom.rollout.forecast import (
     CallRules,
     Forecast,
-    JudgeLoad,
+    GraderLoad,
     Prices,
     RequestedRollouts,
     RolloutLoad,
@@ -168,7 +168,7 @@ def _load(
     options: RolloutOptions,
     opened: ToolsAndRewards,
     known: Mapping[RolloutKey, KnownSteps],
-    judge_load: Callable[[Task, bool], JudgeLoad | None],
+    judge_load: Callable[[Task, bool], GraderLoad | None],
 ) -> RolloutLoad:
     """Returns the size of one rollout that is still to run."""
     task = spec.task
@@ -204,7 +204,7 @@ def _refining_load(
     steps = known.get(spec.key, KnownSteps())
     if has_critic:
         messages = critic_messages(spec.task, turns)
-        critic = JudgeLoad(
+        critic = GraderLoad(
             text_bytes=_text_bytes(messages),
             request_bytes=len(msgspec.json.encode(messages)),
             is_certain=not steps.critic,
@@ -222,19 +222,19 @@ def _refining_load(
 
 def _judge_load_function(
     plan: JudgePlan | None, rewarder: Rewarder
-) -> Callable[[Task, bool], JudgeLoad | None]:
+) -> Callable[[Task, bool], GraderLoad | None]:
     """Returns a function that returns the judge's load for a task; None without a judge call.
 
     Its second argument is True if the rollout has no recorded judge call yet.
     """
 
-    def load(task: Task, is_new: bool) -> JudgeLoad | None:
+    def load(task: Task, is_new: bool) -> GraderLoad | None:
         if plan is None or not rewarder.asks_judge(task):
             return None
         judge = plan.file
         messages = judge_messages(judge.rubric, task, _SHORTEST_ANSWER, nonce=_NONCE)
         sent = [messages, RESPONSE_FORMATS[judge.reply_format]]
-        return JudgeLoad(
+        return GraderLoad(
             text_bytes=_text_bytes(messages),
             request_bytes=len(msgspec.json.encode(sent)),
             is_certain=is_new and not rewarder.may_block(task),

@@ -40,8 +40,8 @@ class ForecastRange(msgspec.Struct, frozen=True):
     high: float
 
 
-class JudgeForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """The forecast of a judge's or critic's calls, tokens and cost."""
+class GraderForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """The forecast of a grader's (a judge's or critic's) calls, tokens and cost."""
 
     calls: ForecastRange
     prompt_tokens: ForecastRange
@@ -62,7 +62,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """The model's calls, without the judge's; likewise the two token fields."""
     prompt_tokens: ForecastRange
     completion_tokens: ForecastRange
-    judge: JudgeForecast | None
+    judge: GraderForecast | None
     """The forecast for the judge; None if the run has no judge."""
     cost_usd: ForecastRange | None
     """The cost in USD of model, judge and critic together; None if a price is unknown."""
@@ -74,12 +74,12 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     terms: str | None = None
     """The provider's page on whether its outputs may train other models, for the user to read
     before the first paid call; None if no such page is known."""
-    critic: JudgeForecast | None = None
+    critic: GraderForecast | None = None
     """The forecast for the critic; None if the run has no critic."""
 
 
 @dataclass(frozen=True, slots=True)
-class JudgeLoad:
+class GraderLoad:
     """The size of a judge's or critic's prompt about one rollout, as far as known in advance."""
 
     text_bytes: int
@@ -102,9 +102,9 @@ class RolloutLoad:
     """The most turns of the rollout; 1 if nothing can follow the first turn."""
     num_known: int = 0
     """The number of recorded turns, which are not sampled again."""
-    judge: JudgeLoad | None = None
+    judge: GraderLoad | None = None
     """The size of the judge's prompt; None if no judge is called."""
-    critic: JudgeLoad | None = None
+    critic: GraderLoad | None = None
     """The size of the critic's prompt about a student's rollout; None if no critic is called."""
     is_certain: bool = True
     """Whether the model is certain to be called."""
@@ -293,7 +293,7 @@ def _summed_prompts(prompt: float, growth: float, turns: float) -> float:
 
 def _judge_forecast(
     loads: Sequence[RolloutLoad], rules: CallRules, price: Price | None, answer_tokens: float
-) -> JudgeForecast | None:
+) -> GraderForecast | None:
     """Returns the forecast of the judge's calls; None if the run has no judge."""
     if not rules.judge_max_tokens:
         return None
@@ -309,7 +309,7 @@ def _judge_forecast(
 
 def _critic_forecast(
     loads: Sequence[RolloutLoad], rules: CallRules, price: Price | None
-) -> JudgeForecast | None:
+) -> GraderForecast | None:
     """Returns the forecast of the critic's calls; None if the run has no critic."""
     criticised = [load.critic for load in loads if load.critic is not None]
     if not criticised:
@@ -330,11 +330,12 @@ class _GraderLimits:
 
 
 def _grader_forecast(
-    loads: Sequence[JudgeLoad], limits: _GraderLimits, price: Price | None
-) -> JudgeForecast:
-    """Returns the forecast of a judge's or critic's calls."""
+    loads: Sequence[GraderLoad], limits: _GraderLimits, price: Price | None
+) -> GraderForecast:
+    """Returns the forecast of a grader's (a judge's or critic's) calls."""
     certain = [load for load in loads if load.is_certain]
-    retry = limits.max_tokens + _CORRECTION_BYTES + FRAME_TOKENS
+    # An upper bound: a token is at least one byte, so bytes count as tokens.
+    growth_per_try = limits.max_tokens + _CORRECTION_BYTES + FRAME_TOKENS
     prompts = _range(
         sum(load.text_bytes for load in certain) / _MAX_BYTES_PER_TOKEN,
         sum(
@@ -343,7 +344,7 @@ def _grader_forecast(
         sum(
             _summed_prompts(
                 load.request_bytes + limits.max_rollout_tokens + TEMPLATE_TOKENS,
-                retry,
+                growth_per_try,
                 limits.tries,
             )
             for load in loads
@@ -352,7 +353,7 @@ def _grader_forecast(
     calls = _range(len(certain), len(loads), limits.tries * len(loads))
     # A judgement is short, so a quarter of the token limit is expected.
     completions = _range(0, len(loads) * limits.max_tokens / 4, calls.high * limits.max_tokens)
-    return JudgeForecast(
+    return GraderForecast(
         calls=calls,
         prompt_tokens=prompts,
         completion_tokens=completions,

@@ -76,7 +76,7 @@ class JudgeOptions(StrictModel):
 class RolloutOptions(JudgeOptions, EpisodeOptions, ModelChoice):
     """Options that every run of rollouts has: who answers, with which tools and limits."""
 
-    model: Annotated[str, Field(description="At the provider; for hf a folder, hub id or run id")]
+    model: Annotated[str, Field(description="Name at the provider; hf: folder, hub id or run id")]
     provider: Annotated[
         ProviderName,
         Field(description="Default: by model name, else hf (in-process); with base_url openai"),

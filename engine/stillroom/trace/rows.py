@@ -98,9 +98,12 @@ class RowTrace:
         """
         files = source_files(self._origins, origin)
         if not files or not files[0].path.is_file():
+            name = self._at(origin)
             raise InputError(
-                f"the file of source rows of {self._at(origin)} is missing",
-                "give the file with the row",
+                f"{self._at(files[0])}, from which {name} was made, no longer exists"
+                if files
+                else f"no data file is recorded for {name}",
+                f"call again with the data file that contains the row in place of {name}",
             )
         return files[0]
 

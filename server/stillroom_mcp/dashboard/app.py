@@ -26,7 +26,7 @@ from stillroom.settings import Workspace
 from stillroom_mcp.dashboard import views
 from stillroom_mcp.dashboard.live import read_metrics_from
 from stillroom_mcp.dashboard.row_files import RowFiles
-from stillroom_mcp.dashboard.rows import OUTCOME_FILTERS, Samples, row_figures, rows_page
+from stillroom_mcp.dashboard.rows import OUTCOME_FILTERS, FileSummaries, row_figures, rows_page
 from stillroom_mcp.http.guard import Guard
 from stillroom_mcp.http.listening import bound_socket, run_app
 
@@ -150,7 +150,7 @@ class _Pages:
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
         self._files = RowFiles(workspace)
-        self._samples = Samples(self._files)
+        self._summaries = FileSummaries(self._files)
         self._environment = page_environment(_FOLDER / "templates")
 
     def _render(self, template: str, *, status: int = 200, **values: Any) -> Response:
@@ -248,7 +248,7 @@ class _Pages:
     def data_file(self, request: Request) -> Response:
         """Returns the page of one data file, with the distributions of its rows."""
         name, path = self._file(request)
-        sample = self._samples.sample(path)
+        sample = self._summaries.summary_of(path)
         return self._render("data_file.html.j2", current="data", name=name, sample=sample)
 
     def rows(self, request: Request) -> Response:

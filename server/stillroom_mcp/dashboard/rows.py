@@ -1,4 +1,4 @@
-"""The rows of a data file: a list of them, one in full, and their distributions."""
+"""The rows of a data file: a list of them, one in full, and their counts and charts."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -211,40 +211,43 @@ _MOST_CACHED = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """The distributions of a file's rows."""
+class FileSummary:
+    """The counts and charts of a file's rows."""
 
     format: str
     num_rows: int
     num_sampled: int
-    num_good: int
+    num_counted: int
     outcomes: Sequence[tuple[str, int]]
     charts: Sequence[BarChart]
     categories: Sequence[CategoryShare]
 
 
-class Samples:
-    """The distributions of files, each cached until its file changes."""
+class FileSummaries:
+    """The summaries of files, each cached until its file changes."""
 
     def __init__(self, files: RowFiles) -> None:
         self._files = files
-        self._cache: OrderedDict[tuple[Path, int, int], Sample] = OrderedDict()
+        self._cache: OrderedDict[tuple[Path, int, int], FileSummary] = OrderedDict()
         self._lock = Lock()
 
-    def sample(self, path: Path) -> Sample:
-        """Returns the distributions of at most two thousand rows of a file."""
+    def summary_of(self, path: Path) -> FileSummary:
+        """Returns the counts and charts of a file, from at most two thousand rows."""
         stat = path.stat()
         key = (path, stat.st_size, stat.st_mtime_ns)
         with self._lock:
             if key not in self._cache:
-                self._cache[key] = _read_sample(self._files, path)
+                self._cache[key] = _summarize_rows(self._files, path)
                 if len(self._cache) > _MOST_CACHED:
                     self._cache.popitem(last=False)
             return self._cache[key]
 
 
-def _read_sample(files: RowFiles, path: Path) -> Sample:
-    """Returns the distributions of all rows, or of chunks spread evenly over a longer file."""
+def _summarize_rows(files: RowFiles, path: Path) -> FileSummary:
+    """Returns counts and charts of a file's rows; of a longer file, only of evenly spaced chunks.
+
+    Rows in another format than the first valid row are not counted.
+    """
     total = files.count(path)
     num_chunks = max(1, _MOST_ROWS // _CHUNK_ROWS)
     is_whole = total <= _MOST_ROWS
@@ -252,7 +255,7 @@ def _read_sample(files: RowFiles, path: Path) -> Sample:
     row_format: RowFormat | None = None
     statistics: DatasetStatistics | None = None
     outcomes = {"right": 0, "wrong": 0, "not judged": 0}
-    num_sampled = num_good = 0
+    num_sampled = num_counted = 0
     for start in starts:
         for line in files.read(path, start, total if is_whole else _CHUNK_ROWS):
             num_sampled += 1
@@ -261,17 +264,17 @@ def _read_sample(files: RowFiles, path: Path) -> Sample:
                 continue
             row_format, row = row_or_problem
             statistics = statistics or DatasetStatistics(row_format, "task_type")
-            num_good += 1
+            num_counted += 1
             statistics.add(row, RowPlace("", line.offset, len(line.data)), line.offset)
             success = row.get("success")
             outcome_of = {True: "right", False: "wrong"}
             outcomes[outcome_of[success] if isinstance(success, bool) else "not judged"] += 1
     is_rollouts = row_format is RowFormat.ROLLOUTS
-    return Sample(
+    return FileSummary(
         format=row_format or "unknown",
         num_rows=total,
         num_sampled=num_sampled,
-        num_good=num_good,
+        num_counted=num_counted,
         outcomes=list(outcomes.items()) if is_rollouts else (),
         charts=list(dataset_charts(row_format, statistics)) if statistics and row_format else (),
         categories=category_shares(statistics) if statistics else (),

@@ -221,7 +221,7 @@ def _undo(host: Host, file: _File, skills: SkillFolder | None, ask: Callable[[],
         if before is None:
             raise InputError(
                 f"the entry {SERVER_NAME!r} in {file.path} was changed after setup wrote it",
-                "delete the entry by hand; nothing was changed",
+                "--undo left the file as it is; delete the entry by hand",
             )
         _show(file.path, _difference(file.text, before), is_new=False)
     if skills and has_skills:

@@ -94,7 +94,7 @@ def test_what_other_systems_do_otherwise_is_said_where_it_happens(workspace: Wor
 
     assert notes[:3] == [
         "rewards.py next to the prompts is not used (to use it, set rewards: rewards.py)",
-        "n uses the first 5 prompts of the file; entries selects other prompts",
+        "n=5 takes the first 5 prompts of the file; to choose others, set entries (e.g. 0,2,5-9)",
         "system replaces the system messages of the rows",
     ]
     assert "max_turns 4 (assistant turns, the final answer included)" in notes[4]

@@ -9,7 +9,7 @@ from stillroom.rollout.forecast import (
     CallRules,
     Forecast,
     ForecastRange,
-    JudgeLoad,
+    GraderLoad,
     Prices,
     RequestedRollouts,
     RolloutLoad,
@@ -161,7 +161,7 @@ def test_the_most_grows_with_what_the_tools_may_reply_and_says_how_much_that_is(
 
 
 def test_an_unknown_price_of_the_judge_is_an_unknown_cost() -> None:
-    loads = [RolloutLoad(8, 40, max_turns=1, judge=JudgeLoad(80, 120, is_certain=True))]
+    loads = [RolloutLoad(8, 40, max_turns=1, judge=GraderLoad(80, 120, is_certain=True))]
     rules = CallRules(1, 50, False, None, None, judge_max_tokens=64)
     seen = forecast(loads, [], rules, Prices(FREE, None), RequestedRollouts(1, "out.jsonl"))
     assert seen.cost_usd is None

@@ -12,7 +12,7 @@ from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.sections import DpoSection
 from stillroom.train.methods.dpo import TokenPair, accumulate_preference, add_reference
-from stillroom.train.methods.sft import accumulate_nll
+from stillroom.train.methods.sft import accumulate_loss
 from stillroom.train.on_policy.policy_update import UpdateStats, accumulate_gradient
 from stillroom.train.on_policy.training_sequences import TrainingSequence
 
@@ -24,7 +24,7 @@ SAMPLED = [TrainingSequence(one, [-2.0] * one.num_trained) for one in SEQUENCES]
 
 
 def supervised(student, teacher):
-    return accumulate_nll(student, SEQUENCES).loss
+    return accumulate_loss(student, SEQUENCES).loss
 
 
 def preferred(student, teacher):

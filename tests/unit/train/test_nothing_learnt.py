@@ -86,7 +86,7 @@ WAYS: dict[str, tuple[Callable[[Path, TinyModels], str], str]] = {
     "sft: no rows": (trained("sft"), "has no rows"),
     "sft: all rows are too long": (
         trained("sft", LONG, model={"max_length": 32}),
-        "no row is left to train on: 1 longer than max_length",
+        "all rows were skipped: 1 × longer than max_length 32",
     ),
     "sft: no token is trained": (
         trained("sft", UNTRAINED),
@@ -100,7 +100,7 @@ WAYS: dict[str, tuple[Callable[[Path, TinyModels], str], str]] = {
     "dpo: no pairs": (trained("dpo"), "has no rows"),
     "dpo: all pairs are too long": (
         trained("dpo", TOO_LONG, model={"max_length": 32}),
-        "no row is left to train on",
+        "all rows were skipped",
     ),
     "dpo: a pair is of one answer": (trained("dpo", PAIR, SAME), "rejected is the same as chosen"),
     "dpo: most pairs are left out": (

@@ -31,7 +31,7 @@ from stillroom.curate.filter.run import (
     read_rows_to_filter,
     review_verdicts,
 )
-from stillroom.curate.ray.parts import RayParts, WrittenPart, ray_parts
+from stillroom.curate.ray.parts import RaySession, WrittenPart, ray_session
 from stillroom.curate.sources import RowInputs
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.files import atomic_output
@@ -71,7 +71,7 @@ def filter_on_ray(workspace: Workspace, request: FilterDataset) -> FilterResult:
     tally, records = FilterTally(request), list[FileRecord]()
     with (
         open_filtering(workspace, request) as filtering,
-        ray_parts(request.ray_address, filtering.output.path) as parts,
+        ray_session(request.ray_address, filtering.output.path) as parts,
     ):
         context = _filter_context(workspace, request, parts, filtering)
         task_input = _TaskInput(workspace.root, request, context, filtering.inputs)
@@ -89,7 +89,7 @@ def filter_on_ray(workspace: Workspace, request: FilterDataset) -> FilterResult:
 
 
 def _filter_context(
-    workspace: Workspace, request: FilterDataset, parts: RayParts, filtering: Filtering
+    workspace: Workspace, request: FilterDataset, parts: RaySession, filtering: Filtering
 ) -> FilterContext:
     """Returns the context of the filters; if they need it, Ray tasks survey all files."""
     verdicts = review_verdicts(workspace, request, filtering.rows)
@@ -116,7 +116,7 @@ def _survey_file(file: Path, request: FilterDataset, shared_index: Any) -> TaskS
 
 
 def _write_jobs(
-    parts: RayParts, files: list[Path], task_input: _TaskInput
+    parts: RaySession, files: list[Path], task_input: _TaskInput
 ) -> Iterator[tuple[Any, ...]]:
     """Yields the arguments of `_write_rows`; first judges all rows if the filters compare them."""
     request = task_input.request

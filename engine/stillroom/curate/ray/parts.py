@@ -45,7 +45,7 @@ class WrittenPart(Generic[Tally]):
 
 
 @dataclass(frozen=True, slots=True)
-class RayParts:
+class RaySession:
     """A connection to a Ray cluster, and the folder for the parts that its tasks write."""
 
     ray: Any
@@ -90,16 +90,16 @@ class RayParts:
 
 
 @contextmanager
-def ray_parts(address: str | None, output: Path) -> Generator[RayParts]:
-    """Connects to a cluster and creates the folder for parts, which is removed at the end.
+def ray_session(address: str | None, output: Path) -> Generator[RaySession]:
+    """Connects to a Ray cluster with a temporary folder for its tasks' output.
 
-    The folder is next to the output, where all workers can write.
+    The folder is next to the output, where all workers can write, and is removed on exit.
     """
     make_folder(output.parent)
     folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.parts-", dir=output.parent))
     try:
         with ray_cluster(address) as ray:
-            yield RayParts(ray, folder)
+            yield RaySession(ray, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -20,7 +20,7 @@ from stillroom.curate.pairs import (
     PairWriter,
     open_pairing,
 )
-from stillroom.curate.ray.parts import RayParts, WrittenPart, ray_parts
+from stillroom.curate.ray.parts import RaySession, WrittenPart, ray_session
 from stillroom.files import atomic_output
 from stillroom.lineage import FileRecord, record_file
 from stillroom.rollout.sources import SourceFile
@@ -33,7 +33,7 @@ def convert_on_ray(workspace: Workspace, request: ConvertRollouts) -> ConvertRes
     """Converts rollouts as `convert_rollouts` does, with one Ray task per file."""
     with open_conversion(workspace, request) as opened:
         conversion, records = Conversion(opened.output.rows, request), list[FileRecord]()
-        with ray_parts(request.ray_address, opened.output.path) as parts:
+        with ray_session(request.ray_address, opened.output.path) as parts:
             jobs = (
                 (source, parts.path(number), request)
                 for number, source in enumerate(opened.sources)
@@ -63,7 +63,7 @@ def pair_on_ray(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
     """
     with (
         open_pairing(workspace, request) as pairing,
-        ray_parts(request.ray_address, pairing.output.path) as parts,
+        ray_session(request.ray_address, pairing.output.path) as parts,
     ):
         records: dict[Path, FileRecord] = {}
         skipped = pairing.tally.skipped
@@ -77,7 +77,7 @@ def pair_on_ray(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
 
 
 def _index_files(
-    parts: RayParts, files: list[Path], skipped: Counter[str], records: dict[Path, FileRecord]
+    parts: RaySession, files: list[Path], skipped: Counter[str], records: dict[Path, FileRecord]
 ) -> TaskIndex:
     """Returns one index of all files; adds to `skipped` and `records`."""
     index: TaskIndex = {}
@@ -100,7 +100,7 @@ _Task = tuple[str, list[IndexedRollout], list[IndexedRollout] | None]
 
 
 def _pair_jobs(
-    parts: RayParts, request: MakeDpoPairs, pairing: Pairing
+    parts: RaySession, request: MakeDpoPairs, pairing: Pairing
 ) -> Iterator[tuple[MakeDpoPairs, list[_Task], Path]]:
     """Yields the arguments of `_pair_tasks` for each batch of tasks."""
     worse = None if pairing.worse is pairing.better else pairing.worse

@@ -31,7 +31,10 @@ _SMALL_VOCABULARY = 2048
 
 @dataclass(frozen=True, slots=True)
 class TrieNodes:
-    """The trie nodes of comparison points for one model, one entry per point (see `TrieNode`)."""
+    """The trie nodes of comparison points for one model, one entry per point (see `TrieNode`).
+
+    The fields have M entries for all points of a batch; after `rows`, one for each of its m points.
+    """
 
     low_M: Tensor
     high_M: Tensor
@@ -348,11 +351,11 @@ class _Continuations(NamedTuple):
     """The listed probabilities of tokens that begin with given bytes."""
 
     bytes_m: Tensor
-    """Of tokens that continue with each byte, [m, 256]."""
+    """The probability of the tokens that continue with each byte, [m, 256]."""
     ended_m: Tensor
-    """Of the token that is exactly these bytes."""
+    """The probability of the token that is exactly these bytes."""
     total_m: Tensor
-    """Of all these tokens, with their share of the tail."""
+    """The probability of all these tokens, with their share of the tail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,7 +417,8 @@ class ListedTokens:
     ) -> SymbolProbabilities:
         """Returns next-symbol probabilities at comparison points that share one symbol set.
 
-        rows_m: their rows in the listed tokens. The others: see `NextSymbols.probabilities_at`.
+        rows_m: the row of each point in these `ListedTokens`. nodes, before, symbol_set: as in
+        `NextSymbols.probabilities_at`.
         """
         is_all_m = nodes.is_root_M & (not symbol_set.is_conditional)
         here = self._continuations(rows_m, nodes, is_all_m)
@@ -424,7 +428,8 @@ class ListedTokens:
             for symbol in symbol_set.symbols
         ]
         after_mS = torch.column_stack([here.bytes_m, *symbols_m]) / here.total_m[:, None]
-        # The previous token might have been a longer one, see `with_longer_tokens`.
+        # The teacher may prefer a token that is longer than the previous one and includes the bytes
+        # at this point: its probability counts too (see `with_longer_tokens`).
         longer = self._continuations((rows_m - 1).clamp_min(0), before, torch.zeros_like(is_all_m))
         longer_m = [
             longer.bytes_m[:, list(symbol.teacher_bytes)].sum(1) for symbol in symbol_set.symbols

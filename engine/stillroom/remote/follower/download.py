@@ -214,7 +214,10 @@ class Download:
         )
 
     def _target_path(self, path: str) -> Path:
-        """Returns the path for an output, which is in `brought_back/` if its own path is taken."""
+        """Returns where to write an output.
+
+        That is its own path, or `brought_back/` if another process changed the file there.
+        """
         target = self._root / path
         if self._is_in_folder(path) or not target.exists() or self._is_unmodified(path, target):
             return target

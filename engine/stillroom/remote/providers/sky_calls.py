@@ -110,7 +110,8 @@ class SkyCalls:
         """
         waited_s = 0.0
         while True:
-            with _convert_errors(self._sky, f"could not get the status of request {request_id}"):
+            problem = f"could not get the status of SkyPilot request {request_id}"
+            with _convert_errors(self._sky, problem):
                 requests = self._sky.api_status(request_ids=[request_id], all_status=True)
             status = str(requests[0].status) if requests else None
             outcome = "unknown" if status is None else _OUTCOMES.get(status, "waiting")

@@ -27,7 +27,7 @@ class ConcurrencySearch:
 
     def __init__(self, settings: LimitSettings) -> None:
         self._settings = settings
-        self._held: int | None = None
+        self._known_limit: int | None = None
         """The number of concurrent requests known to be accepted; None while no limit is known."""
         self._num_shrinks = 0
         """Recent refusals at a number of concurrent requests that had been accepted before."""
@@ -39,7 +39,7 @@ class ConcurrencySearch:
         """By how many requests the next probe widens the window."""
         self._is_settled = False
         """Whether a wider window was probed and refused."""
-        self._tried_at = 0.0
+        self._last_change_at = 0.0
         """The time of the last cut or probe."""
         self._refused_at: deque[int] = deque(maxlen=_NUM_EPISODES)
         """Requests in flight at each of the last refusals that were attributed to the rate."""
@@ -49,7 +49,7 @@ class ConcurrencySearch:
     @property
     def is_found(self) -> bool:
         """Whether concurrency appears to be what the endpoint limits."""
-        return self._held is not None
+        return self._known_limit is not None
 
     def accepted(self, sent: Sent) -> None:
         """Counts a request that was accepted."""
@@ -69,45 +69,51 @@ class ConcurrencySearch:
         """
         if rate.pace is not None:
             return self._shows_despite_pace(sent, rate) and do_trips_vary
-        if self._held is None:
+        if self._known_limit is None:
             return True
         if not do_trips_vary:
             return False
-        if sent.in_flight > self._held:
+        if sent.in_flight > self._known_limit:
             return True
         self._num_shrinks += 1
-        return sent.in_flight >= _LEAST_SHARE * self._held and self._num_shrinks < _MAX_SHRINKS
+        return (
+            sent.in_flight >= _LEAST_SHARE * self._known_limit and self._num_shrinks < _MAX_SHRINKS
+        )
 
     def cut(self, sent: Sent, now: float) -> float:
         """Returns the reduced window after a refusal."""
-        self._is_settled = self._held is not None and sent.in_flight > self._held
-        self._held = max(1, sent.in_flight - 1)
+        self._is_settled = self._known_limit is not None and sent.in_flight > self._known_limit
+        self._known_limit = max(1, sent.in_flight - 1)
         self._accepted = self._num_filled = 0
-        self._tried_at, self._step = now, 1
-        return float(self._held)
+        self._last_change_at, self._step = now, 1
+        return float(self._known_limit)
 
     def forget_limit(self) -> None:
         """Drops the concurrency limit, because the refusal had another reason."""
-        self._held, self._num_shrinks = None, 0
+        self._known_limit, self._num_shrinks = None, 0
 
     def next_window(self, window: float, now: float) -> float:
-        """Returns the window to use now, which is wider while a wider one is being probed."""
-        if self._held is None or self._num_filled == 0:
+        """Returns the window to use now.
+
+        Widens it to start a probe once enough requests were accepted, and keeps the wider one once
+        requests have filled it twice without a refusal.
+        """
+        if self._known_limit is None or self._num_filled == 0:
             return window
-        if window > self._held:
+        if window > self._known_limit:
             # Every request that filled the wider window so far was accepted.
             if self._num_filled < 2 * window:
                 return window
-            self._held, self._step = int(window), self._step * 2
+            self._known_limit, self._step = int(window), self._step * 2
         else:
-            owed = self._settings.owed(self._num_refused)
+            num_needed = self._settings.owed(self._num_refused)
             if not self._is_settled:
-                owed = min(owed, 2 * self._held)
-            if now - self._tried_at < _MIN_HOLD_S or self._accepted < owed:
+                num_needed = min(num_needed, 2 * self._known_limit)
+            if now - self._last_change_at < _MIN_HOLD_S or self._accepted < num_needed:
                 return window
         self._num_filled = self._num_refused = self._num_shrinks = 0
-        self._tried_at = now
-        return float(min(self._settings.most, self._held + self._step))
+        self._last_change_at = now
+        return float(min(self._settings.most, self._known_limit + self._step))
 
     def _shows_despite_pace(self, sent: Sent, rate: RateSearch) -> bool:
         """Whether the requests in flight are the same at each refusal while the rate is not."""

@@ -256,7 +256,10 @@ def _as_text(value: Any) -> str:
 
 
 def _cut(text: str) -> str:
-    """Returns a text cut to the limit of an answer, with "?" for half a surrogate pair."""
+    """Truncates a text to the limit of an answer; lone surrogates become "?".
+
+    The note that it was cut is added beyond the limit.
+    """
     shortened = text[:MAX_RESULT_CHARACTERS].encode("utf-8", errors="replace").decode("utf-8")
     if len(text) <= MAX_RESULT_CHARACTERS:
         return shortened

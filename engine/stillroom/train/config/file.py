@@ -299,7 +299,7 @@ def _refuse_hosted_evals(raw: dict[str, Any], path: Path) -> None:
                 f"{path}: evals.{index}.eval_id is not supported: it names an evaluation of a "
                 "hosted service",
                 "put its prompts next to config.yml, e.g. as heldout.jsonl, and write the entry as "
-                "{name: heldout, step: 100} (pass1, pass4 and pass8 mean the same)",
+                "{name: heldout, step: 100} (pass1, pass4 and pass8 keep their meaning)",
             )
 
 

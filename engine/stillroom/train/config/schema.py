@@ -271,8 +271,8 @@ class DistillConfig(_CommonConfig):
             return self
         if max_turns < 2:
             raise ValueError(
-                "curriculum.teacher_share alternates turns within a rollout: set rollout.max_turns "
-                "to 2 or more"
+                "curriculum.teacher_share lets the teacher write some turns of each rollout: set "
+                "rollout.max_turns to 2 or more"
             )
         if self.teacher.is_served:
             raise ValueError(

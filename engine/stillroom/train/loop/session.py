@@ -411,12 +411,26 @@ def encode_rows(
         else:
             kept.append(sequences)
     if not kept:
-        counts = ", ".join(f"{count} {reason}" for reason, count in skipped.items()) or "no rows"
-        raise DataError(
-            f"no row is left to train on: {counts} (max_length {max_length}){first_problem}",
-            "raise model.max_length, or inspect the rows with inspect_examples",
-        )
+        raise _all_skipped_error(skipped, max_length, first_problem)
     return kept, skipped
+
+
+def _all_skipped_error(skipped: Counter[str], max_length: int, problem: str) -> DataError:
+    """Returns the error for rows that were all skipped.
+
+    problem: the first problem that the chat template had, or an empty text.
+    """
+    if not skipped:
+        return DataError("there is no row to train on", "check the rows with inspect_examples")
+    counts = ", ".join(
+        f"{count} × {reason}" + (f" {max_length}" if reason == RowReason.TOO_LONG else "")
+        for reason, count in skipped.items()
+    )
+    advice = "raise model.max_length, or " if RowReason.TOO_LONG in skipped else ""
+    return DataError(
+        f"all rows were skipped: {counts}{problem}",
+        f"{advice}inspect the rows with inspect_examples",
+    )
 
 
 def _skip_reason(sequence: TokenSequence, max_length: int) -> str | None:
@@ -431,7 +445,7 @@ def hold_out(rows: Sequence[_Row], share: float, *, seed: int) -> tuple[list[_Ro
 
     Rows with the same prompt stay together; at least one prompt is trained on.
     """
-    held_out = _draw_rows([_prompt_of(row) for row in rows], share, seed=seed)
+    held_out = _draw_rows([_prompt_hash(row) for row in rows], share, seed=seed)
     train = [row for index, row in enumerate(rows) if index not in held_out]
     return train, [row for index, row in enumerate(rows) if index in held_out]
 
@@ -451,7 +465,7 @@ def _draw_rows(prompts: Sequence[str], share: float, *, seed: int) -> set[int]:
     return drawn
 
 
-def _prompt_of(row: SftRow | DpoRow) -> str:
+def _prompt_hash(row: SftRow | DpoRow) -> str:
     """Returns a hash of the prompt: the messages before the first answer."""
     if isinstance(row, DpoRow):
         return content_hash(row.prompt)

@@ -147,7 +147,7 @@ def train_sft(
     targets = prepare(session, [*encoded.sequences, *held_out]) if prepare else None
 
     def accumulate(chosen: Sequence[int]) -> dict[str, float]:
-        batch = accumulate_nll(student, [encoded.sequences[i] for i in chosen], targets)
+        batch = accumulate_loss(student, [encoded.sequences[i] for i in chosen], targets)
         session.trained_tokens += batch.num_tokens
         return {"loss": batch.loss}
 
@@ -159,10 +159,12 @@ def train_sft(
     return session.finish(num_steps, rows=encoded.num_rows, skipped=encoded.skipped)
 
 
-def accumulate_nll(
+def accumulate_loss(
     student: Student, sequences: Sequence[TokenSequence], targets: Targets | None = None
 ) -> BatchLoss:
     """Adds the gradient of the batch's mean token loss, and returns that loss.
+
+    targets: the soft targets to train on; None: the rows' own tokens.
 
     The gradient does not depend on the split into microbatches. Each process adds the gradient of
     its share of the sequences; the loss is of the whole batch.
@@ -264,7 +266,7 @@ def train_cold_start(
     for chosen in session.batches(
         len(sequences), size=section.batch_size, num_epochs=section.num_epochs
     ):
-        batch = accumulate_nll(session.student, [sequences[i] for i in chosen], targets)
+        batch = accumulate_loss(session.student, [sequences[i] for i in chosen], targets)
         metrics = {"cold_start_loss": batch.loss, **optimizer.step().metrics}
         session.trained_tokens += batch.num_tokens
         session.after_step(optimizer.num_steps, total_steps, metrics, phase=phase)

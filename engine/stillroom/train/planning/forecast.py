@@ -87,7 +87,7 @@ class ModelSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class ProcessLayout:
     """The processes of a training run, and how its memory is divided between them."""
 
     num_processes: int = 1
@@ -110,7 +110,7 @@ class Spread:
         )
 
 
-ONE_PROCESS = Spread()
+ONE_PROCESS = ProcessLayout()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +157,13 @@ def memory_parts(
     process_bytes: int,
     teacher_bytes: int = 0,
     cache_bytes: int = 0,
-    spread: Spread = ONE_PROCESS,
+    layout: ProcessLayout = ONE_PROCESS,
 ) -> dict[str, float]:
     """Returns the peak bytes of training, by purpose.
 
     They are of one GPU, or of all processes in this machine's CPU memory.
     """
-    size = spread.per_process(size)
+    size = layout.per_process(size)
     logits = min(tokens, size.tile_positions) * size.vocab_size * 4
     parts = {
         "process": process_bytes,
@@ -175,9 +175,9 @@ def memory_parts(
         "head": 2 * logits,
         "teacher": teacher_bytes,
         "sampling": cache_bytes,
-        "gathered": spread.gathered_bytes or 0,
+        "gathered": layout.gathered_bytes or 0,
     }
-    return {name: float(value) * spread.num_sharing for name, value in parts.items() if value}
+    return {name: float(value) * layout.num_sharing for name, value in parts.items() if value}
 
 
 def recomputed_bytes(activation_bytes: float, *, num_layers: int, state_bytes: int) -> float:

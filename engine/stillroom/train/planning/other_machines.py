@@ -24,9 +24,9 @@ from stillroom.train.planning.unloaded_models import (
     active_parameters,
     check_models,
     largest_pass,
+    layout_notes,
     load_teachers_without_weights,
     load_without_weights,
-    spread_notes,
     suggest_settings,
 )
 from stillroom.train.soft_targets.targets import check_teacher_context, teacher_sequences
@@ -102,7 +102,7 @@ def _forecast_on_device(
         process_bytes=0 if unloaded.device.type == "cuda" else _PROCESS_BYTES,
         teacher_bytes=teachers.weight_bytes,
         cache_bytes=cache_bytes,
-        spread=unloaded.spread,
+        layout=unloaded.layout,
     )
     return _DeviceForecast(unloaded, teachers, parts, tokens)
 
@@ -127,7 +127,7 @@ def _work(config: TrainConfig, chosen: _DeviceForecast, rows: RenderedRows) -> W
         "num_parameters": num_active,
         "num_layers": int(unloaded.empty.config.get_text_config().num_hidden_layers),
         "load_bytes": unloaded.size.weight_bytes + teachers.weight_bytes,
-        "num_processes": unloaded.spread.num_processes,
+        "num_processes": unloaded.layout.num_processes,
     }
     if config.dataset_type == "distill":
         num = config.data.batch_size * config.data.group_size
@@ -246,7 +246,7 @@ def _notes(plan: TrainingPlan, chosen: _DeviceForecast, first: Hardware) -> list
         *notes,
         *unloaded.notes,
         *forecast.describe_learning(config, unloaded.size.num_parameters),
-        *spread_notes(config.launcher, unloaded.spread),
+        *layout_notes(config.launcher, unloaded.layout),
     ]
 
 

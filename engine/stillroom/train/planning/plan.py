@@ -30,10 +30,10 @@ from stillroom.train.planning.unloaded_models import (
     UnloadedStudent,
     check_models,
     largest_pass,
+    layout_notes,
     load_teachers_without_weights,
     load_without_weights,
     shared_speed,
-    spread_notes,
     suggest_settings,
 )
 from stillroom.train.soft_targets.targets import check_teacher_context, teacher_sequences
@@ -66,7 +66,7 @@ def plan_training(
         check_teacher_context(min(teachers.contexts.values()), teacher_sequences(sequences))
     checks = check_models(workspace, plan, unloaded, teachers, rows.tasks)
     tokens, cache_bytes = largest_pass(unloaded, rows.tokens)
-    spread = unloaded.spread
+    layout = unloaded.layout
     # All libraries are loaded by now but no weights, so this is the process's own memory.
     is_cuda = unloaded.device.type == "cuda"
     process_bytes = 0 if is_cuda else psutil.Process().memory_info().rss
@@ -78,23 +78,23 @@ def plan_training(
     need, free = max(sum(parts.values()), sum(alone.values())), _free_bytes(unloaded.device)
     result = _forecast(workspace, unloaded, rows, parts, free, None, tokens)
     report(_estimate(result))
-    tried = None
+    trial_run = None
     # The trial runs in this process alone.
     if rows.units and forecast.fits(need, free):
-        tried = trial.try_steps(workspace, plan.config, rows.units)
-        result = _forecast(workspace, unloaded, rows, parts, free, tried, tokens)
+        trial_run = trial.try_steps(workspace, plan.config, rows.units)
+        result = _forecast(workspace, unloaded, rows, parts, free, trial_run, tokens)
     if plan.config.dataset_type == "distill" and result.fits:
         tasks = [task for task in rows.tasks if task.dataset == 0]
-        tried_iteration = try_iteration(workspace, plan.config, tasks, plan.views)
-        if tried_iteration is not None:
-            if not tried_iteration.is_cut and plan.config.rollout.max_turns == 1:
+        iteration_trial = try_iteration(workspace, plan.config, tasks, plan.views)
+        if iteration_trial is not None:
+            if not iteration_trial.is_cut and plan.config.rollout.max_turns == 1:
                 # Some rollouts are longer than those of the trial.
-                expected = math.ceil(1.5 * tried_iteration.longest_tokens)
+                expected = math.ceil(1.5 * iteration_trial.longest_tokens)
                 tokens, cache = largest_pass(unloaded, rows.tokens, rollout_tokens=expected)
                 parts = parts_of(tokens, cache)
                 result = _with_memory(result, parts, rollout_tokens=expected)
-            result = _with_iteration(plan.config, result, spread, tried_iteration)
-            checks += tried_iteration.checks
+            result = _with_iteration(plan.config, result, layout, iteration_trial)
+            checks += iteration_trial.checks
     if result.seconds is not None and result.start_s is not None:
         start_s = import_s + result.start_s
         result = msgspec.structs.replace(result, start_s=start_s, seconds=start_s + result.seconds)
@@ -118,7 +118,7 @@ def _memory_parts(
         process_bytes=process_bytes,
         teacher_bytes=teacher_bytes,
         cache_bytes=cache_bytes,
-        spread=unloaded.spread,
+        layout=unloaded.layout,
     )
 
 
@@ -142,9 +142,9 @@ def _with_memory(
 
 def _estimate(result: TrainingForecast) -> str:
     """Returns the estimate before the trial, in one line."""
-    tried = "a short iteration is" if result.method == "distill" else "two steps are"
+    trial_text = "a short iteration is" if result.method == "distill" else "two steps are"
     following = (
-        f"{tried} tried now to measure the time: about a minute, more on a busy machine"
+        f"{trial_text} tried now to measure the time: about a minute, more on a busy machine"
         if result.fits
         else "no trial, as it would not fit"
     )
@@ -156,21 +156,24 @@ def _estimate(result: TrainingForecast) -> str:
 
 
 def _with_iteration(
-    config: DistillConfig, result: TrainingForecast, spread: forecast.Spread, tried: RolloutTrial
+    config: DistillConfig,
+    result: TrainingForecast,
+    layout: forecast.ProcessLayout,
+    trial_run: RolloutTrial,
 ) -> TrainingForecast:
     """Returns the forecast with the measured time of a short iteration."""
-    speed = shared_speed(forecast.Speed(token_s=tried.token_s, step_s=0.0), spread)
-    assumed = "the maximum" if tried.is_cut else "as in a short trial"
+    speed = shared_speed(forecast.Speed(token_s=trial_run.token_s, step_s=0.0), layout)
+    assumed = "the maximum" if trial_run.is_cut else "as in a short trial"
     note = (
-        f"the time is for one turn per rollout of {tried.answer_tokens:.0f} tokens ({assumed}), "
-        "without tools: multiply by the turns you expect"
+        f"the time is for one turn per rollout of {trial_run.answer_tokens:.0f} tokens "
+        f"({assumed}), without tools: multiply by the turns you expect"
     )
     return msgspec.structs.replace(
         result,
-        seconds=tried.seconds(config, result.steps, token_s=speed.token_s),
-        start_s=tried.load_s,
+        seconds=trial_run.seconds(config, result.steps, token_s=speed.token_s),
+        start_s=trial_run.load_s,
         tokens_per_s=1 / speed.token_s,
-        measured_memory_gb=tried.memory_gb,
+        measured_memory_gb=trial_run.memory_gb,
         notes=[*result.notes, note],
     )
 
@@ -181,18 +184,19 @@ def _forecast(
     rendered: RenderedRows,
     parts: dict[str, float],
     free: float,
-    tried: "trial.Trial | None",
+    trial_run: "trial.Trial | None",
     tokens: int,
 ) -> TrainingForecast:
-    """Returns the forecast; `tried` has the measurements of trial steps, if there were any.
+    """Returns the forecast; `trial_run` has the measurements of trial steps, if any were made.
 
-    parts: the memory by purpose. free: the free memory in bytes. tokens: of the largest pass.
+    parts: the memory by purpose. free: the free memory in bytes. tokens: the number of tokens in
+    the largest forward pass.
     """
     config, size, rows = unloaded.config, unloaded.size, rendered.tokens
     steps = forecast.num_steps(config, len(rows.lengths) or rows.num_rows) + rows.num_first_steps
     disk, disk_free = forecast.disk_bytes(config, size, steps=steps), _free_disk(workspace.root)
-    spread = unloaded.spread
-    measured = tried.memory_gb * GB if tried and spread.num_processes == 1 else 0.0
+    layout = unloaded.layout
+    measured = trial_run.memory_gb * GB if trial_run and layout.num_processes == 1 else 0.0
     need = max(sum(parts.values()), measured)
     fits_memory, fits_disk = forecast.fits(need, free), forecast.fits(disk, disk_free)
     changes = [] if fits_memory else suggest_settings(unloaded, rows, parts, free)
@@ -201,18 +205,18 @@ def _forecast(
     epoch_tokens = sum(rows.lengths) or None
     num_trained = sum(map(trial.num_trained, rendered.units))
     seconds, tokens_per_s = None, None
-    if tried is not None and epoch_tokens is not None:
+    if trial_run is not None and epoch_tokens is not None:
         share = rows.num_held_out / max(1, rows.num_rows)
         seconds = forecast.run_seconds(
             config,
-            shared_speed(tried.speed, spread),
+            shared_speed(trial_run.speed, layout),
             steps=steps,
             epoch_tokens=epoch_tokens,
             held_out_share=share,
         )
         tokens_per_s = config.trainer.num_epochs * num_trained / seconds
         # Held-out rows are scored too.
-        seconds += epoch_tokens / (1 - share) * tried.reading_token_s
+        seconds += epoch_tokens / (1 - share) * trial_run.teacher_s_per_token
     return TrainingForecast(
         method=config.dataset_type,
         device=unloaded.device.type,
@@ -227,9 +231,9 @@ def _forecast(
         memory_gb=sum(parts.values()) / GB,
         memory_parts_gb={name: value / GB for name, value in parts.items()},
         memory_free_gb=free / GB,
-        measured_memory_gb=tried.memory_gb if tried else None,
+        measured_memory_gb=trial_run.memory_gb if trial_run else None,
         seconds=seconds,
-        start_s=tried.load_s if tried else None,
+        start_s=trial_run.load_s if trial_run else None,
         tokens_per_s=tokens_per_s,
         checkpoint_gb=forecast.checkpoint_bytes(size, is_final=False) / GB,
         disk_gb=disk / GB,
@@ -237,17 +241,20 @@ def _forecast(
         fits=fits_memory and fits_disk,
         changes=changes,
         notes=[
-            *_notes(config, tried, tokens),
+            *_notes(config, trial_run, tokens),
             *unloaded.notes,
             *forecast.describe_learning(config, size.num_parameters),
             *forecast.describe_steps(config, steps),
-            *spread_notes(config.launcher, spread),
+            *layout_notes(config.launcher, layout),
         ],
     )
 
 
-def _notes(config: TrainConfig, tried: "trial.Trial | None", tokens: int) -> list[str]:
-    """Returns notes on what the forecast assumes; `tokens` are those of the largest pass."""
+def _notes(config: TrainConfig, trial_run: "trial.Trial | None", tokens: int) -> list[str]:
+    """Returns notes on what the forecast assumes.
+
+    tokens: the number of tokens in the largest forward pass.
+    """
     notes = [f"the largest forward pass has {tokens} tokens"]
     if config.dataset_type == "distill":
         if (turns := config.rollout.max_turns) > 1:
@@ -259,9 +266,9 @@ def _notes(config: TrainConfig, tried: "trial.Trial | None", tokens: int) -> lis
             "sampling time depends on the student's answers and tools: "
             "a run with trainer.max_steps=2 measures it (sample_s and update_s of each step)"
         )
-    elif tried is None:
+    elif trial_run is None:
         notes.append("no step was tried, as it would not fit into memory")
-    elif tried.is_partial:
+    elif trial_run.is_partial:
         notes.append("the trial's steps had fewer rows than a batch, which would take long")
     if (soft := config.soft_targets) is not None and soft.top_k is not None:
         notes.append(
@@ -270,7 +277,7 @@ def _notes(config: TrainConfig, tried: "trial.Trial | None", tokens: int) -> lis
         )
     if config.evals:
         notes.append("evaluations during training are not included in the time")
-    return notes + (tried.notes if tried is not None else [])
+    return notes + (trial_run.notes if trial_run is not None else [])
 
 
 def _eval_notes(plan: TrainingPlan) -> list[str]:

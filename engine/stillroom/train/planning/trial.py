@@ -26,7 +26,7 @@ from stillroom.train.methods.dpo import (
     add_reference,
     encode_pairs,
 )
-from stillroom.train.methods.sft import Targets, accumulate_nll, cold_start_steps, encode_sft
+from stillroom.train.methods.sft import Targets, accumulate_loss, cold_start_steps, encode_sft
 from stillroom.train.on_policy.policy_update import update_student
 from stillroom.train.on_policy.teachers import load_local_teacher, load_teachers, own_prompt_reading
 from stillroom.train.on_policy.training_sequences import TrainingSequence
@@ -58,7 +58,7 @@ class Trial:
     """The seconds that loading the student took."""
     notes: list[str]
     """Notes on how rows run (packed, padded or one by one) and on how answers end."""
-    reading_token_s: float = 0.0
+    teacher_s_per_token: float = 0.0
     """The seconds per token of a teacher that scores rows before the first step; 0 without one."""
 
 
@@ -75,12 +75,12 @@ def try_steps(workspace: Workspace, config: TrainConfig, units: Sequence[Unit]) 
     longest = sorted(units, key=num_tokens)[-size:][::-1]
     optimizer = student.optimizer(config.trainer, total_steps=2)
     heavy, light = _first_units(longest, max_tokens), _first_units(units[:size], max_tokens)
-    settings, targets, reading_s = config.soft_targets, None, 0.0
+    settings, targets, scoring_s = config.soft_targets, None, 0.0
     if settings is not None and teacher is not None:
         if settings.top_k is None:
             targets = SoftTargets(settings, teacher=teacher)
         else:
-            reading_s = _scoring_seconds(teacher, light)
+            scoring_s = _scoring_seconds(teacher, light)
     answers = [unit.chosen if isinstance(unit, TokenPair) else unit for unit in light]
     end_notes = end_token_notes(student, answers, teacher)
     _step(student, config, heavy, optimizer, targets)
@@ -93,7 +93,7 @@ def try_steps(workspace: Workspace, config: TrainConfig, units: Sequence[Unit]) 
         is_partial=len(heavy) < len(longest) or len(light) < len(units[:size]),
         load_s=load_s,
         notes=[*student.head.notes, *end_notes],
-        reading_token_s=reading_s / num_light,
+        teacher_s_per_token=scoring_s / num_light,
     )
 
 
@@ -155,7 +155,7 @@ def _step(
         accumulate_preference(student, referenced, dpo)
     else:
         rows = [unit for unit in units if isinstance(unit, TokenSequence)]
-        accumulate_nll(student, rows, targets)
+        accumulate_loss(student, rows, targets)
     accumulated = time.monotonic()
     optimizer.step()
     return accumulated - started, time.monotonic() - accumulated

@@ -43,7 +43,7 @@ from stillroom.train.on_policy.preflight import (
 )
 from stillroom.train.on_policy.teachers import open_served_pair
 from stillroom.train.planning import forecast
-from stillroom.train.planning.forecast import ONE_PROCESS, ModelSize, RowTokens, Speed, Spread
+from stillroom.train.planning.forecast import ONE_PROCESS, ModelSize, RowTokens, Speed
 from stillroom.train.planning.model_checks import prompt_note
 from stillroom.train.student.adapters import (
     check_no_new_targets,
@@ -201,9 +201,9 @@ class UnloadedStudent:
     """The number of GPUs of the machine that would train; None: of this one."""
 
     @property
-    def spread(self) -> forecast.Spread:
+    def layout(self) -> forecast.ProcessLayout:
         """How work and weights are divided between processes."""
-        return spread_of(self.config.launcher, self.empty, self.device, num_gpus=self.num_gpus)
+        return process_layout(self.config.launcher, self.empty, self.device, num_gpus=self.num_gpus)
 
 
 def load_without_weights(
@@ -379,7 +379,7 @@ def largest_pass(
         max_positions(unloaded.size.vocab_size)
     )
     if config.dataset_type != "distill":
-        share = math.ceil(config.data.batch_size / unloaded.spread.num_processes)
+        share = math.ceil(config.data.batch_size / unloaded.layout.num_processes)
         longest = sorted(rows.lengths)[-share:]
         return forecast.pass_tokens(longest, max_tokens=max_tokens), 0
     rollout = config.rollout
@@ -396,8 +396,8 @@ def suggest_settings(
 ) -> list[str]:
     """Returns the settings that fit into memory, with their memory; else the smallest one."""
     config, needs = unloaded.config, dict[str, float]()
-    spread = unloaded.spread
-    sharing = spread.num_sharing
+    layout = unloaded.layout
+    sharing = layout.num_sharing
     tokens = largest_pass(unloaded, rows)[0]
 
     def need(size: ModelSize, tokens: int) -> float:
@@ -407,7 +407,7 @@ def suggest_settings(
             process_bytes=int(parts.get("process", 0) / sharing),
             teacher_bytes=int(parts.get("teacher", 0) / sharing),
             cache_bytes=int(parts.get("sampling", 0) / sharing),
-            spread=spread,
+            layout=layout,
         )
         return sum(changed.values())
 
@@ -445,7 +445,7 @@ def _smaller_sections(section: ModelSection) -> dict[str, dict[str, Any]]:
 def process_count(section: LauncherSection, *, num_gpus: int | None = None) -> int:
     """Returns the total number of processes: as configured, or one per GPU.
 
-    num_gpus: of the machine that would train; None: of this one.
+    num_gpus: the number of GPUs of the machine that would train; None: this machine's.
     Raises ConfigError if none is configured and there are no GPUs to count.
     """
     if section.num_processes is not None:
@@ -460,17 +460,17 @@ def process_count(section: LauncherSection, *, num_gpus: int | None = None) -> i
     )
 
 
-def spread_of(
+def process_layout(
     launcher: LauncherSection, empty: Any, device: torch.device, *, num_gpus: int | None = None
-) -> Spread:
+) -> forecast.ProcessLayout:
     """Returns how a run is divided between processes; `empty` is the model without weights.
 
-    num_gpus: of the machine that would train; None: of this one.
+    num_gpus: the number of GPUs of the machine that would train; None: this machine's.
     """
     if launcher.kind == "local":
         return ONE_PROCESS
     size = process_count(launcher, num_gpus=num_gpus)
-    return Spread(
+    return forecast.ProcessLayout(
         size,
         1 if device.type == "cuda" else size // launcher.num_machines,
         # Including their gradients.
@@ -478,21 +478,21 @@ def spread_of(
     )
 
 
-def shared_speed(speed: Speed, spread: Spread) -> Speed:
+def shared_speed(speed: Speed, layout: forecast.ProcessLayout) -> Speed:
     """Returns the speed of all processes together, at most one per GPU or core."""
     cores = (os.cpu_count() or 1) // torch.get_num_threads()
-    at_once = spread.num_processes if spread.num_sharing == 1 else cores
-    return replace(speed, token_s=speed.token_s / max(1, min(spread.num_processes, at_once)))
+    at_once = layout.num_processes if layout.num_sharing == 1 else cores
+    return replace(speed, token_s=speed.token_s / max(1, min(layout.num_processes, at_once)))
 
 
-def spread_notes(launcher: LauncherSection, spread: Spread) -> list[str]:
+def layout_notes(launcher: LauncherSection, layout: forecast.ProcessLayout) -> list[str]:
     """Returns notes that explain a forecast for several processes; none for one process."""
-    if spread.num_processes == 1:
+    if layout.num_processes == 1:
         return []
     machines = f" on {launcher.num_machines} machines" if launcher.num_machines > 1 else ""
-    whose = "one GPU" if spread.num_sharing == 1 else f"{spread.num_sharing} on one machine"
+    whose = "one GPU" if layout.num_sharing == 1 else f"{layout.num_sharing} on one machine"
     note = (
-        f"{spread.num_processes} processes{machines}: the memory is that of {whose}; the time was "
+        f"{layout.num_processes} processes{machines}: the memory is that of {whose}; the time was "
         "measured in one process and excludes communication"
     )
     return [note]

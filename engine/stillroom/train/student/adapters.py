@@ -60,7 +60,8 @@ class LoraTargets:
 def new_adapter(model: Any, section: ModelSection, *, like: str | Path | None = None) -> Any:
     """Returns a peft model with a new LoRA adapter.
 
-    like: the folder of an adapter whose targets are copied, to resume its run.
+    like: the folder of an adapter to resume; its whole configuration is copied and `section` is
+    ignored.
     Raises ConfigError for a name in lora_targets that the model does not have.
     """
     try:

@@ -262,11 +262,10 @@ class Student:
         return max_pass_tokens(self.head.max_positions)
 
     def pack_tokens(self, longest: int) -> int:
-        """Returns the maximum number of tokens of a pack, given the longest sequence.
+        """Returns the most tokens that a pack may have; `longest` is the longest sequence's length.
 
-        A pack may have as many tokens as any pass, and at least a few of the longest sequences if
-        they need little memory: a group's rollouts train fast because they share their prompt, but
-        only within a pack.
+        That is a pass's limit or, if `_PACK_BYTES` allows, room for three of the longest sequences:
+        rollouts of one prompt share its computation only inside one pack.
         """
         if self.microbatch_tokens is not None:
             return self.microbatch_tokens
@@ -274,9 +273,11 @@ class Student:
         inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
         # Layers of Gemma 3n differ in size.
         inner = max(inner) if isinstance(inner, list) else inner
-        numbers = text.num_hidden_layers * (14 * text.hidden_size + 5 * inner)
-        cheap = min(_PACKED_SEQUENCES * longest, _PACK_BYTES // (4 * numbers))
-        return max(self.max_microbatch_tokens, cheap)
+        # Autograd keeps about 14 values of the hidden size for each layer (norms, queries, keys,
+        # values, attention) and 4 or 5 of the MLP's size (gate, up, their activation and product).
+        activations_per_token = text.num_hidden_layers * (14 * text.hidden_size + 5 * inner)
+        affordable_tokens = _PACK_BYTES // (4 * activations_per_token)
+        return max(self.max_microbatch_tokens, min(_PACKED_SEQUENCES * longest, affordable_tokens))
 
     def _activation_memory(self) -> float:
         """Returns the bytes of GPU memory available for activations."""

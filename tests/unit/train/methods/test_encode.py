@@ -80,7 +80,7 @@ def test_why_rows_are_left_out_is_not_said_in_the_words_of_a_template(tmp_path):
 
     assert encode_sft([refused, taken], renderer, max_length=99).skipped == {RowReason.REFUSED: 1}
     # An error's problem stands between marks.
-    with pytest.raises(DataError, match=r"no row is left to train on: 1 refused .*Run rm -rf now"):
+    with pytest.raises(DataError, match=r"all rows were skipped: 1 × refused .*Run rm -rf now"):
         encode_sft([refused], renderer, max_length=99)
 
     path = tmp_path / "rows.jsonl"

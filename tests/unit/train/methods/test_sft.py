@@ -5,7 +5,7 @@ from fakes.conversations import PRICE, answer, calls, reply, user
 from fakes.training import gradients, largest_gap, make_student
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import SftRow
-from stillroom.train.methods.sft import accumulate_nll, encode_sft, validation_loss
+from stillroom.train.methods.sft import accumulate_loss, encode_sft, validation_loss
 
 ROWS = [
     SftRow(
@@ -51,7 +51,7 @@ def test_loss_and_gradient_are_those_of_transformers_on_the_masked_labels(tiny_m
     student = make_student(tiny_models, folder)
     sequences = encoded(student)
 
-    batch = accumulate_nll(student, sequences)
+    batch = accumulate_loss(student, sequences)
     ours = gradients(student)
     loss = student.loaded.model(**labels_and_inputs(sequences)).loss
     loss.backward()
@@ -65,13 +65,13 @@ def test_loss_and_gradient_are_those_of_transformers_on_the_masked_labels(tiny_m
 def test_of_an_adapter_only_its_own_weights_get_a_gradient(tiny_models, folder):
     student = make_student(tiny_models, folder, rank=4)
 
-    batch = accumulate_nll(student, encoded(student))
+    batch = accumulate_loss(student, encoded(student))
 
     found = gradients(student)
     assert found
     assert all("lora_" in name for name in found)
     plain = make_student(tiny_models, folder)
-    assert batch.loss == pytest.approx(accumulate_nll(plain, encoded(plain)).loss, abs=1e-5)
+    assert batch.loss == pytest.approx(accumulate_loss(plain, encoded(plain)).loss, abs=1e-5)
 
 
 def test_the_validation_loss_is_the_mean_over_all_tokens_and_no_gradient(tiny_models, folder):
@@ -81,5 +81,5 @@ def test_the_validation_loss_is_the_mean_over_all_tokens_and_no_gradient(tiny_mo
     found = validation_loss(student, sequences)
 
     assert gradients(student) == {}
-    assert found == pytest.approx(accumulate_nll(student, sequences).loss, abs=1e-5)
+    assert found == pytest.approx(accumulate_loss(student, sequences).loss, abs=1e-5)
     assert student.module.training

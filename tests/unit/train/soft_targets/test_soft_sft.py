@@ -32,7 +32,7 @@ from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.request import PlanTraining, StartTraining, plan_request
 from stillroom.train.config.schema import SftConfig
 from stillroom.train.loop.session import Session
-from stillroom.train.methods.sft import accumulate_nll, encode_sft, validation_loss
+from stillroom.train.methods.sft import accumulate_loss, encode_sft, validation_loss
 from stillroom.train.on_policy import teachers
 from stillroom.train.planning.plan import plan_training
 from stillroom.train.run import train_in_process
@@ -122,10 +122,10 @@ def test_the_gradient_does_not_depend_on_how_it_is_formed(
     sequences = encode_sft(rows, ChatRenderer(one.loaded.tokenizer), max_length=500).sequences
     targets = _ready(tmp_path, config, one, sequences)
 
-    whole = accumulate_nll(one, sequences, targets)
+    whole = accumulate_loss(one, sequences, targets)
     reference = gradients(one)
     other = _without_hand_gradients(make_student(tiny_models, folder))
-    by_autograd = accumulate_nll(other, sequences, targets)
+    by_autograd = accumulate_loss(other, sequences, targets)
 
     assert by_autograd.loss == pytest.approx(whole.loss, rel=1e-5)
     assert largest_gap(gradients(other), reference) < 1e-5
