@@ -30,7 +30,7 @@ _COMMON = frozenset(
     """.split()  # noqa: SIM905 - read as a text
 )
 _PHRASE_WEIGHT = 3.0
-_LEAST_SCORE = 2.0
+_MIN_SCORE = 2.0
 """With less than this nothing is called."""
 
 
@@ -90,7 +90,7 @@ def called(sentence: str, skills: list[Skill]) -> str | None:
     """Returns the skill that a sentence calls; None if no description is near."""
     scored = scores(sentence, skills)
     best = max(scored, key=lambda name: scored[name])
-    return best if scored[best] >= _LEAST_SCORE else None
+    return best if scored[best] >= _MIN_SCORE else None
 
 
 def wrong_calls() -> tuple[int, list[str]]:

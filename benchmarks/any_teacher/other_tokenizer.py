@@ -27,7 +27,7 @@ ON_POLICY = (
     "trainer.max_steps=80", "trainer.learning_rate=2e-3",
 )  # fmt: skip
 ARMS = ("SFT", "same tokenizer", "byte chain", "continued")
-LEAST, MOST_BEHIND = 0.08, 0.05
+MIN_GAP, MAX_BEHIND = 0.08, 0.05
 
 
 def sft(world: DemoWorld, name: str, start: str, epochs: int) -> Stage:
@@ -101,9 +101,9 @@ def summary(results: list[dict]) -> str:
         ]
         gap = mean_estimate(gaps, limits=(-1.0, 1.0))
         gates = {
-            "continued": gap.value >= LEAST and gap.low > 0,
+            "continued": gap.value >= MIN_GAP and gap.low > 0,
             "SFT": gap.low > 0,
-            "same tokenizer": gap.value >= -MOST_BEHIND,
+            "same tokenizer": gap.value >= -MAX_BEHIND,
         }
         lines.append(
             reported(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from stillroom.teachers.limits.allowance import Allowance, AllowanceFollower
 from stillroom.teachers.limits.limit_types import LimitKind, LimitSettings, LimitUnit, Sent
 
-SHARE, MOST_TIMES, FEW = 0.05, 4.0, 5
+SHARE, MAX_TIMES, FEW = 0.05, 4.0, 5
 """What a refusal cuts; up to so many times that, where fewer than FEW were taken since the last."""
 GROWS_AFTER, POWER, AT_FIRST = 120, 2.5, 0.5
 """The cut is made good after so many were taken; how the growth quickens; by how much each grows it at first."""
@@ -86,7 +86,7 @@ class AimdController:
             self.cut_times = 1.0
         window = min(self.window, sent.in_flight)
         self.window = max(0.05, window - max(1.0, window * SHARE * self.cut_times))
-        self.after_cut, self.cut_times = self.window, min(MOST_TIMES, self.cut_times * 2)
+        self.after_cut, self.cut_times = self.window, min(MAX_TIMES, self.cut_times * 2)
         self.is_limited, self.num_taken, self.last_of_cut = True, 0, self.num_sent
         self.pacer.free_at = now + (PAUSE - 1) * self.gap_s
 

@@ -33,7 +33,7 @@ NUM_SEEDS = 5
 WIRE_S, LATE_S, TOOL_S = 0.0005, 0.001, 0.002
 """One way over the network; how late a timer is on average; what a tool takes."""
 CALLS = 4
-LEAST_WAIT_S = 0.016
+MIN_WAIT_S = 0.016
 """A refused call waits at least so long, as in the engine."""
 
 
@@ -112,7 +112,7 @@ class Run:
     def is_refused(self, sent: Any, call: tuple, headers: dict[str, str], refusal: tuple) -> None:
         self.tell(sent, headers)
         self.controller.refused(sent, self.clock.now, limit_kind(refusal[1]))
-        self.clock.after(max(refusal[0], LEAST_WAIT_S), self.ask, *call)
+        self.clock.after(max(refusal[0], MIN_WAIT_S), self.ask, *call)
         self.let_go()
 
     def tell(self, sent: Any, headers: dict[str, str]) -> None:

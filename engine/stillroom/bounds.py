@@ -14,7 +14,7 @@ Unit = Literal["bytes", "seconds", "characters", "levels", "values"]
 class Bound:
     """The limit on one kind of input."""
 
-    most: int
+    limit: int
     """The limit, in `unit`."""
     unit: Unit
     sender: str
@@ -28,13 +28,13 @@ class Bound:
     def size(self) -> str:
         """The limit as text, such as `64 MB`."""
         if self.unit == "bytes":
-            power = next(n for n in (30, 20, 10, 0) if self.most >= 1 << n)
-            return f"{self.most >> power:,} {({30: 'GB', 20: 'MB', 10: 'kB', 0: 'bytes'})[power]}"
+            power = next(n for n in (30, 20, 10, 0) if self.limit >= 1 << n)
+            return f"{self.limit >> power:,} {({30: 'GB', 20: 'MB', 10: 'kB', 0: 'bytes'})[power]}"
         if self.unit == "seconds":
-            hours, minutes = divmod(self.most // 60, 60)
-            short = f"{minutes} min" if self.most >= 120 else f"{self.most} s"
+            hours, minutes = divmod(self.limit // 60, 60)
+            short = f"{minutes} min" if self.limit >= 120 else f"{self.limit} s"
             return f"{hours} h" if hours and not minutes else short
-        return f"{self.most:,}" if self.unit == "values" else f"{self.most:,} {self.unit}"
+        return f"{self.limit:,}" if self.unit == "values" else f"{self.limit:,} {self.unit}"
 
 
 _MACHINE = "another machine"

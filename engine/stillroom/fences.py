@@ -6,7 +6,7 @@ import secrets
 _LINE_BREAKS = re.compile(r"[\n\u2028\u2029]+")
 _LINES_AND_TABS = "\n\t"
 _LONGEST_NAME = 120
-_MOST_WORDS = 3
+_MAX_WORDS = 3
 
 
 def new_mark() -> str:
@@ -58,9 +58,7 @@ def short_line(text: str, *, most: int) -> str:
 
 def is_name(text: str) -> bool:
     """Returns whether a text looks like a name or path, not a sentence: few words, one line."""
-    return (
-        len(text) <= _LONGEST_NAME and len(text.split()) <= _MOST_WORDS and one_line(text) == text
-    )
+    return len(text) <= _LONGEST_NAME and len(text.split()) <= _MAX_WORDS and one_line(text) == text
 
 
 def name(text: str) -> str:

@@ -23,7 +23,7 @@ _BLOCK = 1 << 20
 Buffer = bytes | memoryview | msgspec.Raw
 _MAX_WAITING = 2
 _SYNCED_AT_ONCE = 64 << 20
-_MAX_DOCUMENT_BYTES = bounds.DOCUMENT.most
+_MAX_DOCUMENT_BYTES = bounds.DOCUMENT.limit
 _LONGEST_REASON = 300
 _DAMAGED_FIX = "if another program wrote it, move it elsewhere; otherwise create it again"
 

@@ -16,7 +16,7 @@ from pydantic import (
 from stillroom.fences import short_line
 from stillroom.secrecy.redaction import is_secret_name
 
-_LEAST, _MOST = -(2**63), 2**63 - 1
+_MIN_INT64, _MAX_INT64 = -(2**63), 2**63 - 1
 _MAX_SHOWN = 20
 _LONGEST_PART = 80
 
@@ -41,7 +41,7 @@ class StrictModel(BaseModel):
     @classmethod
     def _check_fits_json(cls, value: Any) -> Any:
         """Returns the value. Raises ValueError for an integer that does not fit into 64 bits."""
-        if isinstance(value, int) and not _LEAST <= value <= _MOST:
+        if isinstance(value, int) and not _MIN_INT64 <= value <= _MAX_INT64:
             raise ValueError("the number does not fit into 64 bits")
         return value
 

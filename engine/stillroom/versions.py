@@ -17,12 +17,12 @@ import msgspec
 from stillroom.errors import InputError
 from stillroom.files import file_sha256, read_json, replacing, write_new
 
-LEAST_DIGITS = 8
+MIN_DIGITS = 8
 """The minimum number of SHA-256 hex digits that identify a version."""
 FOLDER = ".stillroom"
 _BLOCK = 1 << 20
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_CONTENT = re.compile(rf"[0-9a-f]{{{LEAST_DIGITS},64}}")
+_CONTENT = re.compile(rf"[0-9a-f]{{{MIN_DIGITS},64}}")
 _ENDINGS = ("", ".jsonl", ".json", ".txt")
 
 
@@ -172,9 +172,9 @@ def _file_with_content(root: Path, version: Version) -> Path | None:
 def _known_versions(root: Path, files: list[Path], base: str) -> str:
     """Returns a fix that lists the existing versions of a file."""
     names = [
-        f"{base}@{file_sha256(f)[:LEAST_DIGITS]} (current content)" for f in files if f.is_file()
+        f"{base}@{file_sha256(f)[:MIN_DIGITS]} (current content)" for f in files if f.is_file()
     ]
-    names += [f"{v.name} ({v.sha256[:LEAST_DIGITS]})" for f in files for v in versions_of(root, f)]
+    names += [f"{v.name} ({v.sha256[:MIN_DIGITS]})" for f in files for v in versions_of(root, f)]
     if not names:
         return "check the name; show_lineage with tag keeps a copy of a file"
     return "give one of: " + ", ".join(names[:8]) + (", …" if len(names) > 8 else "")

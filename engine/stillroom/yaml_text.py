@@ -11,8 +11,8 @@ import yaml
 
 from stillroom import bounds
 
-_MAX_CHARACTERS = bounds.YAML.most
-_MAX_EXPANDED = bounds.YAML_VALUES.most
+_MAX_CHARACTERS = bounds.YAML.limit
+_MAX_EXPANDED = bounds.YAML_VALUES.limit
 """The most characters and values that a text may have once its aliases are expanded."""
 
 

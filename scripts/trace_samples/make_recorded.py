@@ -22,7 +22,7 @@ from trace_samples.scripted_endpoint import ScriptedEndpoint, in_order
 
 SAMPLES = Path(__file__).parents[2] / "tests" / "fixtures" / "traces" / "stillroom_record"
 KEY = "sk-of-the-trace-samples"
-_MOST_BYTES = 20_000
+_MAX_BYTES = 20_000
 _LOOPBACK = re.compile(rb"http://127\.0\.0\.1:\d+")
 
 
@@ -67,7 +67,7 @@ def main() -> None:
         for name, hold in held.items():
             lines = _recorded(hold).splitlines(keepends=True)
             # A journal that is full is followed by another one, and samples are small.
-            is_long = sum(map(len, lines)) > _MOST_BYTES
+            is_long = sum(map(len, lines)) > _MAX_BYTES
             for number, part in enumerate((lines[:2], lines[2:]) if is_long else (lines,)):
                 place = SAMPLES / f"{name}_{ending}{f'_{number + 1}' if is_long else ''}.jsonl"
                 place.write_bytes(b"".join(part))

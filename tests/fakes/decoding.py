@@ -18,7 +18,7 @@ from stillroom.types import SamplingSettings
 
 GREEDY = SamplingSettings(temperature=0.0, max_tokens=24)
 SAMPLED = SamplingSettings(temperature=1.0, max_tokens=24)
-_MOST_STEPS = 3000
+_MAX_STEPS = 3000
 
 
 def as_loaded(model: Any, name: str = "tiny") -> LoadedModel:
@@ -56,7 +56,7 @@ def run_to_end(
     on_turn: Callable[[DecodedSequence], None] = lambda _sequence: None,
 ) -> None:
     """Steps until nothing is left to do; `on_turn` may ask for more, a finished turn leaves."""
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_STEPS):
         if not engine.has_work:
             return
         for sequence in engine.step():

@@ -186,7 +186,7 @@ def test_every_example_names_a_tool_or_is_a_configuration(document: Path, tmp_pa
             load_config(config)
 
 
-MOST_CALLS = 30
+MAX_CALLS = 30
 """A flow takes an agent at most so many calls, those that wait counted."""
 
 
@@ -198,8 +198,8 @@ def test_the_off_policy_skill_works_as_written(tmp_path: Path) -> None:
     references = (skill / f"references/{name}.md" for name in names)
     calls = follow_documents(tmp_path, skill / "SKILL.md", *references)
     off_policy, preferences, refine, export = calls
-    assert off_policy + preferences <= MOST_CALLS, calls
-    assert refine <= MOST_CALLS, calls
+    assert off_policy + preferences <= MAX_CALLS, calls
+    assert refine <= MAX_CALLS, calls
     assert export == 2
 
 
@@ -218,7 +218,7 @@ def test_the_off_policy_skill_works_as_written(tmp_path: Path) -> None:
 )
 def test_the_skill_works_as_written(tmp_path: Path, skill: str) -> None:
     (calls,) = follow_documents(tmp_path, SKILLS / skill / "SKILL.md")
-    assert 2 <= calls <= MOST_CALLS
+    assert 2 <= calls <= MAX_CALLS
 
 
 @followed
@@ -226,7 +226,7 @@ def test_the_skill_works_as_written(tmp_path: Path, skill: str) -> None:
 def test_the_skills_on_rows_rewards_and_tools_work_as_written(tmp_path: Path) -> None:
     names = ("train-jsonl", "rollout-rewards", "rollout-tools")
     calls = follow_documents(tmp_path, *(SKILLS / name / "SKILL.md" for name in names))
-    assert max(calls) <= MOST_CALLS
+    assert max(calls) <= MAX_CALLS
 
     rewards = [row["reward"] for row in read_rows(tmp_path / "rollouts/judged.jsonl")]
     assert set(rewards) <= {0.0, 1.0, 2.0}
@@ -254,7 +254,7 @@ def test_the_skill_on_other_machines_works_as_written(ssh_user: SshUser, tmp_pat
         project, SKILLS / "remote-training/SKILL.md", environment=environment
     )
 
-    assert calls <= MOST_CALLS
+    assert calls <= MAX_CALLS
     workspace = Workspace(project)
     # The followers still tidy up there.
     wait_until(lambda: {view.phase for *_, view in remote_runs(workspace) if view} == {"over"})

@@ -12,7 +12,7 @@ from fakes.decoding import engine_for, sequence_of
 from stillroom.types import SamplingSettings
 
 SAMPLING = SamplingSettings(temperature=1.0, max_tokens=12)
-MOST_STEPS = 2000
+MAX_STEPS = 2000
 # A gated delta net computes in float32, whatever its weights are, and rounds otherwise in chunks.
 ROUNDING = {"gemma3": 1e-6, "mistral-sliding": 1e-6, "qwen3.5": 2e-5}
 """How far off a probability or a log-probability (nats) may be, by architecture."""
@@ -61,7 +61,7 @@ class Schedule:
             self.due[plan.arrives].append(index)
 
     def play(self):
-        for step in range(MOST_STEPS):
+        for step in range(MAX_STEPS):
             for index in self.due.pop(step, []):
                 self.engine.request_turn(self.sequences[index])
             if self.engine.has_work:

@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-MOST_GROWTH_BYTES = 300 << 20
-_MOST_SHOWN = 20
+MAX_GROWTH_BYTES = 300 << 20
+_MAX_SHOWN = 20
 HOSTILE = [
     b"", b"\0", b"\r\n", b"\n", b"\r\n\r\n", b" ", b":", b"-1", b"9" * 30, b"\xff\xfe", b"\xed\xa0\x80",
     b"[" * 5000, b'{"a":' * 2000, b'"', b"\\ud800", b"0\r\n\r\n", b"fffffffffffffffff\r\n", b"a" * 70_000,
@@ -118,7 +118,7 @@ class Fuzzing:
         kind = f"{type(error).__name__} {place[0].filename}:{place[0].lineno}" if place else "?"
         self.findings[case] = f"{type(error).__name__}: {error}"[:300]
         self._kinds[kind] += 1
-        if self._kinds[kind] <= _MOST_SHOWN:
+        if self._kinds[kind] <= _MAX_SHOWN:
             trace = "".join(traceback.format_exception(error))[-3000:]
             print(json.dumps({"seed": case, "found": trace}), file=sys.stderr, flush=True)
 
@@ -129,12 +129,12 @@ class Fuzzing:
             "minutes": round(self.minutes, 1),
             "growth_mb": self.growth_bytes >> 20,
             "slowest_s": round(self.slowest_s, 1),
-            "findings": dict(itertools.islice(self.findings.items(), _MOST_SHOWN)),
+            "findings": dict(itertools.islice(self.findings.items(), _MAX_SHOWN)),
         }
 
     @property
     def passed(self) -> bool:
-        return not self.findings and self.growth_bytes <= MOST_GROWTH_BYTES
+        return not self.findings and self.growth_bytes <= MAX_GROWTH_BYTES
 
     def sentence(self, cases: str) -> str:
         """Returns the figure, in which the cases are called so."""

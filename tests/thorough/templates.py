@@ -20,7 +20,7 @@ from stillroom.demo import DEMO_MODELS
 from stillroom.errors import EngineError
 from stillroom.settings import Workspace
 
-AT_ONCE, DEADLINE_S, MOST_BYTES = 4, 75.0, 4 << 30
+AT_ONCE, DEADLINE_S, MAX_BYTES = 4, 75.0, 4 << 30
 TOUCH = "__import__('os').system('touch {mark}')"
 POPEN = "os.popen('touch {mark}').read()"
 CODE = {
@@ -128,7 +128,7 @@ def main() -> int:
         f"process {most_bytes / 1e9:.1f} GB"
     )
     return report(
-        23, figure, passed and most_bytes < MOST_BYTES, ran=ran, slow=slow, reached=reached, left=left,
+        23, figure, passed and most_bytes < MAX_BYTES, ran=ran, slow=slow, reached=reached, left=left,
         answers={name: answer[:120] for name, _, answer in answers},
     )  # fmt: skip
 

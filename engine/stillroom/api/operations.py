@@ -36,7 +36,7 @@ from stillroom.train.config.request import PlanTraining, StartTraining
 from stillroom.train.planning.forecast import TrainingForecast
 from stillroom.types import RunKind
 
-_TEMPLATE_GB = bounds.TEMPLATE_MEMORY.most / 1e9
+_TEMPLATE_GB = bounds.TEMPLATE_MEMORY.limit / 1e9
 """The memory limit for rendering chat templates, which are untrusted code."""
 _CHECK_RAY = "check the cluster with `ray status`"
 
@@ -80,7 +80,7 @@ OPERATIONS = (
         large=RunKind.VALIDATE,
         child=ChildWork(
             function="stillroom.jobs.child_work:count_tokens",
-            timeout_s=bounds.TEMPLATE.most,
+            timeout_s=bounds.TEMPLATE.limit,
             action="counting tokens with the chat template of {model!r}",
             fix="leave out model, or check the tokenizer files of the model",
             memory_gb=_TEMPLATE_GB,
@@ -119,7 +119,7 @@ OPERATIONS = (
         large=RunKind.IMPORT,
         child=ChildWork(
             function="stillroom.importing.run:import_rollouts",
-            timeout_s=bounds.IMPORTING.most,
+            timeout_s=bounds.IMPORTING.limit,
             action="importing {input!r}",
             fix="import only some of the files at first",
         ),
@@ -163,7 +163,7 @@ OPERATIONS = (
         large=RunKind.FILTER,
         child=ChildWork(
             function="stillroom.jobs.child_work:filter_rows",
-            timeout_s=bounds.FILTERING.most,
+            timeout_s=bounds.FILTERING.limit,
             action="filtering {input!r}",
             fix="filter only some of the rows at first, and check the regular expressions; "
             f"with ray_address {_CHECK_RAY}",
@@ -181,7 +181,7 @@ OPERATIONS = (
         large=RunKind.CONVERT,
         child=ChildWork(
             function="stillroom.jobs.child_work:convert_rows",
-            timeout_s=bounds.FILTERING.most,
+            timeout_s=bounds.FILTERING.limit,
             action="converting {input!r}",
             fix="convert only some of the rows at first, and check the rewrite function; "
             f"with ray_address {_CHECK_RAY}",
@@ -199,7 +199,7 @@ OPERATIONS = (
         large=RunKind.PAIRS,
         child=ChildWork(
             function="stillroom.curate.ray.rollouts:pair_on_ray",
-            timeout_s=bounds.FILTERING.most,
+            timeout_s=bounds.FILTERING.limit,
             action="pairing on Ray",
             fix=_CHECK_RAY,
         ),
@@ -215,7 +215,7 @@ OPERATIONS = (
         large=RunKind.INSPECT,
         child=ChildWork(
             function="stillroom.jobs.child_work:inspect_examples",
-            timeout_s=bounds.TEMPLATE.most,
+            timeout_s=bounds.TEMPLATE.limit,
             action="rendering with the chat template of {model!r}",
             fix="inspect fewer rows, or check the tokenizer files of the model",
             memory_gb=_TEMPLATE_GB,

@@ -31,8 +31,8 @@ _MAX_NAME = 80
 _MAX_UNREADABLE = 20
 _CONTINUED_BY_OUTPUT = frozenset({RunKind.ROLLOUTS, RunKind.SCORE})
 """The kinds of runs that resume the work of an earlier run with the same output."""
-_MOST_POINTS = 400
-_LEAST_WAIT_S = 30.0
+_MAX_POINTS = 400
+_MIN_WAIT_S = 30.0
 _BUDGET_SHARE = 0.8
 
 
@@ -320,7 +320,7 @@ def read_run_metrics(workspace: Workspace, run_id: str) -> RunMetrics:
     for step, values in folder.read_metrics():
         by_step.setdefault(step, {}).update(values)
     steps = sorted(by_step)
-    stride = -(-len(steps) // _MOST_POINTS) or 1
+    stride = -(-len(steps) // _MAX_POINTS) or 1
     kept_steps = steps[::-1][::stride][::-1]
     names = dict.fromkeys(name for step in kept_steps for name in by_step[step])
     return RunMetrics(
@@ -362,7 +362,7 @@ class RunWatch:
         has_progressed = (
             _progress_tenth(run) != self._progress_tenth and self._progress_tenth is not None
         )
-        is_long = waited_s >= min(_LEAST_WAIT_S, self.wait_s / 2)
+        is_long = waited_s >= min(_MIN_WAIT_S, self.wait_s / 2)
         if has_progressed and is_long and not self._ends_in_time(run, waited_s):
             return "progress"
         # The run may have had no progress when the call began.

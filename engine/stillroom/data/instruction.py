@@ -14,7 +14,7 @@ from stillroom.files import content_hash
 from stillroom.settings import Workspace
 from stillroom.types import Message
 
-_MAX_BYTES = bounds.INSTRUCTION.most
+_MAX_BYTES = bounds.INSTRUCTION.limit
 """A larger file does not fit into any model's context."""
 
 _MAX_SHOWN = 120

@@ -15,7 +15,7 @@ from stillroom.errors import DataError
 from stillroom.lines import BOM, Line, count_lines, read_line_blocks, read_lines
 from stillroom.secrecy.readable import check_readable
 
-MAX_ROW_BYTES = bounds.ROW.most
+MAX_ROW_BYTES = bounds.ROW.limit
 TOO_LONG = f"is longer than {MAX_ROW_BYTES >> 20} MB"
 _MAX_OPEN = 16
 _MANIFEST = ".manifest.json"

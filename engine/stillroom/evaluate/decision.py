@@ -17,7 +17,7 @@ from stillroom.types import OwnText
 
 _NEGLIGIBLE = 0.02
 """The largest lead in accuracy that is not worth training for."""
-_MOST_TASKS = 100_000
+_MAX_TASKS = 100_000
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,4 +122,4 @@ def _tasks_needed(gap: Estimate) -> int | None:
         return None
     half = (gap.high - gap.low) / 2
     needed = math.ceil(gap.n * (half / gap.value) ** 2 * 1.2)
-    return needed if gap.n < needed <= _MOST_TASKS else None
+    return needed if gap.n < needed <= _MAX_TASKS else None

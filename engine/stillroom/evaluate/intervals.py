@@ -8,7 +8,7 @@ import msgspec
 
 _LEVEL = 0.95
 _NEGLIGIBLE = 1e-17
-_MOST_EXACT = 1000
+_MAX_EXACT = 1000
 """The largest number of tasks for exact integers; with more, their many digits take minutes."""
 _Z = NormalDist().inv_cdf(0.5 + _LEVEL / 2)
 _POWER_Z = NormalDist().inv_cdf(0.8)
@@ -152,7 +152,7 @@ def sign_test_p(wins: int, losses: int) -> float:
     if n == 0:
         return 1.0
     fewer = min(wins, losses)
-    if n <= _MOST_EXACT:
+    if n <= _MAX_EXACT:
         return min(1.0, 2 * sum(math.comb(n, k) for k in range(fewer + 1)) / 2**n)
     # The largest term of the tail is computed with logarithms, because its factors are too large
     # for floats. Each smaller term follows from the previous one, until they are negligible.

@@ -184,7 +184,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 _LENGTH_BYTES = 8
-_LONGEST_HEADER = bounds.TENSOR_HEADER.most
+_LONGEST_HEADER = bounds.TENSOR_HEADER.limit
 _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}
 _PRECISION_BITS = {"fp32": 32, "bf16": 16}
 

@@ -32,8 +32,8 @@ from stillroom.run_folder import RunFolder, RunState
 from stillroom.settings import Workspace
 
 _Kind = TypeVar("_Kind")
-_MOST_STAGES = 12
-_MOST_EVALUATIONS = 50
+_MAX_STAGES = 12
+_MAX_EVALUATIONS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ def read_history(
     location, name = checkpoint, (base or checkpoint).name
     seen: set[str] = set()
     while location is not None and (record := location.record) is not None:
-        if location.location in seen or len(seen) == _MOST_STAGES:
+        if location.location in seen or len(seen) == _MAX_STAGES:
             break
         seen.add(location.location)
         config = _config(workspace, record)
@@ -191,7 +191,7 @@ def read_history(
         base=location if stages else base,
         base_name=public_name(workspace, name),
         stages=tuple(stages),
-        evaluations=evaluations[:_MOST_EVALUATIONS],
+        evaluations=evaluations[:_MAX_EVALUATIONS],
         num_evaluations=len(evaluations),
     )
     return replace(history, costs=cost_comparison(workspace, history))

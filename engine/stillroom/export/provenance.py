@@ -29,7 +29,7 @@ from stillroom.yaml_text import read_yaml
 ROLLOUTS = "generate_rollouts"
 _CONVERSIONS = ("convert_rollouts", "make_dpo_pairs")
 """The operations that turn rollouts into training rows."""
-_MOST_FILES = 40
+_MAX_FILES = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def public_name(workspace: Workspace, name: str) -> str:
 def data_steps(workspace: Workspace, rows: FileRecord) -> Iterator[DataStep]:
     """Yields the operations that made these rows, latest first, as far as manifests exist."""
     waiting, seen = [rows], {(rows.path, rows.sha256)}
-    while waiting and len(seen) <= _MOST_FILES:
+    while waiting and len(seen) <= _MAX_FILES:
         record = waiting.pop(0)
         manifest = _manifest_of(workspace, record)
         if manifest is None:
@@ -101,7 +101,7 @@ def answering_models(
     if the rollouts have changed since, or do not name a model.
     """
     answering, waiting, seen = set[str](), [rows], set[tuple[str, str | None]]()
-    while waiting and len(seen) <= _MOST_FILES:
+    while waiting and len(seen) <= _MAX_FILES:
         record = waiting.pop()
         manifest = _manifest_of(workspace, record)
         if (record.path, record.sha256) in seen or manifest is None:
@@ -212,7 +212,7 @@ def _teacher(workspace: Workspace, request: dict[str, Any]) -> str:
 _CARD = "README.md"
 _DEMO_LICENCE = "apache-2.0"
 """The licence of the demo models, which are part of this package."""
-_LONGEST = bounds.LICENCE.most
+_LONGEST = bounds.LICENCE.limit
 _LICENCE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "COPYING")
 _LICENCE_TEXTS = {
     "apache license version 2.0": "apache-2.0",

@@ -29,7 +29,7 @@ from stillroom.rollout.episode.collect import specs_for
 from stillroom.settings import Workspace
 from stillroom.types import Message, Trajectory
 
-_LEAST_TASKS = 2
+_MIN_TASKS = 2
 _LLAMA_CONTEXT = 16384
 _CALL_S = 600.0
 """Without a GPU an answer may take minutes."""
@@ -109,7 +109,7 @@ def _evaluate_files(
     part = EvaluationPart(plan.rollouts, specs, temperature, f"verify with {program}", None)
     answers = anyio.run(part.run, reporter)
     pairs = shared_scores(verification.evaluation.tasks, score_tasks(answers.rollouts, ()))
-    if len(pairs) < max(_LEAST_TASKS, len(specs) / 2):
+    if len(pairs) < max(_MIN_TASKS, len(specs) / 2):
         raise RunError(
             f"with {program}, the written files answered only {len(pairs)} of {len(specs)} "
             "prompts, so they were deleted",

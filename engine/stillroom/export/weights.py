@@ -45,7 +45,7 @@ _DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _CONFIG_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 # Far above the effect of rounding to bf16, and far below the difference of another model.
-_MOST_KL = 0.1
+_MAX_KL = 0.1
 _SAMPLES = (
     "What is the capital of France, and why did it become one?",
     "Write a function that adds two numbers.",
@@ -153,7 +153,7 @@ def _agreement(before_TV: Tensor, after_TV: Tensor, *, name: str) -> ReadBack:
     Raises RunError if their KL is too large.
     """
     read_back = compare(before_TV, after_TV)
-    if not read_back.kl <= _MOST_KL:
+    if not read_back.kl <= _MAX_KL:
         raise RunError(
             f"the reloaded export predicts other tokens than {name!r} (KL {read_back.kl:.2g} nats "
             "per token), so it was deleted",

@@ -113,7 +113,7 @@ def _save_input(output: Path, stream: BinaryIO) -> Path:
 
 _BLOCK = 1 << 20
 _BEGINNING = 2 << 20
-_MAX_RATIO, _SMALL = 200, bounds.UNPACKED.most
+_MAX_RATIO, _SMALL = 200, bounds.UNPACKED.limit
 """Limits against decompression bombs: the maximum ratio of sizes (logs have 5 to 50), and a size in
 bytes that is always allowed."""
 _BROKEN = (EOFError, zlib.error, gzip.BadGzipFile)

@@ -22,7 +22,7 @@ _BLANKS = b" \t\r\n"
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|["\[\]{},]', re.DOTALL)
 """A complete string, a bracket or a comma; a single quote is a string that is not complete yet."""
 _CLOSING = {b"{": b"}", b"[": b"]"}
-_MOST_HEAD_ROWS = 20
+_MAX_HEAD_ROWS = 20
 _HEAD = 64 << 10
 _LONG_HEAD = 1 << 20
 
@@ -253,13 +253,13 @@ def head_rows(head: bytes) -> tuple[Row, ...]:
     """
     head = head.removeprefix(BOM).lstrip(_BLANKS)
     if not head.startswith(b"["):
-        lines = head.split(b"\n")[:_MOST_HEAD_ROWS]
+        lines = head.split(b"\n")[:_MAX_HEAD_ROWS]
         if rows := tuple(_objects(_parse_json(line) for line in lines if line.startswith(b"{"))):
             return rows
     whole = _parse_json(head)
     whole = _parse_json(_complete(head)) if whole is None else whole
     elements = cast("list[Any]", whole) if isinstance(whole, list) else [whole]
-    return tuple(_objects(elements[:_MOST_HEAD_ROWS]))
+    return tuple(_objects(elements[:_MAX_HEAD_ROWS]))
 
 
 def recognise_rows(is_wanted: Callable[[Row], bool]) -> Callable[[Path, bytes], bool]:

@@ -13,14 +13,14 @@ from stillroom.places import make_folder
 
 _BLOCK = 1 << 20
 _READS_KEPT = 256
-_MOST_MAPPED = 1 << 30
+_MAX_MAPPED_BYTES = 1 << 30
 _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Spill:
     """Stores chunks of bytes in an unnamed temporary file, which disappears with the process."""
 
-    def __init__(self, folder: Path | None = None, *, most_mapped: int = _MOST_MAPPED) -> None:
+    def __init__(self, folder: Path | None = None, *, most_mapped: int = _MAX_MAPPED_BYTES) -> None:
         """`folder` is where the file is created: the system's default may be small or in memory.
 
         A file of more than `most_mapped` bytes is read with system calls, not mapped into memory.

@@ -18,7 +18,7 @@ PARQUET_MARK = b"PAR1"
 """The first and last bytes of a Parquet file."""
 _BATCH = 256
 _TAIL = 256 << 10
-_MOST_HEAD_ROWS = 5
+_MAX_HEAD_ROWS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def csv_head(path: Path, head: bytes) -> list[Row]:
             # Values without a column have the name None.
             fields = {name: value for name, value in row.items() if isinstance(name, str)}
             rows.append({name: "?" if value is None else value for name, value in fields.items()})
-            if len(rows) == _MOST_HEAD_ROWS:
+            if len(rows) == _MAX_HEAD_ROWS:
                 break
     except csv.Error:
         return rows

@@ -41,7 +41,7 @@ _KILL_LIMIT_S = 8.0
 _KILL_POLL_S = 0.02
 _SIGNAL_EXIT_CODE = 128
 """Added to the number of a signal that ended the process, as shells do."""
-_MAX_LOG_BYTES = bounds.LOG.most
+_MAX_LOG_BYTES = bounds.LOG.limit
 
 
 def main(arguments: Sequence[str]) -> int:

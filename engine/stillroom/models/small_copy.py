@@ -20,7 +20,7 @@ LONGEST_BOUNDARY = 64
 _WINDOW, _CHUNK, _CONTEXT = 8, 16, 24
 _VOCABULARY, _WIDTH, _INNER, _HEADS, _HEAD_SIZE = 128, 64, 32, 4, 16
 # The largest number of parameters that a copy may have.
-_MOST_PARAMETERS = 250_000_000
+_MAX_PARAMETERS = 250_000_000
 _MAMBA_HEADS = (
     ("mamba_n_heads", "mamba_d_head", "mamba_n_groups"),
     ("mamba_num_heads", "mamba_head_dim", "n_groups"),
@@ -71,7 +71,7 @@ def build_copy(config_class: type[PreTrainedConfig], config: str) -> Any:
     made = config_class.from_dict(json.loads(config))
     with torch.device("meta"):
         size = sum(p.numel() for p in AutoModelForCausalLM.from_config(made).parameters())
-    if size > _MOST_PARAMETERS:
+    if size > _MAX_PARAMETERS:
         return None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

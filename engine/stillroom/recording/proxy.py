@@ -26,7 +26,7 @@ from stillroom.recording.upstream_client import (
 )
 from stillroom.recording.upstreams import Upstream, route
 
-MAX_RECORDED_BYTES = bounds.RECORDED.most
+MAX_RECORDED_BYTES = bounds.RECORDED.limit
 """The default maximum number of bytes recorded per request and per reply."""
 _MAX_RESENT_BYTES = 1 << 20
 """The length of the longest unrecorded request body that can be sent again."""

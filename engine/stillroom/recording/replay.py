@@ -16,7 +16,7 @@ from stillroom.recording.serving import Service, cut_off, response_with
 from stillroom.recording.tape import Replayed, Tape, request_key
 
 _EVENT = re.compile(rb".*?(?:\r?\n\r?\n|\Z)", re.DOTALL)
-_MOST_BYTES = bounds.REPLAYED.most
+_MAX_BYTES = bounds.REPLAYED.limit
 
 
 class Replay(Service):
@@ -91,7 +91,7 @@ async def _content(request: web.Request) -> bytes:
     data = b""
     async for block in request.content.iter_any():
         data += block
-        if len(data) > _MOST_BYTES:
+        if len(data) > _MAX_BYTES:
             break
     return data
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 
 from stillroom import bounds
-from stillroom.secrecy.redaction import MARK, MOST_COMPARED_BYTES, Redactor
+from stillroom.secrecy.redaction import MARK, MAX_COMPARED_BYTES, Redactor
 
 _PIECES = re.compile(
     rb'"(content|text|arguments|partial_json|delta|thinking|reasoning|reasoning_content|refusal'
@@ -20,8 +20,8 @@ _PIECES = re.compile(
 _SEVERAL_TEXTS = re.compile(rb'index": ?[1-9]')
 """Matches events of a stream with several interleaved texts, such as the choices of `n: 2`."""
 _LINES = re.compile(rb"[^\n]+")
-_MOST_REDACTORS = 256
-_MOST_KEY_BYTES = bounds.CALL_KEYS.most
+_MAX_REDACTORS = 256
+_MAX_KEY_BYTES = bounds.CALL_KEYS.limit
 _MIN_PENDING = 512
 """The minimum number of pending bytes to process at once; smaller batches cost more in total."""
 
@@ -31,10 +31,10 @@ TextName = tuple[bytes, tuple[int, ...]]
 call or output."""
 
 
-@functools.lru_cache(maxsize=_MOST_REDACTORS)
+@functools.lru_cache(maxsize=_MAX_REDACTORS)
 def redactor_of(keys: tuple[str, ...]) -> Redactor:
     """Returns a cached redactor of these keys: it is slow to build, and calls share keys."""
-    if sum(min(len(key), MOST_COMPARED_BYTES) for key in keys) > _MOST_KEY_BYTES:
+    if sum(min(len(key), MAX_COMPARED_BYTES) for key in keys) > _MAX_KEY_BYTES:
         return _WithholdingRedactor()
     return Redactor(keys)
 

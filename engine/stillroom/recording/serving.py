@@ -22,16 +22,16 @@ from stillroom import bounds
 from stillroom.recording.admission import Admission, RefusedError
 from stillroom.recording.headers import Headers, RequestHead
 
-_LONGEST_LINE = bounds.REQUEST_LINE.most
+_LONGEST_LINE = bounds.REQUEST_LINE.limit
 """The maximum number of bytes of a request line, and of each header."""
-_MOST_HEADERS = bounds.REQUEST_HEADERS.most
-_KEEP_ALIVE_S = float(bounds.IDLE.most)
+_MAX_HEADERS = bounds.REQUEST_HEADERS.limit
+_KEEP_ALIVE_S = float(bounds.IDLE.limit)
 _LINGER_S = 2.0
 """Seconds for which the rest of a request is read after an early response."""
 _CANCEL_S = 0.02
 """Seconds to wait for open requests before they are cancelled."""
 _POLL_S = 0.02
-_MOST_FILES = 1 << 16
+_MAX_FILES = 1 << 16
 _STOP_S = 10.0
 """The grace period in seconds for open calls when the process is stopped."""
 _PASSED_HEADERS = web.RequestKey("passed_headers", Headers)
@@ -173,7 +173,7 @@ async def running(
         lingering_time=_LINGER_S,
         max_line_size=_LONGEST_LINE,
         max_field_size=_LONGEST_LINE,
-        max_headers=_MOST_HEADERS,
+        max_headers=_MAX_HEADERS,
     )
     server = await loop.create_server(connection, sock=listener, backlog=4096)
     try:
@@ -199,7 +199,7 @@ def run_until_stopped(
 def _raise_file_limit() -> None:
     """Increases the limit of open files as far as possible: each call needs two connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         # macOS enforces a lower limit than it reports.
         with suppress(OSError, ValueError):

@@ -34,7 +34,7 @@ _VOLATILE = frozenset(
 """Fields that name the caller or a cache and do not affect the answer."""
 _DEPLOYMENT = re.compile(r"/deployments/([^/]+)/")
 _DIGEST_BYTES = 16
-_MOST_SHOWN = 120
+_MAX_SHOWN = 120
 _ABSENT = object()
 
 
@@ -119,7 +119,7 @@ def _abbreviate(value: Any) -> str:
     if value is _ABSENT:
         return "nothing"
     text = msgspec.json.encode(value).decode()
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
 
 
 @dataclass(frozen=True, slots=True)

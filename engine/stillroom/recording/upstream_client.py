@@ -17,12 +17,12 @@ from stillroom.recording.upstreams import Upstream
 from stillroom.teachers.endpoint.aiohttp_channel import ReplyConnector
 from stillroom.teachers.endpoint.attempts import http_proxy
 
-_CONNECT_S = bounds.CONNECT.most
+_CONNECT_S = bounds.CONNECT.limit
 _KEEP_ALIVE_S = 30.0
 _CLOSED_WITHIN_S = 1.0
 """A disconnect this soon after sending means that the pooled connection was already closed."""
-_LONGEST_LINE = bounds.UPSTREAM_LINE.most
-_MOST_HEADERS = bounds.UPSTREAM_HEADERS.most
+_LONGEST_LINE = bounds.UPSTREAM_LINE.limit
+_MAX_HEADERS = bounds.UPSTREAM_HEADERS.limit
 _AUTO_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
 
@@ -182,7 +182,7 @@ def _new_session(*, has_tls: bool) -> aiohttp.ClientSession:
         auto_decompress=False,
         max_line_size=_LONGEST_LINE,
         max_field_size=_LONGEST_LINE,
-        max_headers=_MOST_HEADERS,
+        max_headers=_MAX_HEADERS,
         timeout=aiohttp.ClientTimeout(total=None, connect=_CONNECT_S),
         trace_configs=[trace],
     )

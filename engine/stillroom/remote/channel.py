@@ -30,9 +30,9 @@ from stillroom.remote.host import (
 SHELL_LINE = "exec sh -c 'IFS= read -r line && eval \"$line\"'"
 _SCRIPT_END_MARK = "--stillroom-script-end--"
 _SCRIPT_END = re.compile(_SCRIPT_END_MARK + r"(\d{1,3})", re.ASCII)
-_MAX_SCRIPT_BYTES = bounds.SCRIPT.most
+_MAX_SCRIPT_BYTES = bounds.SCRIPT.limit
 """What a script may print altogether; a long installation prints some 100 kB."""
-_MAX_STDERR_BYTES = bounds.SCRIPT_ERRORS.most
+_MAX_STDERR_BYTES = bounds.SCRIPT_ERRORS.limit
 _END_WAIT_S = 10.0
 _CLOSE_WAIT_S = 2.0
 

@@ -16,9 +16,9 @@ from stillroom.remote.host import AccessDeniedError, MachineGoneError
 
 MARK = b"--stillroom-frames-1--\n"
 """Written before the first message, since a machine may print a greeting."""
-_MAX_GREETING_BYTES = bounds.GREETING.most
-_MAX_HEADER_BYTES = bounds.FRAME_HEADER.most
-_MAX_MESSAGE_BYTES = bounds.FRAME.most
+_MAX_GREETING_BYTES = bounds.GREETING.limit
+_MAX_HEADER_BYTES = bounds.FRAME_HEADER.limit
+_MAX_MESSAGE_BYTES = bounds.FRAME.limit
 
 _Message = TypeVar("_Message")
 _ErrorKind = Literal["gone", "denied"]

@@ -24,7 +24,7 @@ from stillroom.settings import Workspace
 from stillroom.types import OthersText
 from stillroom.validation import StrictModel
 
-PROBE_S = float(bounds.PROBE.most)
+PROBE_S = float(bounds.PROBE.limit)
 """The timeout of all probes together; agent hosts time out a call after 60 s."""
 
 MachineState = Literal["in_use", "answers", "unreachable", "up", "down", "not_asked"]

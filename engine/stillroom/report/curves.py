@@ -30,7 +30,7 @@ class ChartPlan:
 
 
 _LOSS = ChartPlan("loss", "Loss", "nats per token", also="val_loss")
-_MOST_DATASETS = 8
+_MAX_DATASETS = 8
 _DIAGNOSTICS = tuple(
     ChartPlan(metric, title, unit, is_collapsed=True)
     for metric, title, unit in (
@@ -75,7 +75,7 @@ _PLANS: dict[RunKind, Sequence[ChartPlan]] = {
         # One chart for each dataset with its own teacher.
         *(
             ChartPlan(f"teacher_kl/dataset_{i}", f"Reverse KL, dataset {i}", "nats per token")
-            for i in range(_MOST_DATASETS)
+            for i in range(_MAX_DATASETS)
         ),
         *_DIAGNOSTICS,
     ),

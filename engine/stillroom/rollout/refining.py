@@ -37,7 +37,7 @@ from stillroom.types import (
 )
 
 MAX_TRIES = 2
-MAX_TEXT_CHARACTERS = bounds.JUDGED.most
+MAX_TEXT_CHARACTERS = bounds.JUDGED.limit
 """The most characters of a rollout in a critic's prompt; in a longer one, the middle of long parts
 is left out."""
 _INSTRUCTIONS = """\

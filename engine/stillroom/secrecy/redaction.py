@@ -21,15 +21,15 @@ _MAX_HELD_BYTES = 1 << 14
 """The maximum number of bytes of a line that are held back; no encoded key is longer."""
 _BASE64_AROUND = rb"[A-Za-z0-9+/_\-]{0,4}"
 _BASE64_REST = rb"(?:[A-Za-z0-9+/_\-]|%%(?:25)*2[bBfF]|\\+/|\\+u002[bBfF]){0,%d}+={0,2}"
-MOST_COMPARED_BYTES = 256
+MAX_COMPARED_BYTES = 256
 """A longer key is recognised by its first bytes alone, and removed in its full length."""
 _BLOCK = 1 << 14
 _MAX_DEDUPLICATED = 100
 """With more encoded keys than this, they are not compared in pairs to find redundant ones."""
 _ANY_CHARACTER = rb"(?:%%(?:25)*[0-9a-fA-F]{2}|\\+u00[0-9a-fA-F]{2}|\\+/|[^\"\\%b]){0,%d}+"
-_LONG_KEY, _MOST_CUT = 16, 32
+_LONG_KEY, _MAX_CUT_BYTES = 16, 32
 """A key of at least `_LONG_KEY` bytes is also recognised when truncated: without its last quarter,
-or its last `_MOST_CUT` bytes if that is less."""
+or its last `_MAX_CUT_BYTES` bytes if that is less."""
 
 
 class Redactor:
@@ -56,7 +56,7 @@ class Redactor:
                 if not any(other != needle and other in needle for other in self._needles)
             ]  # fmt: skip
         longest = max(map(len, self._plain), default=0)
-        self.reach = _MAX_ESCAPED_BYTES * min(longest, MOST_COMPARED_BYTES)
+        self.reach = _MAX_ESCAPED_BYTES * min(longest, MAX_COMPARED_BYTES)
         """The maximum length in bytes of the part of an encoded secret that identifies it."""
 
     @functools.cached_property
@@ -187,16 +187,16 @@ def _decode_escape(escape: re.Match[bytes]) -> bytes:
 
 def _min_recognised_length(key: bytes) -> int:
     """Returns how many leading bytes of a key are enough to recognise it."""
-    if len(key) > MOST_COMPARED_BYTES:
-        return MOST_COMPARED_BYTES
-    return len(key) - min(len(key) // 4, _MOST_CUT) if len(key) >= _LONG_KEY else len(key)
+    if len(key) > MAX_COMPARED_BYTES:
+        return MAX_COMPARED_BYTES
+    return len(key) - min(len(key) // 4, _MAX_CUT_BYTES) if len(key) >= _LONG_KEY else len(key)
 
 
 def _pattern_of(plain: Sequence[bytes], encoded: Sequence[bytes]) -> re.Pattern[bytes]:
     """Returns a pattern for any of these keys, plain or in one of the base64 forms `encoded`."""
     # The characters around a base64 form encode the rest of the key.
-    longest = max(map(len, plain)) - MOST_COMPARED_BYTES
-    rest = _BASE64_REST % (4 + 2 * max(_MOST_CUT, longest))
+    longest = max(map(len, plain)) - MAX_COMPARED_BYTES
+    rest = _BASE64_REST % (4 + 2 * max(_MAX_CUT_BYTES, longest))
     around = [_BASE64_AROUND + _encoding_tolerant(form) + rest for form in encoded]
     return re.compile(b"|".join([*map(_truncated_or_whole, plain), *around]))
 
@@ -204,7 +204,7 @@ def _pattern_of(plain: Sequence[bytes], encoded: Sequence[bytes]) -> re.Pattern[
 def _truncated_or_whole(key: bytes) -> bytes:
     """Returns a pattern for a key, whole or with only the first part that identifies it."""
     least, rest = _min_recognised_length(key), b""
-    if len(key) > MOST_COMPARED_BYTES:
+    if len(key) > MAX_COMPARED_BYTES:
         blank = b"" if any(map(key.__contains__, b" \t")) else rb"\s"
         return _encoding_tolerant(key[:least]) + _ANY_CHARACTER % (blank, len(key) - least)
     for byte in reversed(key[least:]):

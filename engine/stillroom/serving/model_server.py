@@ -32,7 +32,7 @@ from stillroom.teachers.limits.limiter import Limiter
 from stillroom.teachers.providers import Endpoint
 from stillroom.types import SamplingSettings, ToolSchema
 
-DOWN_PATIENCE_S = float(bounds.DOWN.most)
+DOWN_PATIENCE_S = float(bounds.DOWN.limit)
 """The maximum number of seconds that a call waits for a server that is down."""
 _CHECK_URL = "start the server and check base_url"
 
@@ -162,7 +162,7 @@ class ModelServer:
 
         url = self.root + path
         headers = {**self.endpoint.key_headers(self._key), "accept-encoding": "identity"}
-        body, limit, seconds = bytearray(), bounds.SERVER_LIST, bounds.SERVER_ANSWER.most
+        body, bound, seconds = bytearray(), bounds.SERVER_LIST, bounds.SERVER_ANSWER.limit
         try:
             with anyio.fail_after(seconds):
                 async with (
@@ -174,8 +174,8 @@ class ModelServer:
                     # Raw blocks, since a few compressed bytes may decode to any size.
                     async for block in response.aiter_raw():
                         body += block
-                        if len(body) > limit.most:
-                            raise TeacherError(f"{url} sent more than {limit.size}", _CHECK_URL)
+                        if len(body) > bound.limit:
+                            raise TeacherError(f"{url} sent more than {bound.size}", _CHECK_URL)
         except (httpx.HTTPError, TimeoutError) as error:
             raise TeacherError(
                 self._redactor.text(f"no response from {url}: {type(error).__name__}: {error}"),

@@ -36,7 +36,7 @@ _FOLDER = Path(__file__).parent
 _STATIC = _FOLDER / "static"
 _SCRIPTS = ("htmx.min.js", "uPlot.iife.min.js", "charts.js", "dashboard.js")
 _LOG_LINES = 200
-_MOST_STUDENTS = 8
+_MAX_STUDENTS = 8
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -319,7 +319,7 @@ class _Pages:
         for run in reversed(views.readable_runs(self._workspace)):
             if name := views.student_of(run):
                 students[name] = None
-            if len(students) == _MOST_STUDENTS:
+            if len(students) == _MAX_STUDENTS:
                 break
         return list(students)
 

@@ -13,7 +13,7 @@ from stillroom.report.run_list import spent_usd
 from stillroom.report.wording import Figure, count, dollars, number, percent, span
 from stillroom.run_folder import Progress, RunEvent, RunState
 
-_MOST_BYTES = 4 << 20
+_MAX_BYTES = 4 << 20
 """The most bytes of events in one response; the page requests the rest later."""
 
 _SHOWN: tuple[tuple[str, str, str], ...] = (
@@ -86,7 +86,7 @@ def _whole_lines(path: Path, start: int) -> bytes:
     """Returns the complete lines of a file after the byte `start`; empty if there is no file."""
     with suppress(FileNotFoundError), path.open("rb") as stream:
         stream.seek(start)
-        data = stream.read(_MOST_BYTES)
+        data = stream.read(_MAX_BYTES)
         return data[: data.rfind(b"\n") + 1]
     return b""
 

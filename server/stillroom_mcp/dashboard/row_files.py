@@ -18,8 +18,8 @@ from stillroom.settings import Workspace
 SUFFIXES = (".jsonl", ".txt")
 _BLOCK = 1 << 20
 _HEAD_BYTES = 2000
-_MOST_FILES = 16
-MAX_SHOWN_BYTES = bounds.SHOWN_ROW.most
+_MAX_FILES = 16
+MAX_SHOWN_BYTES = bounds.SHOWN_ROW.limit
 """The most bytes of a line that are read, since a browser could not show more."""
 
 
@@ -139,7 +139,7 @@ class RowFiles:
         """Returns the up-to-date index of a file; the caller holds the lock."""
         index = self._indexes.setdefault(path, _Index())
         self._indexes.move_to_end(path)
-        if len(self._indexes) > _MOST_FILES:
+        if len(self._indexes) > _MAX_FILES:
             self._indexes.popitem(last=False)
         index.update(path)
         return index

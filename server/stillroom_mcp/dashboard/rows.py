@@ -19,7 +19,7 @@ from stillroom.report.wording import Figure, count, number, plural, span
 from stillroom_mcp.dashboard.row_files import MAX_SHOWN_BYTES, RowAt, RowFiles, head_of
 
 PAGE_ROWS = 50
-_MOST_SEARCHED = 48 << 20
+_MAX_SEARCHED_BYTES = 48 << 20
 """The most bytes that one search reads, which takes less than a second."""
 _LONGEST_TITLE = 160
 
@@ -88,12 +88,12 @@ def rows_page(
 def _lines_to_search(files: RowFiles, path: Path, first: int) -> Iterator[RowAt]:
     """Yields the lines of a file from line `first` (counted from 0), up to a number of bytes."""
     num_bytes = 0
-    while num_bytes < _MOST_SEARCHED:
+    while num_bytes < _MAX_SEARCHED_BYTES:
         rows = files.read(path, first, 1000)
         for row in rows:
             num_bytes += len(row.data)
             yield row
-            if num_bytes >= _MOST_SEARCHED:
+            if num_bytes >= _MAX_SEARCHED_BYTES:
                 return
         if len(rows) < 1000:
             return
@@ -204,10 +204,10 @@ def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-_MOST_ROWS = 2000
+_MAX_ROWS = 2000
 _CHUNK_ROWS = 20
 """The number of consecutive rows in each chunk of the sample."""
-_MOST_CACHED = 32
+_MAX_CACHED = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ class FileSummaries:
         with self._lock:
             if key not in self._cache:
                 self._cache[key] = _summarize_rows(self._files, path)
-                if len(self._cache) > _MOST_CACHED:
+                if len(self._cache) > _MAX_CACHED:
                     self._cache.popitem(last=False)
             return self._cache[key]
 
@@ -249,8 +249,8 @@ def _summarize_rows(files: RowFiles, path: Path) -> FileSummary:
     Rows in another format than the first valid row are not counted.
     """
     total = files.count(path)
-    num_chunks = max(1, _MOST_ROWS // _CHUNK_ROWS)
-    is_whole = total <= _MOST_ROWS
+    num_chunks = max(1, _MAX_ROWS // _CHUNK_ROWS)
+    is_whole = total <= _MAX_ROWS
     starts = [0] if is_whole else [chunk * total // num_chunks for chunk in range(num_chunks)]
     row_format: RowFormat | None = None
     statistics: DatasetStatistics | None = None

@@ -27,7 +27,7 @@ from stillroom_mcp.dashboard.live import Spending, figures, share_done, spending
 from stillroom_mcp.dashboard.row_files import SUFFIXES
 
 RUNS_PER_PAGE = 30
-_MOST_FILES = 500
+_MAX_FILES = 500
 _SKIPPED_FOLDERS = frozenset({"node_modules", "checkpoints", "__pycache__", "ranks"})
 
 
@@ -259,7 +259,7 @@ def data_files(workspace: Workspace) -> list[DataFile]:
             stat = path.stat()
             has_lineage = manifest_path(path).exists()
             files.append(DataFile(workspace.shown(path), stat.st_size, has_lineage, stat.st_mtime))
-    return sorted(files, key=lambda file: file.modified, reverse=True)[:_MOST_FILES]
+    return sorted(files, key=lambda file: file.modified, reverse=True)[:_MAX_FILES]
 
 
 def _visible_files(folder: Path) -> Sequence[Path]:

@@ -22,7 +22,7 @@ from stillroom_mcp.host_setup.hosts import HOSTS, SERVE, SERVER_NAME, Host
 from stillroom_mcp.host_setup.skills import SkillFolder
 from stillroom_mcp.http.listening import default_token_file
 
-_LARGEST = bounds.HOST_CONFIG.most
+_LARGEST = bounds.HOST_CONFIG.limit
 
 
 class _Edit(msgspec.Struct, frozen=True):

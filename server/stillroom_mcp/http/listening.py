@@ -164,7 +164,7 @@ def _checked_token(token: str, source: str) -> str:
 STOP_S = 5
 
 
-REQUEST_S = float(bounds.WHOLE_REQUEST.most)
+REQUEST_S = float(bounds.WHOLE_REQUEST.limit)
 
 
 def run_app(app: "ASGIApp", listener: socket.socket, *, stop_s: int = STOP_S) -> None:

@@ -67,8 +67,8 @@ def mcp_app(server: MCPServer, *, token: str | None, allowed_hosts: Iterable[str
     logging.getLogger("mcp.server.streamable_http").addFilter(_is_no_disconnect)
     inner = server.streamable_http_app(
         streamable_http_path=MCP_PATH,
-        max_sessions=bounds.SESSIONS.most,
-        max_request_body_size=bounds.MCP_REQUEST.most,
+        max_sessions=bounds.SESSIONS.limit,
+        max_request_body_size=bounds.MCP_REQUEST.limit,
         # The guard checks Host and Origin, and knows the names that the user allowed.
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )

@@ -22,7 +22,7 @@ from stillroom_mcp.fencing import fenced_error
 from stillroom_mcp.resources.texts import page_text, skill_text, skill_texts
 
 _JSON, _MARKDOWN = "application/json", "text/markdown"
-_MOST_RUNS = 20
+_MAX_RUNS = 20
 _ROWS = 5
 
 
@@ -106,7 +106,7 @@ def listed_resources(workspace: Workspace) -> list[ListedResource]:
         for text in skill_texts()
         if text.file == "SKILL.md"
     ]
-    page = api.list_runs(workspace, api.ListRuns(limit=_MOST_RUNS))
+    page = api.list_runs(workspace, api.ListRuns(limit=_MAX_RUNS))
     runs = [
         ListedResource(
             uri=f"run://{run.run_id}",

@@ -285,10 +285,10 @@ def test_a_job_has_the_belt_of_the_service_and_its_secrets_apart(life):
     assert SECRET.encode() not in b"".join(life.hub.files.values())
 
 
-MOST_MOMENTS = 46
+MAX_MOMENTS = 46
 
 
-@pytest.mark.parametrize("moment", range(1, MOST_MOMENTS + 1))
+@pytest.mark.parametrize("moment", range(1, MAX_MOMENTS + 1))
 def test_a_follower_killed_at_any_moment_goes_on_and_no_job_stays_up(life, moment):
     try:
         life.whole_run(Moments(kill_at=moment))
@@ -313,7 +313,7 @@ def test_followers_killed_one_after_another_start_one_job_and_leave_none_up(life
     draw = random.Random(seed)
     text = b""
     for _ in range(draw.randrange(2, 7)):
-        moments = Moments(kill_at=draw.randrange(1, MOST_MOMENTS))
+        moments = Moments(kill_at=draw.randrange(1, MAX_MOMENTS))
         host, seen = life.host(moments), {"runs/sft-one/log.txt": len(text)}
         try:
             life.until_started(host)
@@ -336,10 +336,10 @@ def test_followers_killed_one_after_another_start_one_job_and_leave_none_up(life
 def test_every_moment_of_a_run_is_tried(life):
     moments = Moments()
     life.whole_run(moments)
-    assert moments.passed == MOST_MOMENTS
+    assert moments.passed == MAX_MOMENTS
 
 
-@pytest.mark.parametrize("moment", range(1, MOST_MOMENTS + 1))
+@pytest.mark.parametrize("moment", range(1, MAX_MOMENTS + 1))
 def test_what_a_deleted_run_left_up_is_put_down_by_whoever_looks_next(life, moment):
     # The job does nothing in this life, so that it would cost until its time is over.
     host = life.host(Moments(kill_at=moment), pause=lambda seconds: None)

@@ -111,7 +111,7 @@ def life(tmp_path: Path) -> Life:
     return Life(tmp_path)
 
 
-MOST_MOMENTS = 34
+MAX_MOMENTS = 34
 
 
 def test_a_run_brings_its_cluster_up_with_the_belt_on_and_puts_it_down(life):
@@ -126,7 +126,7 @@ def test_a_run_brings_its_cluster_up_with_the_belt_on_and_puts_it_down(life):
     assert not life.log.entries()
 
 
-@pytest.mark.parametrize("moment", range(1, MOST_MOMENTS + 1))
+@pytest.mark.parametrize("moment", range(1, MAX_MOMENTS + 1))
 def test_a_follower_killed_at_any_moment_leaves_nothing_up_once_it_was_started_again(life, moment):
     try:
         life.whole_run(moments=Moments(kill_at=moment))
@@ -151,7 +151,7 @@ def test_followers_killed_one_after_another_leave_nothing_up_in_the_end(life, se
         if draw.random() < 0.1:
             life.cloud.clusters.clear()
         try:
-            life.whole_run(moments=Moments(kill_at=draw.randrange(1, MOST_MOMENTS)))
+            life.whole_run(moments=Moments(kill_at=draw.randrange(1, MAX_MOMENTS)))
         except KilledError:
             assert set(life.cloud.clusters) <= {entry.name for entry in life.log.entries()}
         except MachineGoneError:
@@ -168,10 +168,10 @@ def test_followers_killed_one_after_another_leave_nothing_up_in_the_end(life, se
 def test_every_moment_of_a_run_is_tried(life):
     moments = Moments()
     life.whole_run(moments=moments)
-    assert moments.passed == MOST_MOMENTS
+    assert moments.passed == MAX_MOMENTS
 
 
-@pytest.mark.parametrize("moment", range(1, MOST_MOMENTS + 1))
+@pytest.mark.parametrize("moment", range(1, MAX_MOMENTS + 1))
 def test_a_side_killed_for_good_leaves_nothing_up_after_the_clusters_own_belt(life, moment):
     try:
         life.whole_run(moments=Moments(kill_at=moment))
@@ -180,7 +180,7 @@ def test_a_side_killed_for_good_leaves_nothing_up_after_the_clusters_own_belt(li
     assert not life.cloud.clusters
 
 
-@pytest.mark.parametrize("moment", range(1, MOST_MOMENTS + 1))
+@pytest.mark.parametrize("moment", range(1, MAX_MOMENTS + 1))
 def test_what_a_deleted_run_left_up_is_put_down_by_whoever_looks_next(life, moment):
     try:
         life.whole_run(moments=Moments(kill_at=moment))

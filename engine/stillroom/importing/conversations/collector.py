@@ -205,7 +205,7 @@ def _check(row: LoggedConversation) -> RejectedRow | None:
     return None
 
 
-_MOST_INFERRED = 64
+_MAX_INFERRED = 64
 """With more tools than this, the log mixes several systems, and a rollout gets only the tools that
 it calls."""
 _KINDS: dict[type, str] = {
@@ -266,7 +266,7 @@ class InferredTools:
 
     def schemas(self, called: Iterable[str]) -> list[dict[str, Any]]:
         """Returns the schemas for a rollout that calls these tools, sorted by name."""
-        is_one_system = len(self._arguments) <= _MOST_INFERRED
+        is_one_system = len(self._arguments) <= _MAX_INFERRED
         names = self._arguments if is_one_system else set(called)
         return [self._schema(name) for name in sorted(names)]
 

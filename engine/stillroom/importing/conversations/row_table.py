@@ -41,7 +41,7 @@ class StoredRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The messages of a whole conversation as JSON; empty for a call."""
 
 
-_MOST_ID_FIELDS = 20
+_MAX_ID_FIELDS = 20
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(StoredRow)
 
@@ -102,7 +102,7 @@ class RowTable:
         for field, name in ids:
             self._named_ids.append(hash_of_id(name))
             self._named_rows.append(row)
-            if len(self.id_fields) < _MOST_ID_FIELDS:
+            if len(self.id_fields) < _MAX_ID_FIELDS:
                 self.id_fields[field] = None
         for field, name in chosen_ids:
             self._chosen_ids.append(hash_of_id(name))

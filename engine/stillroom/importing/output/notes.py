@@ -17,8 +17,8 @@ from stillroom.importing.request import ImportRollouts
 from stillroom.importing.tally import ImportTally
 from stillroom.lineage import AnsweringModel, ModelRecord
 
-_SHOWN, _MOST_NAMES = 3, 12
-_MOST_CHARACTERS = 60
+_SHOWN, _MAX_NAMES = 3, 12
+_MAX_CHARACTERS = 60
 
 
 def notes_on_files(
@@ -139,7 +139,7 @@ def _notes_on_content(counts: RolloutCounts) -> Iterator[str]:
 
 def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator[str]:
     """Yields notes on scores, feedback and rewards."""
-    names = _join_names(name for name, _ in counts.scores.most_common(_MOST_NAMES)) or "none"
+    names = _join_names(name for name, _ in counts.scores.most_common(_MAX_NAMES)) or "none"
     if not request.reward_from and counts.rewarded:
         yield f"{counts.rewarded} rollouts have the reward from their source"
     elif not request.reward_from and counts.scores:
@@ -176,7 +176,7 @@ def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator
 
 def _join_names(names: Iterable[str]) -> str:
     """Joins names from the sources, each shortened and on one line."""
-    return ", ".join(short_line(name, most=_MOST_CHARACTERS) for name in names)
+    return ", ".join(short_line(name, most=_MAX_CHARACTERS) for name in names)
 
 
 _TERMS_CHECKED = "2026-11"
@@ -276,7 +276,7 @@ def terms_notes(models: Mapping[tuple[str, str], int]) -> Iterator[str]:
     for title, models_of in answered.items():
         names, terms = list(models_of), by_title[title]
         more = len(names) - 3
-        first = ", ".join(short_line(name, most=_MOST_CHARACTERS) for name in names[:3])
+        first = ", ".join(short_line(name, most=_MAX_CHARACTERS) for name in names[:3])
         shown = first + (f" and {more} more" if more > 0 else "")
         yield (
             f"outputs of {shown}: the terms of {title}, as of {_TERMS_CHECKED}, "

@@ -20,7 +20,7 @@ from stillroom.importing.payloads.fields import iso_seconds
 
 _SAMPLE = 400
 """The number of texts that are sampled to find shared shingles."""
-_SHARED, _LEAST_SHARED = 0.2, 5
+_SHARED, _MIN_SHARED = 0.2, 5
 """A shingle is part of a template if this share of the texts, and at least this many, have it."""
 _TextAt = Callable[[int], str]
 """Returns the text of the rollout with this index."""
@@ -162,5 +162,5 @@ def _template(num_texts: int, text_at: _TextAt) -> frozenset[str]:
     step = max(1, num_texts // _SAMPLE)
     sample = {text_at(index) for index in range(0, num_texts, step)}
     counts = Counter(shingle for text in sample for shingle in shingles_of(text))
-    least = max(_LEAST_SHARED, _SHARED * len(sample))
+    least = max(_MIN_SHARED, _SHARED * len(sample))
     return frozenset(shingle for shingle, count in counts.items() if count >= least)

@@ -182,7 +182,7 @@ def envelope_metadata(envelope: Row) -> Row:
 
 
 EARLIER_DROPPED = "earlier messages are not in the log"
-_MOST_LINKS = bounds.RESPONSES.most
+_MAX_LINKS = bounds.RESPONSES.limit
 
 
 class ResponseChains:
@@ -243,7 +243,7 @@ class ResponseChains:
         dropped: list[str] = []
         seen: set[str] = set()
         while parent is not None:
-            is_cycle = parent in seen or len(seen) == _MOST_LINKS
+            is_cycle = parent in seen or len(seen) == _MAX_LINKS
             link = None if is_cycle else self._messages.get(parent)
             if link is None:
                 dropped.append(EARLIER_DROPPED)

@@ -222,7 +222,7 @@ def _read(path: Path, reader: "_Reader") -> GgufHeader:
         raise ValueError("it does not begin with GGUF")
     if version not in _VERSIONS:
         raise ValueError(f"its version is {version}; 2 and 3 (little-endian) are supported")
-    if max(num_tensors, num_values) > bounds.GGUF_ENTRIES.most:
+    if max(num_tensors, num_values) > bounds.GGUF_ENTRIES.limit:
         raise ValueError(
             f"its header claims {num_values} metadata values and {num_tensors} tensors; at most "
             f"{bounds.GGUF_ENTRIES.size} of each are read"
@@ -251,7 +251,7 @@ class _Reader:
     """Reads values in order, never beyond the end of the file or the limit of a header."""
 
     def __init__(self, stream: BinaryIO, size: int) -> None:
-        self._stream, self._left = stream, min(size, bounds.GGUF_HEADER.most)
+        self._stream, self._left = stream, min(size, bounds.GGUF_HEADER.limit)
         self.offset = 0
 
     def _take(self, num_bytes: int) -> None:

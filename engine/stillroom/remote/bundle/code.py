@@ -21,8 +21,8 @@ from stillroom.tools.user.modules import modules_imported
 _OWN_PACKAGES = frozenset({"stillroom", "stillroom_mcp", "rnow"})
 _IGNORED_NAMES = frozenset({"", ".", "..", "runs", ".stillroom", ".git", ".venv", "checkpoints"})
 _LONGEST_NAME = 200
-_MOST_FILES = 2000
-_MOST_BYTES = 256 << 20
+_MAX_FILES = 2000
+_MAX_BYTES = 256 << 20
 """The maximum size of a folder that is sent because code refers to it."""
 
 
@@ -78,7 +78,7 @@ def _add_referenced(
         return
     files = _files_below(path)
     if files is None:
-        too_large.append(f"{shown} (more than {_MOST_FILES} files or {_MOST_BYTES >> 20} MB)")
+        too_large.append(f"{shown} (more than {_MAX_FILES} files or {_MAX_BYTES >> 20} MB)")
     elif files:
         for file in files:
             layout.add(file)
@@ -119,7 +119,7 @@ def _files_below(folder: Path) -> list[Path] | None:
             continue
         found.append(path)
         num_bytes += path.stat().st_size
-        if len(found) > _MOST_FILES or num_bytes > _MOST_BYTES:
+        if len(found) > _MAX_FILES or num_bytes > _MAX_BYTES:
             return None
     return sorted(found)
 

@@ -21,8 +21,8 @@ _RUN_RECORDS = ("run.json", "request.json", "config.json", "given_config.yml", "
 _SMALL_BYTES = 1 << 20
 """The maximum size of the files of earlier models that a model card needs, e.g. licences."""
 _TOKENIZER_BYTES = 64 << 20
-_MOST_STAGES = 12
-_MOST_MANIFESTS = 40
+_MAX_STAGES = 12
+_MAX_MANIFESTS = 40
 
 _Kind = TypeVar("_Kind")
 
@@ -116,7 +116,7 @@ def _stages(workspace: Workspace, model: ModelLocation) -> Iterator[ModelLocatio
     seen = set[str]()
     location: ModelLocation | None = model
     while location is not None and location.is_local and location.location not in seen:
-        if len(seen) == _MOST_STAGES:
+        if len(seen) == _MAX_STAGES:
             return
         seen.add(location.location)
         yield location
@@ -136,7 +136,7 @@ def _stages(workspace: Workspace, model: ModelLocation) -> Iterator[ModelLocatio
 def _add_manifests(workspace: Workspace, layout: FileLayout, rows: FileRecord) -> None:
     """Adds the manifests in the lineage of a row file, without the files they describe."""
     queue, seen = [rows], {rows.path}
-    while queue and len(seen) <= _MOST_MANIFESTS:
+    while queue and len(seen) <= _MAX_MANIFESTS:
         record = queue.pop(0)
         path = Path(record.path)
         is_first = record is rows

@@ -19,7 +19,7 @@ from stillroom.types import RunStatus
 
 _CLOCK_TOLERANCE_S = 2.0
 """Two measurements of the machine's clock offset differ by less, unless a clock was set."""
-_MAX_GROWING_FILES = bounds.GROWING_FILES.most
+_MAX_GROWING_FILES = bounds.GROWING_FILES.limit
 _NEW_FILE = GrownFile(remote_bytes=0, local_bytes=0)
 
 

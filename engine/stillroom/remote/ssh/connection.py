@@ -27,7 +27,7 @@ from stillroom.remote.machine import SshAddress
 from stillroom.secrecy.environments import ssh_environment
 
 _CONNECT_S = 20
-_LOGIN_S = bounds.LOGIN.most
+_LOGIN_S = bounds.LOGIN.limit
 _ALIVE_EVERY_S = 3
 _ALIVE_TRIES = 3
 _HOLD_COMMAND = f"echo {MARK.decode().strip()}; exec cat >/dev/null"

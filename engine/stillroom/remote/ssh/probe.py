@@ -16,7 +16,7 @@ _NAMES = frozenset(
     | {"code", "version", "ready"}
 )
 """The first words of the script's output lines; other lines are ignored."""
-_MAX_VALUES, _MAX_VALUE_CHARS = bounds.PROBED_VALUES.most, bounds.PROBED_VALUE.most
+_MAX_VALUES, _MAX_VALUE_CHARS = bounds.PROBED_VALUES.limit, bounds.PROBED_VALUE.limit
 # A session without a login shell often lacks paths that the user's start files add.
 PATHS = (
     'PATH="$PATH:$HOME/.local/bin:$HOME/.cargo/bin:/usr/local/bin:/opt/conda/bin'

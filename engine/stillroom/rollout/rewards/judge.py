@@ -17,10 +17,10 @@ from stillroom.settings import Workspace
 from stillroom.types import CallTotals, Message, SampledTurn, ToolSchema
 
 MAX_TRIES = 3
-MAX_TEXT_CHARACTERS = bounds.JUDGED.most
+MAX_TEXT_CHARACTERS = bounds.JUDGED.limit
 """The most characters of a part that a judge reads; in a longer one a note replaces the middle."""
-_MAX_REPLY_CHARACTERS = bounds.VERDICT.most
-_MAX_RUBRIC_BYTES = bounds.RUBRIC.most
+_MAX_REPLY_CHARACTERS = bounds.VERDICT.limit
+_MAX_RUBRIC_BYTES = bounds.RUBRIC.limit
 ReplyFormat = Literal["json_schema", "json_object", "none"]
 JudgeSees = Literal["answer", "conversation"]
 # The score's range is not in the schema, since some endpoints refuse `minimum` in a strict schema;

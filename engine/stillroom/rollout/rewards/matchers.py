@@ -23,9 +23,9 @@ from stillroom.rollout.rewards.answers import (
     number_in,
 )
 
-MAX_ANSWER_CHARACTERS = bounds.ANSWER.most
+MAX_ANSWER_CHARACTERS = bounds.ANSWER.limit
 """The most characters of a text that are searched, from its end, where the answer is."""
-_MAX_EXPECTED_CHARACTERS = bounds.EXPECTED.most
+_MAX_EXPECTED_CHARACTERS = bounds.EXPECTED.limit
 _FIELDS = msgspec.json.Decoder(dict[str, str | int | float | bool | None])
 
 

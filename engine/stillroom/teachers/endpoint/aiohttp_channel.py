@@ -25,11 +25,11 @@ from stillroom.teachers.endpoint.http_channel import (
     UnreadableReplyError,
 )
 
-MAX_BODY_BYTES = bounds.BODY.most
+MAX_BODY_BYTES = bounds.BODY.limit
 """The most bytes that a response's body may have, before and after decompression."""
-MAX_HEADERS, MAX_HEADER_BYTES = bounds.REPLY_HEADERS.most, bounds.REPLY_HEADER.most
+MAX_HEADERS, MAX_HEADER_BYTES = bounds.REPLY_HEADERS.limit, bounds.REPLY_HEADER.limit
 """The most headers that a response may have, and the most bytes of each."""
-CONNECT_TIMEOUT_S = bounds.CONNECT.most
+CONNECT_TIMEOUT_S = bounds.CONNECT.limit
 """The most seconds that connecting to a server may take."""
 _KEEP_ALIVE_S = 60.0
 _GZIP_OR_ZLIB = zlib.MAX_WBITS | 32

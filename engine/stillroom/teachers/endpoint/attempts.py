@@ -20,9 +20,9 @@ from stillroom.teachers.endpoint.replies import limit_kind, retry_after
 from stillroom.teachers.limits.limit_types import Sent
 from stillroom.teachers.limits.limiter import Limiter
 
-MAX_ATTEMPTS = bounds.ATTEMPTS.most
+MAX_ATTEMPTS = bounds.ATTEMPTS.limit
 """The most failed attempts at one call; rate-limited attempts (429) do not count as failed."""
-PATIENCE_S = float(bounds.RATE_LIMIT.most)
+PATIENCE_S = float(bounds.RATE_LIMIT.limit)
 """The most seconds in total that one call waits for a rate limit."""
 SHOWN = 300
 """The number of characters of a response that error messages quote."""

@@ -15,7 +15,7 @@ from stillroom.teachers.limits.limit_types import LimitKind
 from stillroom.types import Message, ToolCall, Usage
 
 REASONING_KEYS = ("reasoning", "reasoning_content", "reasoning_details")
-MAX_TOOL_CALLS = bounds.TOOL_CALLS.most
+MAX_TOOL_CALLS = bounds.TOOL_CALLS.limit
 """The most tool calls of a valid turn; each takes kilobytes of memory until it is run."""
 _LONE_SURROGATE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",

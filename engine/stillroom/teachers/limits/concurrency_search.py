@@ -14,7 +14,7 @@ _MIN_HOLD_S = 1.0
 """The least seconds between a cut or a probe and the next probe."""
 _MAX_SHRINKS = 3
 """After this many refusals within the known limit, the limit is not their reason."""
-_LEAST_SHARE = 0.8
+_MIN_SHARE = 0.8
 """With less than this share of the known limit in flight, a refusal has another reason."""
 _NUM_EPISODES = 4
 """The number of refusals that are compared to find a concurrency limit below the pace."""
@@ -76,9 +76,7 @@ class ConcurrencySearch:
         if sent.in_flight > self._known_limit:
             return True
         self._num_shrinks += 1
-        return (
-            sent.in_flight >= _LEAST_SHARE * self._known_limit and self._num_shrinks < _MAX_SHRINKS
-        )
+        return sent.in_flight >= _MIN_SHARE * self._known_limit and self._num_shrinks < _MAX_SHRINKS
 
     def cut(self, sent: Sent, now: float) -> float:
         """Returns the reduced window after a refusal."""

@@ -12,9 +12,9 @@ from playwright.async_api import Error as PlaywrightError
 from stillroom import bounds
 from stillroom.fences import fenced, new_mark, printable, warning
 
-_MAX_HTML_CHARS = bounds.PAGE_HTML.most
-_MAX_TEXT_CHARS = bounds.PAGE_TEXT.most
-_MAX_ELEMENTS = bounds.PAGE_ELEMENTS.most
+_MAX_HTML_CHARS = bounds.PAGE_HTML.limit
+_MAX_TEXT_CHARS = bounds.PAGE_TEXT.limit
+_MAX_ELEMENTS = bounds.PAGE_ELEMENTS.limit
 # A main content shorter than this is likely a banner and not the page's text.
 _MIN_MAIN_CHARS = 200
 REF_ATTRIBUTE = "data-stillroom-ref"

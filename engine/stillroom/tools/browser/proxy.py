@@ -30,7 +30,7 @@ from stillroom.tools.browser.addresses import (
     Target,
 )
 
-_MAX_HEAD_BYTES = bounds.PROXY_HEAD.most
+_MAX_HEAD_BYTES = bounds.PROXY_HEAD.limit
 _MAX_ADDRESSES = 4
 _MAX_FAILURES = 64
 _CHUNK_BYTES = 64 << 10

@@ -23,9 +23,9 @@ from stillroom import bounds
 from stillroom.errors import missing_extra
 from stillroom.secrecy.environments import bare_environment
 
-MAX_LINE_BYTES = bounds.PAGE_READ.most
+MAX_LINE_BYTES = bounds.PAGE_READ.limit
 # Beyond this, the system refuses the child more memory, which ends the child.
-_MAX_MEMORY_BYTES = bounds.PAGE_MEMORY.most
+_MAX_MEMORY_BYTES = bounds.PAGE_MEMORY.limit
 _DISCONNECTED = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, OSError)
 
 

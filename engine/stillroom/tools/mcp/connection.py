@@ -17,11 +17,11 @@ from stillroom.types import ToolSchema
 if TYPE_CHECKING:
     from mcp import Client, MCPError, types
 
-MAX_RESULT_CHARACTERS = bounds.TOOL_RESULT.most
+MAX_RESULT_CHARACTERS = bounds.TOOL_RESULT.limit
 # How long an HTTP server may take to close a session. A process has its own, shorter grace.
 CLOSE_TIMEOUT_S = 3.0
-MAX_PAGES = bounds.TOOL_PAGES.most
-_MAX_EVENT_BYTES = bounds.TOOL_LINE.most
+MAX_PAGES = bounds.TOOL_PAGES.limit
+_MAX_EVENT_BYTES = bounds.TOOL_LINE.limit
 
 
 class ConnectFailedError(Exception):

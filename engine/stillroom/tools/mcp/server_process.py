@@ -30,8 +30,8 @@ from stillroom.tools.guard import Guard
 if TYPE_CHECKING:
     from mcp.shared.message import SessionMessage
 
-MAX_LINE_BYTES = bounds.TOOL_LINE.most
-_MAX_LAST_OUTPUT_BYTES = bounds.TOOL_ERRORS.most
+MAX_LINE_BYTES = bounds.TOOL_LINE.limit
+_MAX_LAST_OUTPUT_BYTES = bounds.TOOL_ERRORS.limit
 # How long a server may take to end by itself once its input is closed, as MCP demands.
 _GRACE_S = 1.0
 _KILL_TIMEOUT_S = 5.0

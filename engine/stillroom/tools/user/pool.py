@@ -45,9 +45,9 @@ from stillroom.types import Message, ToolSchema
 
 PATIENCE_S = 0.05
 """A call that waits longer than this for a free worker gets a new one."""
-MAX_LINE_BYTES = bounds.TOOL_LINE.most
+MAX_LINE_BYTES = bounds.TOOL_LINE.limit
 _NUM_PROCESSORS = os.cpu_count() or 1
-_START_TIMEOUT_S = float(bounds.TOOL_START.most)
+_START_TIMEOUT_S = float(bounds.TOOL_START.limit)
 _END_TIMEOUT_S = 5.0
 _POLL_S = 0.005
 # -P keeps the user's folder off the path, where their json.py would shadow the library's.

@@ -38,7 +38,7 @@ from stillroom.tools.user.file import (
 )
 from stillroom.types import ToolSchema
 
-MAX_RESULT_CHARACTERS = bounds.TOOL_RESULT.most
+MAX_RESULT_CHARACTERS = bounds.TOOL_RESULT.limit
 _CPU_SLACK_S = 5.0
 _NUM_PROCESSORS = os.cpu_count() or 1
 

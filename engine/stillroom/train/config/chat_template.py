@@ -43,10 +43,10 @@ def template_source(workspace: Workspace, name: str | None) -> TemplateSource | 
         return TemplateSource(name, template_file(name))
     if name.endswith(".jinja"):
         file = workspace.existing(name, label="model.chat_template")
-        if not file.is_file() or file.stat().st_size > bounds.INSTRUCTION.most:
+        if not file.is_file() or file.stat().st_size > bounds.INSTRUCTION.limit:
             raise ConfigError(
                 f"model.chat_template {name!r} is not a file of at most "
-                f"{bounds.INSTRUCTION.most >> 20} MiB",
+                f"{bounds.INSTRUCTION.limit >> 20} MiB",
                 _FIX,
             )
         return TemplateSource(name, file)

@@ -21,27 +21,27 @@ _RISE_WINDOW = 8
 _FEW = 3
 _MANY = 4 * _WINDOW
 # With a quarter of the rollouts truncated, the student learns from answers without an end.
-_MOST_TRUNCATED = 0.25
+_MAX_TRUNCATED = 0.25
 # Answers that grow by half and are truncated more often, or that double in length, lead to
 # truncation collapse.
 _LONGER, _MUCH_LONGER, _RISE = 1.5, 2.0, 0.05
 # The share of repeated 4-grams of tokens; prose has a few percent, tool calls up to a fifth in
 # one turn.
-_MOST_REPEATED, _REPEATED_RISE = 0.3, 0.1
+_MAX_REPEATED, _REPEATED_RISE = 0.3, 0.1
 # A sharp teacher makes a sharper student, so low entropy is a collapse only if the student's
 # divergence from the teacher does not fall.
-_LEAST_ENTROPY, _NO_NEARER = 0.25, 0.5
+_MIN_ENTROPY, _NO_NEARER = 0.25, 0.5
 # Within this many nats per token of the teacher, a student is as close as students get.
 _NEAR = 0.02
 _NOT_FALLEN, _RISEN = 0.95, 1.5
 # The difference in nats per token between sampler and trainer; bf16 rounding causes about 0.01.
-_MOST_GAP = 0.05
-_MOST_FAILED = 0.2
+_MAX_GAP = 0.05
+_MAX_FAILED = 0.2
 # Markers of templates cannot always be compared, text nearly always.
-_MOST_NOT_COMPARED, _LEAST_READ = 0.5, 0.5
+_MAX_NOT_COMPARED, _MIN_READ = 0.5, 0.5
 # Once most rollouts have a token that the teacher finds a hundred times less likely than the
 # student, and fail, correct greedy answers do not help users who sample.
-_MOST_WITH_TAIL, _TAIL_FALLS, _SUCCESS = 0.5, 0.7, 0.5
+_MAX_WITH_TAIL, _TAIL_FALLS, _SUCCESS = 0.5, 0.7, 0.5
 _SLOWER = "lower trainer.learning_rate to a third"
 
 
@@ -63,7 +63,7 @@ def find_alarms(history: History, config: DistillConfig) -> list[Alarm]:
 
 def _detect_failed_rollouts(history: History, config: DistillConfig) -> Alarm | None:
     share = _last(history, "failed", _FEW)
-    if share is None or share <= _MOST_FAILED:
+    if share is None or share <= _MAX_FAILED:
         return None
     return Alarm(
         "failed_rollouts",
@@ -75,7 +75,7 @@ def _detect_failed_rollouts(history: History, config: DistillConfig) -> Alarm | 
 
 def _detect_left_out_rollouts(history: History, config: DistillConfig) -> Alarm | None:
     share = _last(history, "left_out", _FEW)
-    if share is None or share <= _MOST_FAILED:
+    if share is None or share <= _MAX_FAILED:
         return None
     return Alarm(
         "beyond_the_teachers_context",
@@ -89,7 +89,7 @@ def _detect_uncompared_text(history: History, config: DistillConfig) -> Alarm | 
     left_out, share = _last(history, "not_compared", _FEW), _last(history, "byte_share", _FEW)
     if left_out is None or share is None:
         return None
-    if left_out <= _MOST_NOT_COMPARED and share >= _LEAST_READ:
+    if left_out <= _MAX_NOT_COMPARED and share >= _MIN_READ:
         return None
     return Alarm(
         "not_compared",
@@ -102,7 +102,7 @@ def _detect_uncompared_text(history: History, config: DistillConfig) -> Alarm | 
 
 def _detect_truncation(history: History, config: DistillConfig) -> Alarm | None:
     share = _last(history, "truncated", _FEW)
-    if share is None or share < _MOST_TRUNCATED:
+    if share is None or share < _MAX_TRUNCATED:
         return None
     return Alarm(
         "truncation",
@@ -142,7 +142,7 @@ def _detect_repetition(history: History, config: DistillConfig) -> Alarm | None:
     before, now = _first_and_last(history, "repetition")
     if before is None or now is None:
         return None
-    if now < _MOST_REPEATED or now - before < _REPEATED_RISE:
+    if now < _MAX_REPEATED or now - before < _REPEATED_RISE:
         return None
     is_whole = config.curriculum.prefix_tokens is None
     shorter = "lower rollout.max_tokens" + (" or set curriculum.prefix_tokens" if is_whole else "")
@@ -159,7 +159,7 @@ def _detect_entropy_collapse(history: History, config: DistillConfig) -> Alarm |
     kl_first, kl_last = _first_and_last(history, "teacher_kl")
     if before is None or now is None or kl_first is None or kl_last is None:
         return None
-    if now >= _LEAST_ENTROPY * before or kl_last <= max(_NEAR, _NO_NEARER * kl_first):
+    if now >= _MIN_ENTROPY * before or kl_last <= max(_NEAR, _NO_NEARER * kl_first):
         return None
     advice = _join_advice(
         (True, _SLOWER),
@@ -223,7 +223,7 @@ def _detect_sampler_mismatch(history: History, config: DistillConfig) -> Alarm |
     gap = _last(history, "logprob_gap", _FEW)
     # Tokens sampled by older weights have other probabilities for that reason alone.
     is_stale = any(metrics.get("staleness", 0.0) > 0 for metrics in history[-_FEW:])
-    if gap is None or gap <= _MOST_GAP or is_stale:
+    if gap is None or gap <= _MAX_GAP or is_stale:
         return None
     algorithm = config.algorithm
     advice = _join_advice(
@@ -246,7 +246,7 @@ def _detect_tail(history: History, config: DistillConfig) -> Alarm | None:
     reward = _last(history, "reward", _WINDOW)
     if len(history) < _MANY or before is None or now is None or length is None:
         return None
-    is_rare = (1 - now) ** length > 1 - _MOST_WITH_TAIL
+    is_rare = (1 - now) ** length > 1 - _MAX_WITH_TAIL
     if is_rare or now < _TAIL_FALLS * before or (reward is not None and reward >= _SUCCESS):
         return None
     advice = _join_advice(

@@ -37,7 +37,7 @@ from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.student.collective import Collective
 from stillroom.types import SamplingSettings, TeacherRecord, TokenTrace, Trajectory
 
-MOST_FAILED = 0.5
+MAX_FAILED = 0.5
 """The share of failed rollouts above which an iteration is not trained on."""
 # The sampling seeds of iterations must not coincide with those of other training seeds.
 _SEED_STRIDE = 1_000_003
@@ -329,7 +329,7 @@ def failed_iteration_error(sampled: IterationRollouts, iteration: int) -> Engine
     """Returns the error for an iteration in which too many rollouts failed, or None."""
     outcomes = sampled.outcomes
     failed = [outcome for outcome in outcomes if isinstance(outcome, FailedRollout)]
-    if len(failed) <= MOST_FAILED * len(outcomes):
+    if len(failed) <= MAX_FAILED * len(outcomes):
         return None
     return RunError(
         f"{len(failed)} of {len(outcomes)} rollouts of iteration {iteration + 1} failed, more than "

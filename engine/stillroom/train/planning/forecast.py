@@ -22,7 +22,7 @@ _TINY_MODEL, _TINY_RATE = 100_000_000, 1e-3
 _SMALL_MODEL, _SMALL_FULL_RATE, _SMALL_LORA_RATE = 400_000_000, 2e-4, 1e-3
 # An optimiser step changes a weight by about the learning rate: 16 of 1e-4 left a loss of 3.95.
 _FEW_STEPS = 40
-_MOST_FULL_RATE, _LEAST_LORA_RATE = 5e-5, 3e-5
+_MAX_FULL_RATE, _MIN_LORA_RATE = 5e-5, 3e-5
 
 
 class TrainingForecast(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,12 +234,12 @@ def describe_learning(config: TrainConfig, num_parameters: int) -> list[str]:
             f"use trainer.learning_rate={_SMALL_LORA_RATE:.0e}, or train all weights, which learnt "
             f"more: model.qlora_rank=0 and trainer.learning_rate={_SMALL_FULL_RATE:.0e}"
         )
-    elif not is_lora and num_parameters >= _SMALL_MODEL and rate > _MOST_FULL_RATE:
+    elif not is_lora and num_parameters >= _SMALL_MODEL and rate > _MAX_FULL_RATE:
         note = (
             f"full fine-tuning with a learning rate of {rate:.0e}, which suits adapters: "
             "trainer.learning_rate=1e-5 is usual"
         )
-    elif is_lora and is_sft and rate < _LEAST_LORA_RATE:
+    elif is_lora and is_sft and rate < _MIN_LORA_RATE:
         note = (
             f"an adapter with a learning rate of {rate:.0e}, which suits full fine-tuning: "
             "trainer.learning_rate=1e-4 is usual"

@@ -22,7 +22,7 @@ _TABLE = Path(__file__).with_name("gpus.yml")
 # 1.7B: 35 and 62 TFLOP/s): small models are bound by kernel launches, large ones reach about a
 # fifth. Training rarely reaches more than 45 %.
 _MEASURED_FLOPS, _MEASURED_SIZE, _GROWTH = 35e12, 0.6e9, 0.55
-_LEAST_SHARE, _MOST_SHARE, _FASTER_HOST = 0.2, 0.45, 4.0
+_MIN_SHARE, _MAX_SHARE, _FASTER_HOST = 0.2, 0.45, 4.0
 # A decoding step of 28 layers took 8 ms there; it reads all weights once.
 _SLOW_LAYER_S, _FAST_LAYER_S = 3e-4, 5e-5
 _CORE_FLOPS = (5e9, 40e9)
@@ -268,8 +268,8 @@ def _rates(
 def learning_flops(figures: GpuFigures, num_parameters: int) -> tuple[float, float]:
     """Returns the range of operations per second that training of a model may reach."""
     reached = _MEASURED_FLOPS * (num_parameters / _MEASURED_SIZE) ** _GROWTH
-    low = min(_LEAST_SHARE * figures.flops, reached)
-    return low, max(low, min(_MOST_SHARE * figures.flops, _FASTER_HOST * reached))
+    low = min(_MIN_SHARE * figures.flops, reached)
+    return low, max(low, min(_MAX_SHARE * figures.flops, _FASTER_HOST * reached))
 
 
 def gpu_figures(name: str) -> GpuFigures | None:

@@ -42,7 +42,7 @@ Unit = TokenSequence | TokenPair
 
 # The maximum floating-point operations of a trial step: a few seconds on the slowest machine that
 # is useful for training.
-MOST_OPERATIONS = {"cpu": 1e12, "mps": 1e13, "cuda": 3e14}
+MAX_OPERATIONS = {"cpu": 1e12, "mps": 1e13, "cuda": 3e14}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def try_steps(workspace: Workspace, config: TrainConfig, units: Sequence[Unit]) 
     load_s = time.monotonic() - started
     num_parameters = sum(p.numel() for p in student.module.parameters())
     # A forward and backward pass takes about 6 operations per parameter and token.
-    max_tokens = int(MOST_OPERATIONS[student.loaded.device.type] / (6 * num_parameters))
+    max_tokens = int(MAX_OPERATIONS[student.loaded.device.type] / (6 * num_parameters))
     size = config.data.batch_size
     longest = sorted(units, key=num_tokens)[-size:][::-1]
     optimizer = student.optimizer(config.trainer, total_steps=2)
@@ -161,7 +161,7 @@ def _step(
     return accumulated - started, time.monotonic() - accumulated
 
 
-_MOST_ROLLOUTS, _MOST_TOKENS = 16, 32
+_MAX_ROLLOUTS, _MAX_TOKENS = 16, 32
 _PROMPT_TOKENS = 100
 
 
@@ -200,11 +200,11 @@ def try_iteration(
     if teachers.served or not teachers.local:
         return None
     load_s = time.monotonic() - started
-    max_tokens = min(config.rollout.max_tokens, _MOST_TOKENS)
-    num = min(config.data.batch_size * config.data.group_size, _MOST_ROLLOUTS)
+    max_tokens = min(config.rollout.max_tokens, _MAX_TOKENS)
+    num = min(config.data.batch_size * config.data.group_size, _MAX_ROLLOUTS)
     models = [student.loaded, *(teacher.loaded for teacher in teachers.local.values())]
     size = sum(p.numel() for loaded in models for p in loaded.model.parameters())
-    operations = MOST_OPERATIONS[student.loaded.device.type]
+    operations = MAX_OPERATIONS[student.loaded.device.type]
     num = max(1, min(num, int(operations / (8 * size * (max_tokens + _PROMPT_TOKENS)))))
     chosen = [tasks[index // config.data.group_size % len(tasks)] for index in range(num)]
     started = time.monotonic()

@@ -13,7 +13,7 @@ from stillroom.train.config.chat_template import TemplateSource, template_source
 from stillroom.train.config.sections import ModelSection
 
 _ENDS = re.compile(r"end|eo[stm]\b|eo[stm]_|^</s>$", re.IGNORECASE)
-_MOST_NAMED = 8
+_MAX_NAMED = 8
 
 
 def student_tokenizer(
@@ -66,7 +66,7 @@ def _check_end_of_turn(tokenizer: Any, name: str, model: str) -> None:
     except ModelError as error:
         end = answered.partition(SENTINEL)[2].strip()
         ends = [token for token in template.control_tokens if _ENDS.search(token)]
-        shown = ", ".join((ends or template.control_tokens)[:_MOST_NAMED]) or "none"
+        shown = ", ".join((ends or template.control_tokens)[:_MAX_NAMED]) or "none"
         raise ConfigError(
             f"model.chat_template {name!r} ends an answer with {end[:80]!r}, which is no special "
             f"token of {model!r}, so the student could not learn to stop",

@@ -47,7 +47,7 @@ _ATTACHED = "attachment://"
 _GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 _WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 _MEMBERS = ("_journal/start.json", "header.json", "samples/")
-_MOST_DEEP = bounds.ZIP_LEVELS.most
+_MAX_DEPTH = bounds.ZIP_LEVELS.limit
 _INPUT_KEYS = ("input_tokens", "input_tokens_cache_read", "input_tokens_cache_write")
 
 
@@ -86,7 +86,7 @@ def _conversation(row: JsonRow, task: Row) -> LoggedConversation:
     messages: list[Row] = []
     for message in as_list(sample.get("messages")):
         messages += reader.turn(
-            _normalize_message(_resolve_attachments(message, attachments, _MOST_DEEP))
+            _normalize_message(_resolve_attachments(message, attachments, _MAX_DEPTH))
         )
     error = as_row(sample.get("error")).get("message")
     if not messages:

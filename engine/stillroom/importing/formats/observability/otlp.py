@@ -25,7 +25,7 @@ from stillroom.importing.payloads.messages import MessageReader
 from stillroom.importing.records import Feedback, Location, RejectedRow, feedback_row
 
 _VALUES = ("stringValue", "boolValue", "doubleValue", "bytesValue")
-_MOST_LEVELS = bounds.SPAN_LEVELS.most
+_MAX_LEVELS = bounds.SPAN_LEVELS.limit
 EVALUATION = "gen_ai.evaluation.result"
 _NAME, _SCORE = "gen_ai.evaluation.name", "gen_ai.evaluation.score.value"
 _LABEL = "gen_ai.evaluation.score.label"
@@ -102,7 +102,7 @@ def attributes_of(value: Row) -> Row:
     }
 
 
-def plain_value(value: Any, levels: int = _MOST_LEVELS) -> Any:
+def plain_value(value: Any, levels: int = _MAX_LEVELS) -> Any:
     """Converts a typed OTLP value to plain JSON; parts that are nested too deeply become None."""
     fields = as_row(value)
     for name in _VALUES:
@@ -144,7 +144,7 @@ def nested(attributes: Row, prefix: str) -> Any:
         if not key.startswith(start):
             continue
         node = tree
-        *parents, last = key[len(start) :].split(".", _MOST_LEVELS)
+        *parents, last = key[len(start) :].split(".", _MAX_LEVELS)
         for name in parents:
             child = node.get(name)
             if not isinstance(child, dict):
@@ -164,7 +164,7 @@ def _as_lists(node: Any) -> Any:
     return fields
 
 
-def flat_attributes(attributes: Row, start: str = "", levels: int = _MOST_LEVELS) -> Row:
+def flat_attributes(attributes: Row, start: str = "", levels: int = _MAX_LEVELS) -> Row:
     """Flattens nested objects to attributes with dotted names."""
     flat: Row = {}
     for key, value in attributes.items():
@@ -284,7 +284,7 @@ def _evaluation_result(
     return feedback_row(location, target_id, name, score, fields.get(_LABEL))
 
 
-_MOST_REMEMBERED, _LONGEST_REMEMBERED = 4096, 8 << 10
+_MAX_REMEMBERED, _LONGEST_REMEMBERED = 4096, 8 << 10
 """The number of converted messages in the cache, and the maximum size of one in bytes."""
 _BLOCK_KINDS = frozenset(
     {
@@ -342,7 +342,7 @@ def _turn(item: Any, reader: MessageReader, index: int) -> list[Row]:
     return reader.turn(_with_blocks(item), f"messages[{index}]")
 
 
-@lru_cache(maxsize=_MOST_REMEMBERED)
+@lru_cache(maxsize=_MAX_REMEMBERED)
 def _cached_turn(data: bytes) -> list[Row] | None:
     """Converts one message, given as JSON; None if a part of it would be dropped."""
     reader = MessageReader()

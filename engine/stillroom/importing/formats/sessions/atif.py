@@ -34,7 +34,7 @@ from stillroom.importing.records import (
 from stillroom.types import Usage, total_usd
 
 _ROLES = {"agent": "assistant", "user": "user", "system": "system"}
-_MOST_NESTED = bounds.AGENT_LEVELS.most
+_MAX_NESTING = bounds.AGENT_LEVELS.limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def _with_sub_agents(
     except UnreadableRowError as error:
         yield RejectedRow(location, error.reason, error.detail)
     sub_agents = as_list(data.get("subagent_trajectories"))
-    if sub_agents and depth == _MOST_NESTED:
+    if sub_agents and depth == _MAX_NESTING:
         yield RejectedRow(
             location, "sub-agents are nested too deeply", "move them to separate files"
         )

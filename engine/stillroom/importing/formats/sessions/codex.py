@@ -13,7 +13,7 @@ from typing import Any
 from stillroom.importing.formats.sessions.message_tree import (
     COPIED,
     HISTORY_DROPPED,
-    MOST_FORKS,
+    MAX_FORKS,
     NO_REPLY,
     forked_from,
 )
@@ -327,7 +327,7 @@ def _begin(thread: _Thread, meta: Row, names: frozenset[str]) -> None:
         return
     origin, end = first_text(base, "thread_id"), base.get("end_ordinal_exclusive")
     path, names = thread.forks.file_of(origin), names | {thread.id or ""}
-    if path is None or origin in names or not isinstance(end, int) or len(names) > MOST_FORKS:
+    if path is None or origin in names or not isinstance(end, int) or len(names) > MAX_FORKS:
         thread.continue_from(None)
         return
     other = _Thread(Location(path, 1), thread.forks, is_context=True)

@@ -363,13 +363,13 @@ def _join_user_messages(messages: Iterator[Row]) -> Iterator[Row]:
         yield held
 
 
-MOST_FORKS = bounds.FORKS.most
+MAX_FORKS = bounds.FORKS.limit
 """The maximum length of a chain of forks."""
 
 
 def forked_from(session: str, origins: Mapping[str, str]) -> list[str]:
     """Returns the sessions from which a session was forked, from itself back to the first."""
     chain = [session]
-    while (origin := origins.get(chain[-1])) and origin not in chain and len(chain) < MOST_FORKS:
+    while (origin := origins.get(chain[-1])) and origin not in chain and len(chain) < MAX_FORKS:
         chain.append(origin)
     return chain
