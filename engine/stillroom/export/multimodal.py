@@ -213,7 +213,8 @@ def _text_names(names: Sequence[str], text: Mapping[str, Tensor]) -> dict[str, s
 def _check_none_missing(base: MultimodalBase, text: Mapping[str, Tensor], found: set[str]) -> None:
     """Raises ModelError if a weight of the text model is missing in the files.
 
-    found: the names of those in the files. Tied weights share memory, so one of them is enough.
+    found: the names of the weights that the files have. Tied weights share memory, so one of
+    them is enough.
     """
     addresses = {text[name].data_ptr() for name in found}
     missing = sorted(name for name, tensor in text.items() if tensor.data_ptr() not in addresses)

@@ -167,7 +167,8 @@ def _compare_with_checkpoint(
 ) -> Verified:
     """Returns the accuracy of the written files next to the checkpoint's.
 
-    pairs: the checkpoint's and the files' score of each task. same: the share of equal answers.
+    pairs: each task's score with the checkpoint and with the files. same: the share of equal
+    answers.
     Raises RunError if the files are clearly less accurate.
     """
     difference = mean_estimate([new.success - old.success for old, new in pairs], limits=(-1, 1))

@@ -64,7 +64,7 @@ def shared_logprobs(student_NV: Tensor, teacher_NV: Tensor) -> tuple[Tensor, Ten
 def reverse_kl(student_NV: Tensor, teacher_NV: Tensor, probabilities_NV: Tensor) -> Divergence:
     """Returns KL(student || teacher). Overwrites `teacher_NV`.
 
-    student_NV, teacher_NV: log-probabilities; probabilities_NV: those of the student.
+    student_NV, teacher_NV: log-probabilities. probabilities_NV: the student's probabilities.
     """
     value_N, gaps_NV = _kl(probabilities_NV, student_NV, teacher_NV, out=teacher_NV)
     return Divergence(value_N, lambda: _centred(gaps_NV, value_N, probabilities_NV))
@@ -172,7 +172,7 @@ def entropy(logprobs_NV: Tensor, probabilities_NV: Tensor) -> Tensor:
 def differentiable(logits_NV: Tensor, divergence: Divergence) -> Tensor:
     """Returns the divergence's values, [N], with their gradient with respect to the logits.
 
-    logits_NV: the student's, over the columns that both models have.
+    logits_NV: the student's logits over the columns that both models have.
     """
     return _WithGradient.apply(logits_NV, divergence)
 
@@ -291,7 +291,7 @@ def top_k_forward_kl(
     tokens at temperature 1, since the rest is not known at any other temperature. At temperature
     1 the sum is the divergence over the K tokens and a bucket of all others; where the K tokens are
     the whole vocabulary it equals `at_temperature` over all of it.
-    student_NV: log-probabilities; probabilities_NV: those of the student.
+    student_NV: the student's log-probabilities. probabilities_NV: its probabilities.
     """
     ids_NK = teacher.ids_NK
     student_NB = bucket_logprobs(student_NV, ids_NK)

@@ -236,7 +236,7 @@ def expand_target_modules(folder: Path) -> None:
 def convert_to_multimodal(folder: Path, model_type: str) -> None:
     """Rewrites the text-part adapter in a folder as an adapter of the whole multimodal model.
 
-    model_type: of the multimodal model. Raises OSError or SafetensorError.
+    model_type: the `model_type` of the multimodal model. Raises OSError or SafetensorError.
     """
     weights = load_file(folder / ADAPTER_WEIGHTS)
     moved = {

@@ -105,7 +105,7 @@ def choose_passes(
 
 
 def _describe_gap(gap: float) -> str:
-    """Returns a clause that says how far logits are off; gap: infinite if the pass failed."""
+    """Returns a clause that says how far logits are off; `gap` is infinite if the pass failed."""
     if not math.isfinite(gap):
         return "the pass fails or gives logits that are not finite"
     return f"some logits differ by {gap:.1%} of the largest"

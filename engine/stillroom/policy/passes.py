@@ -66,7 +66,8 @@ class Passes(Protocol):
         """Returns the logits after each row's last new token, [B, V].
 
         The logits of a filler (None) are arbitrary.
-        slots: in ascending order. starts: the number of tokens that each slot has run.
+        slots: the slot of each row, in ascending order. starts: the number of tokens that each
+        slot has run.
         """
         ...
 

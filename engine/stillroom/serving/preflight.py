@@ -110,7 +110,7 @@ async def check_rereading(teacher: ServedTeacher, tokenizer: Any, name: str) -> 
 
     Raises:
         ModelError: the server's tokenizer or chat template differs from that tokenizer.
-        TeacherError: as with `check_served`.
+        TeacherError: the server cannot score tokens (see `check_served`).
     """
     async with teacher.server:
         try:

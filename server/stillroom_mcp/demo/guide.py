@@ -64,7 +64,7 @@ class Guide:
     async def wait(self, run_id: str, *, is_shown: bool = True) -> dict[str, Any]:
         """Waits until a run succeeds, and returns the answer of get_run.
 
-        is_shown: whether its progress is printed.
+        is_shown: whether the run's progress is printed.
 
         Raises DemoStoppedError if it ends in any other way.
         """

@@ -53,7 +53,7 @@ class StoredTensor:
     kind: int
     """The number of its type in ggml."""
     offset: int
-    """From the start of the weights, in bytes."""
+    """The number of bytes from the start of the weights."""
 
     @property
     def num_weights(self) -> int:

@@ -242,7 +242,7 @@ class NextSymbols(Protocol):
         """Returns next-symbol probabilities at comparison points that share one symbol set.
 
         rows_m: the rows of the points' tokens in the teacher's predictions. nodes: the points' own
-        trie nodes. before: those of the teacher's previous tokens, as in `with_longer_tokens`.
+        trie nodes. before: the trie nodes of the teacher's previous tokens.
         """
         ...
 
@@ -367,7 +367,7 @@ class ListedTokens:
     indices_kK: Tensor
     """The tokens' indices in the teacher's trie; -1 for those that are not in it."""
     probabilities_kK: Tensor
-    """In float64; 0 where fewer tokens are listed."""
+    """The tokens' probabilities in float64; 0 where fewer tokens are listed."""
     num_sorted: int
     """The number of tokens in the trie."""
 

@@ -197,7 +197,8 @@ class LeadAndSymbols(NamedTuple):
 def lead(turn_format: TurnFormat, texts: Mapping[PartKind, str]) -> str:
     """Returns the text that a template writes whichever part follows.
 
-    texts: its text before each kind of part. With only one kind, the text up to its first marker.
+    texts: the template's text before each kind of part. With one kind, the text up to its first
+    marker.
     """
     if len(texts) != 1:
         return common_prefix(*texts.values())
@@ -224,7 +225,7 @@ class _MarkerStart(NamedTuple):
 
 
 def _marker_start(turn_format: TurnFormat, text: str, *, is_end: bool) -> _MarkerStart:
-    """Returns how the marker `text` begins; is_end: whether it ends the turn."""
+    """Returns how the marker `text` begins; `is_end`: whether the marker ends the turn."""
     first = encode(turn_format.tokenizer, text.lstrip() or text)[0]
     if first not in turn_format.tokens.marks:
         return _MarkerStart((), byte=text.encode()[0])

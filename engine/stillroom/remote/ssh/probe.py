@@ -88,7 +88,7 @@ class Probe:
 
     facts: MachineFacts
     pythons: list[RemotePython]
-    """In order of preference."""
+    """The interpreters in order of preference."""
     uv: str | None
     """The path of uv; None if it is not installed."""
     ready_python: str | None

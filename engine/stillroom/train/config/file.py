@@ -105,8 +105,8 @@ def load_config(
 ) -> TrainConfig:
     """Returns the validated configuration of a config.yml or config.json.
 
-    overrides: each is `section.key=value`, with the value in YAML. source: a copy of the file,
-    which is read instead.
+    overrides: `section.key=value` texts, with the value in YAML. source: a copy of the file to
+    read in its place.
     Raises ConfigError, which names the wrong key and, if misspelt, the nearest known one.
     """
     raw = read_config(path, overrides, source=source)

@@ -271,7 +271,7 @@ def _is_run_alive(files: RankFiles, owner: Owner) -> bool:
 def failure_of_ranks(files: RankFiles, lost: Mapping[int, str]) -> BaseException:
     """Returns the error that made the ranks fail.
 
-    lost: by rank, the endings that the launcher observed. A rank that was lost before it
+    lost: the endings that the launcher observed, by rank. A rank that was lost before it
     recorded its own end is reported first, because it made the others fail.
     """
     starts, ends = files.starts(), files.ends()

@@ -81,7 +81,7 @@ def check_tool_calls(
 ) -> None:
     """Raises ModelError if the student has tools but its teacher's template cannot render calls.
 
-    pairs: by dataset, the student and a teacher with another tokenizer or template.
+    pairs: for each dataset whose teacher has another tokenizer or template, the student and it.
     """
     rollout = plan.config.rollout
     has_tools = plan.tools_file is not None or bool(rollout.mcp_servers) or rollout.browse
@@ -163,7 +163,7 @@ def check_teacher_server(
 ) -> list[str]:
     """Checks each served teacher and returns notes; none for teachers in this process.
 
-    num_extra: by how many tokens the teacher's prompt exceeds the student's.
+    num_extra: the number of tokens by which the teacher's prompt exceeds the student's.
     cross_tokenizer_datasets: datasets whose teacher has another tokenizer, checked elsewhere.
     """
     notes: list[str] = []

@@ -345,8 +345,8 @@ def training_sequences_of(
 ) -> list[TrainingSequence]:
     """Returns the rollouts' exact tokens, without rollouts that failed or have no sampled token.
 
-    pairs: by dataset, the student and a teacher with another tokenizer. views: the student's and
-    the teacher's views of a prompt.
+    pairs: for each dataset whose teacher has another tokenizer, the student and it. views: the
+    student's and the teacher's views of a prompt.
     """
     sequences: list[TrainingSequence] = []
     for one in sampled:

@@ -42,7 +42,7 @@ class Teachers:
     served: Mapping[int, ServedTeacher] = field(default_factory=dict[int, ServedTeacher])
     """The teachers on servers, by dataset; they score each rollout as soon as it ends."""
     pairs: Mapping[int, ReadingPair] = field(default_factory=dict[int, ReadingPair])
-    """By dataset, the student and a teacher with another tokenizer or template."""
+    """For each dataset whose teacher has another tokenizer or template, the student and it."""
     notes: Sequence[str] = ()
     """Notes for the user on how the teachers score rollouts."""
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -207,7 +207,7 @@ def teacher_reading(environment: StudentEnvironment) -> Reading | None:
 def own_prompt_reading(renderer: ChatRenderer, views: PromptViews) -> Reading:
     """Returns the reading of a teacher with the same tokenizer but its own prompt.
 
-    renderer: the one that rendered the student's prompts.
+    renderer: the renderer of the student's prompts.
     """
 
     def read(task: Task, trace: TokenTrace, tools: Sequence[ToolSchema]) -> TokenTrace | None:

@@ -38,7 +38,7 @@ class TrainingForecast(msgspec.Struct, frozen=True, kw_only=True):
     epoch_tokens: int | None
     """All tokens of the rows, read and trained; None if the student samples them (distill)."""
     epoch_trained_tokens: int | None = None
-    """Those of them that are trained: what `tokens_per_s`, and a run's `trained_tokens`, count."""
+    """The tokens that are trained on: `tokens_per_s`, and a run's `trained_tokens`, count these."""
     steps: int
     parameters: int
     trained_parameters: int
