@@ -325,7 +325,7 @@ def _format_of(path: Path, requested: str) -> RowFormat:
 
 
 def _row_problem(problem: Problem, where: str) -> RowProblem:
-    """Returns a problem with its place, without text from others in its field."""
+    """Returns a problem with its place; a key like a sentence is only in the message."""
     field, message = problem.field, problem.message
     if not fences.is_name(field):
         # A key of a row may be a sentence that is meant as an instruction to an agent.

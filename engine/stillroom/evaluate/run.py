@@ -46,7 +46,7 @@ from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget
 from stillroom.teachers.endpoint.client import Spending
 from stillroom.teachers.providers import Endpoint
-from stillroom.teachers.run_limits import machine_share, usd_per_hour_of
+from stillroom.teachers.run_limits import machine_usd_of, usd_per_hour_of
 from stillroom.types import Trajectory, total_usd
 
 _ROLLOUTS_FILE = "rollouts.jsonl"
@@ -64,7 +64,7 @@ async def evaluate_model(
     started = time.monotonic()
     plan = plan_evaluation(workspace, request)
     tasks = plan.rollouts.load_tasks()
-    parts = _Parts(plan, tasks, machine_share(folder))
+    parts = _Parts(plan, tasks, machine_usd_of(folder))
     if request.dry_run:
         return await forecast_rollouts(plan.rollouts, plan.price, parts.specs, output=request.data)
     origin = await _origin(plan)

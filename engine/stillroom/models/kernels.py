@@ -129,7 +129,10 @@ class KernelCheck:
     def compare(
         self, pack: Pack, inputs: Sequence[Tensor], *, window: int | None, scale: float | None
     ) -> None:
-        """Records one call; raises ValueError or RuntimeError if `varlen` does not support it."""
+        """Compares both kernels on one call and keeps the largest relative difference in `gap`.
+
+        Raises ValueError or RuntimeError if `varlen` does not support the call.
+        """
         # Both get rounded inputs, since only the error of the kernel itself counts.
         given = [tensor.detach().to(self.dtype).requires_grad_() for tensor in inputs]
         exact = [tensor.detach().float().requires_grad_() for tensor in given]

@@ -46,7 +46,7 @@ from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Budget, Outstanding
 from stillroom.teachers.endpoint.client import Spending
-from stillroom.teachers.run_limits import machine_share
+from stillroom.teachers.run_limits import machine_usd_of
 from stillroom.types import Trajectory
 
 _MAX_FAILURES_WITHOUT_SUCCESS = 20
@@ -87,7 +87,7 @@ async def generate_rollouts(
         tally = RolloutTally()
         store = RolloutStore(plan.output, settings, on_turn=tally.count_call)
         todo = specs.where(lambda key: key not in store.finished)
-        spending = Spending(plan.price, _budget(request, store, part, machine_share(folder)))
+        spending = Spending(plan.price, _budget(request, store, part, machine_usd_of(folder)))
         try:
             if part is None:
                 keep_rewards(plan.output, plan.rollouts.rewards_file)

@@ -182,7 +182,7 @@ def provider_at(host: str) -> EndpointProvider | None:
 def provider_serving(named: str | None, address: str | None) -> str | None:
     """Returns the provider that served a call logged with a provider's name and an address.
 
-    Loggers record the API's name: for another host with a provider's API, returns the host.
+    Loggers record the name of the API. If another host serves that API, returns the host.
     """
     try:
         host = (

@@ -93,10 +93,13 @@ def usd_per_hour_of(workspace: Workspace, folder: Path) -> float | None:
     return limits.price_per_hour if limits is not None else None
 
 
-def machine_share(folder: Path, clock: Callable[[], float] = time.monotonic) -> Callable[[], float]:
-    """Returns a function that returns the part of a run's budget that its machine uses by now.
+def machine_usd_of(
+    folder: Path, clock: Callable[[], float] = time.monotonic
+) -> Callable[[], float]:
+    """Returns a function that returns what a run's machine has cost by now, in US dollars.
 
-    The rest may be spent on the teacher's calls. The part is 0 if the machine has no price.
+    The cost includes the reserved time; the rest of the budget may be spent on the teacher's calls.
+    It is 0 if the price of the machine is unknown.
     """
     limits = read_limits(folder)
     if limits is None or limits.price_per_hour is None:

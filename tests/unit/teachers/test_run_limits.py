@@ -13,7 +13,7 @@ from stillroom.remote.follower.launcher import reserve_s
 from stillroom.remote.follower.local_run import machine_usd
 from stillroom.run_folder import LIMITS_FILE
 from stillroom.teachers.budget import Budget, BudgetSpentError, Cost
-from stillroom.teachers.run_limits import RunLimits, machine_share, read_limits
+from stillroom.teachers.run_limits import RunLimits, machine_usd_of, read_limits
 
 HOUR = 3600.0
 
@@ -109,7 +109,7 @@ def test_a_run_is_stopped_in_time_and_killed_if_it_does_not_stop(
 
 def share(folder: Path, clock: Callable[[], float], **fields: float) -> Callable[[], float]:
     write_json(folder / LIMITS_FILE, limits(**fields))
-    return machine_share(folder, clock)
+    return machine_usd_of(folder, clock)
 
 
 def test_a_teacher_gets_only_what_its_machine_leaves_of_the_budget(tmp_path: Path) -> None:
@@ -138,8 +138,8 @@ def test_a_teacher_gets_only_what_its_machine_leaves_of_the_budget(tmp_path: Pat
 
 def test_without_limits_a_budget_is_the_teachers_alone(tmp_path: Path) -> None:
     assert read_limits(tmp_path) is None
-    assert machine_share(tmp_path)() == 0.0
+    assert machine_usd_of(tmp_path)() == 0.0
     # Damaged ones end the run: it would go on without any.
     (tmp_path / LIMITS_FILE).write_text("{")
     with pytest.raises(DataError):
-        machine_share(tmp_path)
+        machine_usd_of(tmp_path)

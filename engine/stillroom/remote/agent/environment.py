@@ -217,7 +217,7 @@ class _Installation:
         if uv is not None:
             command = [uv, "pip", "install", "--python", python]
             options = _run_quietly([*command, "--help"]).stdout
-            # It chooses torch's build by the machine's GPU and driver.
+            # With this option uv chooses torch's build by the machine's GPU and driver.
             return [*command, *(["--torch-backend=auto"] if "--torch-backend" in options else [])]
         pip = [python, "-P", "-m", "pip"]
         if _run_quietly([*pip, "--version"]).returncode:

@@ -155,7 +155,7 @@ class Follower:
             self._record_error(name, f"this is a bug in stillroom; the traceback is in {log}")
 
     def _advance(self) -> None:
-        """Launches the run, follows it and cleans up, as far as each is not done yet."""
+        """Launches the run, follows it and cleans up, each unless it is done already."""
         if not self._run.has_ended:
             if not self._record.is_started:
                 self._launcher.launch()

@@ -247,7 +247,7 @@ class JobProgram:
         return file.sha256 in self._uploaded
 
     def _delete_pruned(self, listed: RemoteFiles, run: LaunchRequest) -> None:
-        """Deletes checkpoints from the bucket that the run has deleted."""
+        """Deletes from the bucket the checkpoints that the run has deleted."""
         keep = {file.sha256 for file in listed.files} | {file.sha256 for file in run.files}
         gone = self._uploaded - keep
         paths = self._retry(lambda: self._bucket.sizes(map(content_path, gone))) if gone else {}

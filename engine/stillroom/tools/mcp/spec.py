@@ -72,7 +72,7 @@ def parse_spec(
     except ValueError as error:
         raise InputError(
             f"the MCP server {without_secrets(str(server))!r} is not a command line: {error}",
-            "close the quotes",
+            "close all quotes, and end with no backslash",
         ) from error
     if not command or not command[0]:
         raise InputError(

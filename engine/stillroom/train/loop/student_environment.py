@@ -220,7 +220,7 @@ async def _load(server: ModelServer, name: str, folder: Path, *, rank: int) -> N
         ) from error
     except CallFailedError as error:
         raise RunError(
-            f"the server that samples the student did not load its adapter: {error}",
+            f"the server that samples the student did not load the adapter: {error}",
             f"start it with --enable-lora --max-lora-rank {served_rank}, on a machine that can "
             f"read {folder}",
         ) from error

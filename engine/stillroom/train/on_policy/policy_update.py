@@ -195,7 +195,7 @@ def token_losses(
 
 
 def row_losses(scores: TokenScores, algorithm: AlgorithmSection, stats: UpdateStats) -> Tensor:
-    """Returns the losses of tokens that the student did not sample, [N], and adds their sum."""
+    """Returns the losses of tokens that the student did not sample, [N]; counts them in `stats`."""
     losses_N = algorithm.kl_coef * zero_rounding(scores.divergence_N)
     stats.row_loss += losses_N.sum().item()
     stats.num_row_tokens += len(losses_N)
