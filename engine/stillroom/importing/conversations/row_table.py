@@ -107,7 +107,7 @@ class RowTable:
         for field, name in chosen_ids:
             self._chosen_ids.append(hash_of_id(name))
             self._chosen_rows.append(row)
-            if len(self.chosen_fields) < _MOST_ID_FIELDS:
+            if len(self.chosen_fields) < _MAX_ID_FIELDS:
                 self.chosen_fields[field] = None
         return row
 

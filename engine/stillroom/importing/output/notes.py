@@ -49,7 +49,7 @@ def notes_on_files(
             + f"; if one has feedback: {_COLUMNS_OF_FEEDBACK}"
         )
     for path, table in [*tally.files.feedback.items()][:_SHOWN]:
-        scores = ", ".join(map(name, [*table.scores][:_MOST_NAMES]))
+        scores = ", ".join(map(name, [*table.scores][:_MAX_NAMES]))
         yield (
             f"{name(path)} is feedback: {scores} judges the call or session in "
             f"{name(table.target)}, and {table.num_found} of {table.num_scores} found theirs; "
@@ -67,7 +67,7 @@ _COLUMNS_OF_FEEDBACK = (
 def _ways_to_read(reason: str, columns: Sequence[str]) -> str:
     """Returns how a file may be read that was refused for a reason; "" if it is not known."""
     if reason == NO_COLUMN:
-        names = ", ".join(map(name, columns[:_MOST_NAMES]))
+        names = ", ".join(map(name, columns[:_MAX_NAMES]))
         return f"; if it is feedback: {_COLUMNS_OF_FEEDBACK}; it has {names}"
     if reason == NO_CALL_FOUND:
         return (

@@ -42,8 +42,8 @@ class FileLayout:
         """The source of each file by its remote path."""
         package = Path(stillroom.__file__).resolve().parent
         self._roots = [(str(package), PACKAGE_PREFIX), (str(workspace.root), _WORKSPACE)]
-        # The folder of keys.yml is mapped even if it is not sent: the machine may have a home folder
-        # of the same path, which the run may not enter.
+        # The folder of keys.yml is mapped even if it is not sent: the machine may have a home
+        # folder of the same path, which the run may not enter.
         config = str(Path.home() / ".config" / "stillroom")
         self._mappings = {**dict(self._roots), "~": str(Path.home()), config: _CONFIG}
         """Remote paths by local path, as in `PathMapping`."""
