@@ -115,8 +115,8 @@ def record_of(root: Path, version: Version) -> Path:
 def find_version(root: Path, name: str | Path) -> Path | None:
     """Returns a file with the content of `name@hash` or `name@tag`; None for other names.
 
-    It is the named file itself while it has that content, otherwise the copy. Raises InputError if
-    neither has it.
+    That is the named file itself while it has the content, otherwise the stored copy. Raises
+    InputError if neither has it.
     """
     base, separator, tag_or_hash = str(name).rpartition("@")
     if not separator or not base or "/" in tag_or_hash or not _TAG.fullmatch(tag_or_hash):

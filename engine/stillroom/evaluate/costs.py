@@ -66,8 +66,8 @@ def spent_on_runs(workspace: Workspace) -> Spent:
                 continue
             is_local = _is_local(request)
             if state.kind in _CALLING and not (is_local and "cost_usd" not in result):
-                # The metrics of an interrupted run have its cost so far. Without one, the calls
-                # that it made had no known price.
+                # The metrics of an interrupted run have its cost so far. If they have none, the
+                # price of its calls is unknown.
                 so_far = None if state.metrics.get("calls") and not is_local else 0.0
                 calls.append(result.get("cost_usd", state.metrics.get("cost_usd", so_far)))
             if (elsewhere := read_remote_state(folder.path)) is not None:

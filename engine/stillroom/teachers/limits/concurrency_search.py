@@ -104,7 +104,7 @@ class ConcurrencySearch:
                 return window
             self._known_limit, self._step = int(window), self._step * 2
         else:
-            num_needed = self._settings.owed(self._num_refused)
+            num_needed = self._settings.num_accepted_needed(self._num_refused)
             if not self._is_settled:
                 num_needed = min(num_needed, 2 * self._known_limit)
             if now - self._last_change_at < _MIN_HOLD_S or self._accepted < num_needed:

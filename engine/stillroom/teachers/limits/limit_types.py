@@ -37,7 +37,7 @@ class LimitSettings:
     """The number of requests that must be accepted, for each refusal that the last probe caused,
     before a limit is probed again."""
 
-    def owed(self, num_refused: int) -> int:
+    def num_accepted_needed(self, num_refused: int) -> int:
         """Returns how many requests must be accepted before a limit is probed again.
 
         `num_refused` is the number of refusals since the last probe; only the first few count.

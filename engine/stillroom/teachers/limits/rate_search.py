@@ -40,7 +40,7 @@ but at least the first."""
 _SAME, _MOVED = 0.05, 0.1
 """The relative differences up to which a measured rate equals the known one, and above which a
 limit has moved."""
-_OWED_PER_ERROR = 10.0
+_NEEDED_PER_ERROR = 10.0
 """Divided by the rate's relative error, the most requests that must be accepted before the next
 probe. A rate that was measured over few requests is therefore probed again sooner."""
 _SLACK_S, _LONGEST_PAUSE_S = 0.01, 1.0
@@ -186,7 +186,7 @@ class RateSearch:
         if self.pace is None:
             return False
         if not self._is_trying:
-            if now - self._cut_at < _MIN_HOLD_S or self._accepted < self._owed():
+            if now - self._cut_at < _MIN_HOLD_S or self._accepted < self._num_needed():
                 return False
             self._is_trying, self._num_refused = True, 0
         elif now - self._step_at < max(_MIN_STEP_S, 2 * refusal_trip_s):
@@ -204,10 +204,14 @@ class RateSearch:
             self.pace = max(self.pace * _CREEP, min(self.pace * _SMALL_STEP, highest))
         return True
 
-    def _owed(self) -> float:
+    def _num_needed(self) -> float:
         """Returns how many requests must be accepted before a higher rate is probed."""
-        owed = self._settings.owed(self._num_refused)
-        return min(owed, _OWED_PER_ERROR / self._relative_error) if self._relative_error else owed
+        num_needed = self._settings.num_accepted_needed(self._num_refused)
+        return (
+            min(num_needed, _NEEDED_PER_ERROR / self._relative_error)
+            if self._relative_error
+            else num_needed
+        )
 
     def _restart(self, sent: Sent, now: float) -> None:
         """Begins a new measurement at the refused request `sent`."""

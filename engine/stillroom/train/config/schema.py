@@ -220,8 +220,8 @@ class DistillConfig(_CommonConfig):
             )
         if self.rollout.server is not None and self.curriculum.teacher_share:
             raise ValueError(
-                "curriculum.teacher_share alternates student and teacher turns in this process: "
-                "leave rollout.server out"
+                "curriculum.teacher_share needs the student in this process: leave rollout.server "
+                "out"
             )
         return self
 
