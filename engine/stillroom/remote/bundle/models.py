@@ -44,7 +44,7 @@ def add_model(workspace: Workspace, layout: FileLayout, model: ModelLocation) ->
         and (folder := Path(multimodal.location)).is_absolute()
         and folder.is_dir()
     ):
-        # Only an export reads more of it than its configuration and tokenizer.
+        # Only an export reads more of the multimodal model than its configuration and tokenizer.
         layout.add_folder(folder, most_bytes=_SMALL_BYTES)
 
 

@@ -320,7 +320,7 @@ class Session(Generic[ConfigT_co]):
         self.reporter.alarms(alarms)
 
     def _record_validation(self, step: int, loss: float | None) -> bool:
-        """Returns whether the step has the lowest val_loss so far, so its checkpoint is kept."""
+        """Records a val_loss; returns whether it is the lowest so far, so the checkpoint is kept."""
         if loss is None or self.config.trainer.early_stop is None:
             return False
         self.validation = self.validation.after(step, loss)

@@ -96,7 +96,7 @@ def test_a_row_of_just_the_longest_length_is_kept():
     length = len(RENDERER.conversation(row.messages, []).ids)
 
     assert encode_sft([row], RENDERER, max_length=length).sequences
-    with pytest.raises(DataError, match=f"1 longer than max_length .max_length {length - 1}"):
+    with pytest.raises(DataError, match=f"1 × longer than max_length {length - 1}"):
         encode_sft([row], RENDERER, max_length=length - 1)
 
 
