@@ -274,7 +274,7 @@ def _address(url: str) -> SplitResult:
     fix = "give e.g. http://127.0.0.1:8000/v1, without a query"
     parts = url_parts(url)
     if parts is not None and "@" in parts.netloc:
-        # It would be in the request, in reports and in manifests.
+        # The login would be in the request, in reports and in manifests.
         host = parts.netloc.rpartition("@")[2]
         raise InputError(
             f"base_url for {host} contains a login, which would be recorded with the run",

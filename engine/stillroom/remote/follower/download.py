@@ -320,7 +320,7 @@ class Downloader:
                 while (wanted := self._next()) is not None:
                     self._take(wanted)
                     self._done = wanted
-        # It is raised again in the thread that waits.
+        # The error is raised again in the thread that waits.
         except BaseException as error:
             self._error = error
 

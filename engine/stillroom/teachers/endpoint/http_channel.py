@@ -69,7 +69,7 @@ class RedactedChannel:
         except (ConnectionFailedError, UnreadableReplyError) as error:
             raise type(error)(redactor.text(str(error))) from error
         headers = reply.headers
-        # They are searched as one text, which is faster: they hardly ever hold a secret.
+        # The headers are searched as one text, which is faster: they hardly ever hold a secret.
         whole = "\n".join(map(": ".join, headers.items()))
         if redactor.text(whole) != whole:
             headers = redactor.value(headers)

@@ -156,7 +156,7 @@ async def _launch(playwright: Playwright, options: ChromiumOptions, folder: Path
         args=list(_ARGUMENTS),
         # Keeps Chromium's pop-up blocker on, which Playwright would turn off.
         ignore_default_args=["--disable-popup-blocking"],
-        # It has no credential, so the proxy refuses requests outside of a session's context.
+        # The browser has no credential, so the proxy refuses requests outside of a session's context.
         proxy={"server": options.proxy_url},
         env={**environment, "HOME": str(folder), "TMPDIR": str(folder)},
         handle_sigint=False,
@@ -266,7 +266,7 @@ def _headless_shells(playwright_path: Path) -> list[Path]:
         kind, _, revision = folder.name.partition("-")
         if kind == "chromium" and revision:
             sibling = folder.with_name(f"chromium_headless_shell-{revision}")
-            # Its older versions have the second name.
+            # Older versions of the shell have the second name.
             return [*sibling.glob("*/chrome-headless-shell"), *sibling.glob("*/headless_shell")]
     return []
 

@@ -153,7 +153,7 @@ def read_user_file(path: Path) -> UserFile:
     """
     check_readable(path)
     try:
-        # Its functions run in its own folder, where a relative path would lead elsewhere.
+        # The file's functions run in its own folder, where a relative path would lead elsewhere.
         code = path.read_bytes()
         return UserFile(str(path.absolute()), code, read_modules(path.absolute(), code))
     except OSError as error:

@@ -320,7 +320,7 @@ class Session(Generic[ConfigT_co]):
         self.reporter.alarms(alarms)
 
     def _record_validation(self, step: int, loss: float | None) -> bool:
-        """Records a val_loss; returns whether it is the lowest so far, so the checkpoint is kept."""
+        """Records a val_loss; returns whether it is the lowest so far (its checkpoint is kept)."""
         if loss is None or self.config.trainer.early_stop is None:
             return False
         self.validation = self.validation.after(step, loss)
