@@ -156,7 +156,7 @@ async def _launch(playwright: Playwright, options: ChromiumOptions, folder: Path
         args=list(_ARGUMENTS),
         # Keeps Chromium's pop-up blocker on, which Playwright would turn off.
         ignore_default_args=["--disable-popup-blocking"],
-        # The browser has no credential, so the proxy refuses requests outside of a session's context.
+        # It sends no credential: the proxy refuses requests outside of a session's context.
         proxy={"server": options.proxy_url},
         env={**environment, "HOME": str(folder), "TMPDIR": str(folder)},
         handle_sigint=False,
