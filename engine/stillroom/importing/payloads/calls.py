@@ -154,7 +154,7 @@ def request_messages(request: Row, reader: MessageReader) -> list[Row]:
     messages = request.get("messages")
     if messages is None and "input" in request:
         return [*system_message(request.get("instructions"), reader),
-                *input_messages(request["input"], reader)]  # fmt: skip
+                *responses_messages(request["input"], reader)]  # fmt: skip
     if not as_list(messages):
         raise UnreadableRowError(NO_MESSAGES, f"the request's messages are {describe(messages)}")
     return [*system_message(request.get("system"), reader), *reader.turns(messages)]
@@ -166,13 +166,14 @@ def system_message(value: Any, reader: MessageReader) -> list[Row]:
     return [{"role": "system", "content": text}] if text else []
 
 
-def input_messages(value: Any, reader: MessageReader) -> list[Row]:
+def responses_messages(value: Any, reader: MessageReader, *, role: str = "user") -> list[Row]:
     """Returns the messages of an `input` or `output` of the Responses API.
 
-    Raises UnreadableRowError if it is neither a string nor a list of items.
+    role: the role of a plain string; `assistant` for an output. Raises UnreadableRowError if the
+    value is neither a string nor a list of items.
     """
     if isinstance(value, str):
-        return [{"role": "user", "content": value}]
+        return [{"role": role, "content": value}]
     items = [read_item(item, reader) for item in as_list(value)]
     convertible = [item for item in items if item is not None]
     problem = next(item_problems(convertible if isinstance(value, list) else value, "input"), None)
@@ -219,7 +220,7 @@ def replies(response: Any, reader: MessageReader) -> list[tuple[list[Row], str |
     if isinstance(reply.get("choices"), list):
         return _choices(as_list(reply["choices"]), reader)
     if isinstance(reply.get("output"), list):
-        return [(input_messages(reply["output"], reader), _response_ending(reply))]
+        return [(responses_messages(reply["output"], reader), _response_ending(reply))]
     if reply.get("role") == "assistant" or reply.get("type") == "message":
         turns = reader.turn(reply | {"role": "assistant"}, "the reply")
         ending = finish_reason_of(reply.get("stop_reason", reply.get("finish_reason")))

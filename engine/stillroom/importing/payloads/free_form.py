@@ -12,10 +12,10 @@ from stillroom.importing.json_rows import Row, UnreadableRowError
 from stillroom.importing.payloads.calls import (
     NO_REPLY,
     ApiCall,
-    input_messages,
     offered_tools,
     replies,
     request_messages,
+    responses_messages,
 )
 from stillroom.importing.payloads.fields import (
     as_list,
@@ -188,7 +188,7 @@ def _list_input(items: list[Any], reader: MessageReader) -> list[Row]:
         return _list_input(as_list(items[0]), reader)
     kinds = {text_of(as_row(item).get("type")) for item in items}
     if kinds & _ITEM_KINDS and not any("lc" in as_row(item) for item in items):
-        return input_messages(items, reader)
+        return responses_messages(items, reader)
     if not items:
         raise UnreadableRowError(NO_MESSAGES, "the input is an empty list")
     return reader.turns(items)

@@ -11,7 +11,12 @@ from typing import Any, Literal, Self
 
 from stillroom import bounds
 from stillroom.importing.json_rows import Row, UnreadableRowError
-from stillroom.importing.payloads.calls import ApiCall, input_messages, read_calls, system_message
+from stillroom.importing.payloads.calls import (
+    ApiCall,
+    read_calls,
+    responses_messages,
+    system_message,
+)
 from stillroom.importing.payloads.fields import (
     as_list,
     as_row,
@@ -231,8 +236,8 @@ class ResponseChains:
         """Stores the new messages and the reply of a response that another one continues."""
         response, reader = as_row(pair.response), MessageReader()
         try:
-            given = input_messages(pair.request.get("input"), reader)
-            reply = input_messages(response.get("output"), reader)
+            given = responses_messages(pair.request.get("input"), reader)
+            reply = responses_messages(response.get("output"), reader, role="assistant")
         except UnreadableRowError:
             return  # its row is rejected, and later rows note that earlier messages are missing
         self._messages.add(response["id"], [given, reply, list(reader.dropped)])

@@ -24,7 +24,7 @@ from stillroom.importing.json_rows import (
     head_rows,
     read_json_rows,
 )
-from stillroom.importing.payloads.calls import input_messages
+from stillroom.importing.payloads.calls import responses_messages
 from stillroom.importing.payloads.fields import (
     as_list,
     as_row,
@@ -253,8 +253,8 @@ class _Thread:
         segment, reader = self.segment, MessageReader()
         if not any(_is_reply(item) for item in segment.items[segment.num_context :]):
             raise UnreadableRowError(NO_REPLY, "it was interrupted, or continued in another file")
-        context = input_messages(segment.items[: segment.num_context], reader)
-        messages = input_messages(segment.items[segment.num_context :], reader)
+        context = responses_messages(segment.items[: segment.num_context], reader)
+        messages = responses_messages(segment.items[segment.num_context :], reader)
         base = self.meta.get("base_instructions")
         system = first_text(as_row(base), "text")
         source = as_row(as_row(as_row(self.meta.get("source")).get("subagent")).get("thread_spawn"))

@@ -12,7 +12,7 @@ from stillroom.importing.json_rows import (
     head_rows,
     make_row_reader,
 )
-from stillroom.importing.payloads.calls import input_messages
+from stillroom.importing.payloads.calls import responses_messages
 from stillroom.importing.payloads.fields import (
     as_list,
     as_row,
@@ -83,9 +83,9 @@ def _mini_messages(step: Row, reader: MessageReader) -> list[Row]:
     if step.get("role") == _ENDED:
         return []
     if step.get("object") == "response":
-        return input_messages(step.get("output"), reader)
+        return responses_messages(step.get("output"), reader, role="assistant")
     if isinstance(step.get("type"), str) and "role" not in step:
-        return input_messages([step], reader)
+        return responses_messages([step], reader)
     return reader.turn(step)
 
 

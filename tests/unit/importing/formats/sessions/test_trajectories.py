@@ -120,6 +120,17 @@ def test_replies_of_the_responses_api_and_broken_trajectories(tmp_path):
     assert rows[0].usage == Usage(prompt_tokens=3, completion_tokens=2)
 
 
+def test_a_reply_that_is_a_plain_string_is_the_models(tmp_path):
+    reply = {"object": "response", "output": "It is done."}
+    trajectory = {
+        "trajectory_format": "mini-swe-agent-1.1",
+        "info": {},
+        "messages": [{"role": "user", "content": "Hi"}, reply],
+    }
+    [row] = read("swe_agent", write_lines(tmp_path / "x.jsonl", trajectory))
+    assert shown(row.messages) == ["user Hi", "assistant It is done."]
+
+
 def span(kind, **data):
     times = {"started_at": "2026-03-01T10:00:00Z", "ended_at": "2026-03-01T10:00:02Z"}
     named = {"object": "trace.span", "id": f"span_{kind}", "trace_id": "trace_1"}
