@@ -22,7 +22,12 @@ from stillroom.curate.rows import ACCEPTED_ROWS, CuratedRow, model_records, read
 from stillroom.curate.sources import RowInputs, open_inputs
 from stillroom.data.instruction import UNINSTRUCTED, Instruction, removed_system
 from stillroom.data.row_names import row_hash
-from stillroom.data.row_notes import has_later_system, later_system_notes, tools_notes
+from stillroom.data.row_notes import (
+    has_later_system,
+    later_system_notes,
+    tools_notes,
+    unjudged_notes,
+)
 from stillroom.errors import DataError, InputError
 from stillroom.files import Buffer, LineWriter
 from stillroom.lineage import FileRecord, Recording
@@ -97,7 +102,7 @@ class ConvertResult(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[OthersText]
     """The first lines (at most 5) that are not rollouts, each with its `file:line`."""
     notes: list[OwnText] = []
-    """Notes on the rows: tool calls without schemas, system messages after the first message."""
+    """Notes on the rows: missing rewards, tool calls without schemas, later system messages."""
 
 
 def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
@@ -166,6 +171,8 @@ class ConversionTally:
     sources: list[SourceCount] = field(default_factory=list[SourceCount])
     problems: list[str] = field(default_factory=list[str])
     success_derived: int = 0
+    unjudged: int = 0
+    """The converted rows without a reward or success."""
     without_tools: int = 0
     """The converted rows that call tools but have no schemas."""
     later_system: int = 0
@@ -178,6 +185,7 @@ class ConversionTally:
         self.sources += other.sources
         self.problems += other.problems[: MAX_EXAMPLES - len(self.problems)]
         self.success_derived += other.success_derived
+        self.unjudged += other.unjudged
         self.without_tools += other.without_tools
         self.later_system += other.later_system
         self.teachers.update(other.teachers)
@@ -249,6 +257,7 @@ class Conversion:
         row = supervised_row(facts, parts, self._instruction, original_sha256=original)
         self._rows.write_raw(*row, source=rollout.line.source)
         self.tally.success_derived += facts.is_success_derived and facts.is_success
+        self.tally.unjudged += facts.success is None and facts.reward is None
         self.tally.without_tools += parts.tools in NO_TOOLS and bool(facts.tools_used)
         if self._instruction.system is None:  # else all system messages were replaced
             self.tally.later_system += has_later_system(message.role for message in facts.messages)
@@ -288,6 +297,7 @@ class Conversion:
             problems=self.tally.problems,
             notes=[
                 *opened.inputs.notes,
+                *unjudged_notes(self.tally.unjudged, total.converted),
                 *tools_notes(self.tally.without_tools, total.converted),
                 *later_system_notes(self.tally.later_system, total.converted),
             ],

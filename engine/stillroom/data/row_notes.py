@@ -24,6 +24,18 @@ def tools_notes(num_without: int, num_rows: int) -> list[str]:
     return [note]
 
 
+def unjudged_notes(num_unjudged: int, num_rows: int) -> list[str]:
+    """Returns a note if some rows, but not all, have neither a reward nor a success, or []."""
+    if not 0 < num_unjudged < num_rows:
+        return []
+    note = (
+        f"{num_unjudged} of {num_rows} rows have no reward or success, unlike the others: nothing "
+        "judged their answers, which may be wrong. score_rollouts judges them, and filter_dataset "
+        "with min_reward leaves them out"
+    )
+    return [note]
+
+
 def has_later_system(roles: Iterable[str]) -> bool:
     """Returns whether a conversation has a system message after its first message."""
     return "system" in itertools.islice(roles, 1, None)

@@ -103,6 +103,8 @@ class RejectedRow:
     """The names of the columns, if the row stands for a whole table."""
 
 
+INCOMPLETE = "not completed"
+"""The phrase in `dropped` of a conversation that ends with an answer, but did not complete."""
 NO_NUMBER = "feedback without a number"
 NO_CALL_FOUND = "feedback on no imported call"
 """Reasons for which feedback is rejected."""

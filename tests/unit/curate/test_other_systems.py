@@ -286,3 +286,29 @@ def test_what_must_be_imported_is_refused_for_scores_with_the_command_that_impor
     check_needs_no_import(workspace, "own.jsonl")
     with pytest.raises(DataError, match="rnow stored"):
         load_tasks(tmp_path / "r1.txt")
+
+
+def test_a_rollout_that_nothing_judged_is_never_a_success_because_it_ran(tmp_path: Path) -> None:
+    unjudged = RNOW_ROW | {"id": "b", "total_reward": None, "rewards": {}}
+    cut = unjudged | {"id": "c", "completed": False}
+    cut_but_judged = RNOW_ROW | {"id": "d", "completed": False}
+    write_rnow(tmp_path / "rollouts", RNOW_ROW, unjudged, cut, cut_but_judged)
+    workspace = Workspace(tmp_path)
+    made = import_rollouts(workspace, ImportRollouts(input="rollouts", output="imported.jsonl"))
+    rows = read_rows(tmp_path / "imported.jsonl")
+    assert [(row["reward"], row["success"]) for row in rows] == [
+        (0.75, True),
+        (None, None),
+        (0.0, False),
+        (0.75, True),
+    ]
+    assert made.rewarded == 3
+    assert any(note.endswith("so score them with score_rollouts") for note in made.notes)
+    assert made.losses["not completed"] == 2
+    assert any("2 rollouts end with an answer although" in note for note in made.notes)
+    for source in ("rollouts", "imported.jsonl"):
+        request = ConvertRollouts(input=source, output="train.jsonl", overwrite=True)
+        converted = convert_rollouts(workspace, request)
+        assert converted.converted == 3
+        (note,) = [note for note in converted.notes if "no reward or success" in note]
+        assert note.startswith("1 of 3 rows")

@@ -80,9 +80,9 @@ def rollout_from_rnow(row: Row) -> Row:
     # rnow writes a reward of 0 if a reward function failed, which says nothing about the answer.
     reward = None if failure else as_number(row.get("total_reward"))
     # A rollout that did not complete its task is not a success, even with an answer.
-    success = row.get("success", False if row.get("completed") is False else None)
-    if success is True and reward is not None:
-        success = None  # rnow writes true for all rollouts that ran; the reward judges the answer.
+    success = row.get("success", False if is_incomplete(row) else None)
+    if success is True:  # rnow writes true for all rollouts that ran; only a reward judges them.
+        success = False if is_incomplete(row) and reward is None else None
     prompt_tokens = count_or_zero(row.get("promptTokens"))
     return {
         "id": row["id"] if isinstance(row.get("id"), str) else "",
@@ -105,6 +105,11 @@ def rollout_from_rnow(row: Row) -> Row:
             "completion_tokens": max(0, count_or_zero(row.get("totalTokens")) - prompt_tokens),
         },
     }
+
+
+def is_incomplete(row: Row) -> bool:
+    """Returns whether an rnow rollout ended before its task did, though without a failure."""
+    return is_rnow(row) and row.get("completed") is False
 
 
 def failure_of(row: Row) -> dict[str, str] | None:

@@ -12,7 +12,7 @@ from stillroom.importing.formats.datasets.tables import NO_COLUMN
 from stillroom.importing.output.rows import UNKNOWN, UNKNOWN_PROVIDER, RolloutCounts
 from stillroom.importing.output.split import Split
 from stillroom.importing.payloads.messages import IMAGES_DROPPED
-from stillroom.importing.records import NO_CALL_FOUND, NO_NUMBER
+from stillroom.importing.records import INCOMPLETE, NO_CALL_FOUND, NO_NUMBER
 from stillroom.importing.request import ImportRollouts
 from stillroom.importing.tally import ImportTally
 from stillroom.lineage import AnsweringModel, ModelRecord
@@ -128,6 +128,11 @@ def _notes_on_content(counts: RolloutCounts) -> Iterator[str]:
             f"{unknown} rollouts call tools whose schemas were not logged: infer_tools infers the "
             "schemas from the calls"
         )
+    if incomplete := counts.dropped[INCOMPLETE]:
+        yield (
+            f"{incomplete} rollouts end with an answer although their source says that they did "
+            f'not complete ("{INCOMPLETE}" in losses): their stop_reason is answered'
+        )
     yield from later_system_notes(counts.later_system, counts.calls.count)
     if counts.unanswered:
         yield (
@@ -141,7 +146,12 @@ def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator
     """Yields notes on scores, feedback and rewards."""
     names = _join_names(name for name, _ in counts.scores.most_common(_MAX_NAMES)) or "none"
     if not request.reward_from and counts.rewarded:
-        yield f"{counts.rewarded} rollouts have the reward from their source"
+        unjudged = counts.calls.count - counts.rewarded
+        yield f"{counts.rewarded} rollouts have the reward from their source" + (
+            f", and {unjudged} have none: nothing judged these, so score them with score_rollouts"
+            if unjudged
+            else ""
+        )
     elif not request.reward_from and counts.scores:
         yield (
             f"the sources have scores ({names}) but no reward: to leave out wrong answers, import "

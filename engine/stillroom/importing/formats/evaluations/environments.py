@@ -12,7 +12,7 @@ import msgspec
 from stillroom.data.checks import as_number, decode_row
 from stillroom.data.layouts.detect import RULES, RolloutLayout, layout_of
 from stillroom.data.layouts.foreign import count_or_zero, numbers_by_name
-from stillroom.data.layouts.rnow import STORED_FIELD, is_stored_by_rnow
+from stillroom.data.layouts.rnow import STORED_FIELD, is_incomplete, is_stored_by_rnow
 from stillroom.errors import FailureClass
 from stillroom.importing.formats.sessions.message_tree import NO_REPLY
 from stillroom.importing.json_rows import (
@@ -37,7 +37,13 @@ from stillroom.importing.payloads.fields import (
     without_empty,
 )
 from stillroom.importing.payloads.messages import MessageReader, tool_schemas
-from stillroom.importing.records import Location, LoggedConversation, SourceRow, TraceFormat
+from stillroom.importing.records import (
+    INCOMPLETE,
+    Location,
+    LoggedConversation,
+    SourceRow,
+    TraceFormat,
+)
 from stillroom.rollout.rewards.rewards import SUCCESS_THRESHOLD
 from stillroom.types import StopReason, Usage
 
@@ -324,9 +330,11 @@ def _conversation(row: JsonRow, rollout: Row) -> LoggedConversation:
         prompt_tokens=count_or_zero(usage.get("prompt_tokens")),
         completion_tokens=count_or_zero(usage.get("completion_tokens")),
     )
+    messages, stop = reader.messages(rollout["messages"]), rollout["stop_reason"]
+    is_cut = stop == StopReason.ANSWERED and is_incomplete(row.data)
     return LoggedConversation(
         location=row.location,
-        messages=reader.messages(rollout["messages"]),
+        messages=messages,
         is_call=False,
         tools=tool_schemas(as_list(rollout.get("tools"))),
         id=first_text(rollout, "id"),
@@ -336,11 +344,11 @@ def _conversation(row: JsonRow, rollout: Row) -> LoggedConversation:
         cost_usd=non_negative_number(rollout.get("cost_usd")),
         started_at=iso_time(rollout.get("started_at")),
         duration_s=non_negative_number(row.data.get("latency", rollout.get("duration_s"))),
-        finish_reason=_ENDINGS.get(rollout["stop_reason"]),
+        finish_reason=_ENDINGS.get(stop),
         error=message if isinstance(message, str) else None,
         failure=FailureClass.of(rollout.get("error")),
         scores=rewards | _reward_scores(reward, rollout.get("success")),
-        dropped=tuple(reader.dropped),
+        dropped=(*reader.dropped, *([INCOMPLETE] if is_cut else [])),
         metadata=as_row(rollout.get("metadata")),
     )
 
