@@ -11,6 +11,7 @@ import msgspec
 from pydantic import Field, model_validator
 
 from stillroom.curate.facts import NO_TOOLS, NULL, RolloutParts, RowFacts
+from stillroom.curate.project_tools import ProjectTools
 from stillroom.curate.rewriting import (
     REWRITE_ERRORS,
     REWRITE_FIX,
@@ -102,7 +103,7 @@ class ConvertResult(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[OthersText]
     """The first lines (at most 5) that are not rollouts, each with its `file:line`."""
     notes: list[OwnText] = []
-    """Notes on the rows: missing rewards, tool calls without schemas, later system messages."""
+    """Notes on the rows: missing rewards, schemas of tools.py or none, later system messages."""
 
 
 def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
@@ -117,7 +118,9 @@ def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertR
             Recording([*files, *([rewrite] if rewrite else [])]) as recording,
             open_rewriter(rewrite) as rewriter,
         ):
-            conversion = Conversion(opened.output.rows, request, rewriter)
+            conversion = Conversion(
+                opened.output.rows, request, tools=opened.tools, rewriter=rewriter
+            )
             for source in opened.sources:
                 conversion.convert(source)
             conversion.add_own(opened.own, request)
@@ -133,6 +136,7 @@ class OpenedConversion:
     """The files of the student's own rollouts; none if the request names none."""
     inputs: RowInputs
     output: NewOutput
+    tools: ProjectTools
 
 
 @contextmanager
@@ -161,7 +165,8 @@ def open_conversion(workspace: Workspace, request: ConvertRollouts) -> Generator
             raise InputError(f"{shared[0]} is in both input and own", "remove it from one of them")
         writing = new_output(output, operation="convert_rollouts", overwrite=request.overwrite)
         with writing as new:
-            yield OpenedConversion(sources, own, inputs, new)
+            tools = ProjectTools(output.parent, workspace.root)
+            yield OpenedConversion(sources, own, inputs, new, tools)
 
 
 @dataclass(slots=True)
@@ -175,6 +180,8 @@ class ConversionTally:
     """The converted rows without a reward or success."""
     without_tools: int = 0
     """The converted rows that call tools but have no schemas."""
+    from_tools_file: int = 0
+    """The converted rows that took their schemas from the project's tools.py."""
     later_system: int = 0
     """The converted rows with a system message after their first message."""
     teachers: Counter[str] = field(default_factory=Counter[str])
@@ -187,6 +194,7 @@ class ConversionTally:
         self.success_derived += other.success_derived
         self.unjudged += other.unjudged
         self.without_tools += other.without_tools
+        self.from_tools_file += other.from_tools_file
         self.later_system += other.later_system
         self.teachers.update(other.teachers)
 
@@ -195,10 +203,15 @@ class Conversion:
     """Converts files, one at a time, and counts the rows that are converted and left out."""
 
     def __init__(
-        self, rows: LineWriter, request: ConvertRollouts, rewriter: AnswerRewriter | None = None
+        self,
+        rows: LineWriter,
+        request: ConvertRollouts,
+        *,
+        tools: ProjectTools,
+        rewriter: AnswerRewriter | None = None,
     ) -> None:
         self._rows, self.include_failed = rows, request.include_failed
-        self._rewriter = rewriter
+        self._tools, self._rewriter = tools, rewriter
         self._instruction = Instruction(request.system)
         self.tally = ConversionTally()
 
@@ -254,16 +267,26 @@ class Conversion:
                     self._add_problem(rollout, rewritten.error)
                 return rewritten.reason
             parts, original = rewritten.parts, rewritten.original_sha256
+        parts = self._with_tools(facts, parts)
         row = supervised_row(facts, parts, self._instruction, original_sha256=original)
         self._rows.write_raw(*row, source=rollout.line.source)
         self.tally.success_derived += facts.is_success_derived and facts.is_success
         self.tally.unjudged += facts.success is None and facts.reward is None
-        self.tally.without_tools += parts.tools in NO_TOOLS and bool(facts.tools_used)
         if self._instruction.system is None:  # else all system messages were replaced
             self.tally.later_system += has_later_system(message.role for message in facts.messages)
         if rollout.translated is not None and (teacher := rollout.recorded_model):
             self.tally.teachers[teacher] += 1
         return None
+
+    def _with_tools(self, facts: RowFacts, parts: RolloutParts) -> RolloutParts:
+        """Returns the parts with the schemas of tools.py if the row calls tools without schemas."""
+        if parts.tools not in NO_TOOLS or not (called := facts.tools_used):
+            return parts
+        if (schemas := self._tools.schemas_for(called)) is None:
+            self.tally.without_tools += 1
+            return parts
+        self.tally.from_tools_file += 1
+        return msgspec.structs.replace(parts, tools=schemas)
 
     def _add_problem(self, rollout: CuratedRow, problem: str | None) -> None:
         if len(self.tally.problems) < MAX_EXAMPLES:
@@ -284,7 +307,11 @@ class Conversion:
         if output.rows.num_rows == 0:
             raise _nothing_converted_error(opened.sources, total, self.tally.problems)
         counts = {"read": total.read, "converted": total.converted}
-        inputs = [*opened.inputs.records(input_records), *model_records(self.tally.teachers)]
+        inputs = [
+            *opened.inputs.records(input_records),
+            *opened.tools.records(self.tally.from_tools_file),
+            *model_records(self.tally.teachers),
+        ]
         output.record(inputs=inputs, request=request, counts=counts)
         shown, rest = self.tally.sources[:_MAX_SOURCES], self.tally.sources[_MAX_SOURCES:]
         return ConvertResult(
@@ -298,6 +325,7 @@ class Conversion:
             notes=[
                 *opened.inputs.notes,
                 *unjudged_notes(self.tally.unjudged, total.converted),
+                *opened.tools.notes(self.tally.from_tools_file, total.converted),
                 *tools_notes(self.tally.without_tools, total.converted),
                 *later_system_notes(self.tally.later_system, total.converted),
             ],

@@ -3,7 +3,7 @@
 import math
 from array import array
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,9 +25,10 @@ from stillroom.curate.pair_candidates import (
     index_rollouts,
     ranked_pairs,
 )
+from stillroom.curate.project_tools import ProjectTools
 from stillroom.curate.rows import ACCEPTED_ROWS, model_records
 from stillroom.curate.sources import RowInputs, open_inputs
-from stillroom.data.row_notes import calls_tools, tools_notes
+from stillroom.data.row_notes import tools_notes
 from stillroom.errors import DataError
 from stillroom.files import LineWriter
 from stillroom.lineage import FileRecord, Recording
@@ -98,7 +99,8 @@ def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
         skipped = pairing.tally.skipped
         pairing.set_indexes([index_rollouts(files, skipped) for files in pairing.file_groups])
         with PairReader() as reader:
-            writer = PairWriter(request, pairing.tally, reader, pairing.output.rows)
+            rows = pairing.output.rows
+            writer = PairWriter(request, pairing.tally, reader, rows, tools=pairing.tools)
             for task_id, better in pairing.better.items():
                 writer.write_task(task_id, better, pairing.worse.get(task_id, []))
         return pairing.finish(recording.records())
@@ -131,6 +133,8 @@ class PairTally:
     tasks_with_pairs: int = 0
     without_tools: int = 0
     """The pairs that call tools but have no schemas."""
+    from_tools_file: int = 0
+    """The pairs that took their schemas from the project's tools.py."""
     teachers: Counter[str] = field(default_factory=Counter[str])
     """The number of pairs with an answer of each model that rollouts of other systems name."""
 
@@ -140,6 +144,7 @@ class PairTally:
         self.differences.extend(other.differences)
         self.tasks_with_pairs += other.tasks_with_pairs
         self.without_tools += other.without_tools
+        self.from_tools_file += other.from_tools_file
         self.teachers.update(other.teachers)
 
 
@@ -157,6 +162,7 @@ class Pairing:
         """`file_groups` has the files of `input`, or those of `chosen_from` and `rejected_from`."""
         self._workspace, self._request, self._inputs = workspace, request, inputs
         self.file_groups, self.output = file_groups, output
+        self.tools = ProjectTools(output.path.parent, workspace.root)
         self.files = list(dict.fromkeys(file for files in file_groups for file in files))
         self.tally = PairTally()
         self.better: TaskIndex = {}
@@ -193,11 +199,16 @@ class Pairing:
             mean_difference=math.fsum(self.tally.differences) / rows.num_rows,
             notes=[
                 *self._inputs.notes,
+                *self.tools.notes(self.tally.from_tools_file, rows.num_rows),
                 *tools_notes(self.tally.without_tools, rows.num_rows),
             ],
         )
         counts = {"read": result.read, "pairs": result.pairs}
-        inputs = [*self._inputs.records(input_records), *model_records(self.tally.teachers)]
+        inputs = [
+            *self._inputs.records(input_records),
+            *self.tools.records(self.tally.from_tools_file),
+            *model_records(self.tally.teachers),
+        ]
         self.output.record(inputs=inputs, request=self._request, counts=counts)
         return result
 
@@ -206,9 +217,16 @@ class PairWriter:
     """Writes the pairs, task by task, and counts them."""
 
     def __init__(
-        self, request: MakeDpoPairs, tally: PairTally, reader: PairReader, rows: LineWriter
+        self,
+        request: MakeDpoPairs,
+        tally: PairTally,
+        reader: PairReader,
+        rows: LineWriter,
+        *,
+        tools: ProjectTools,
     ) -> None:
         self._request, self._tally, self._reader, self._rows = request, tally, reader, rows
+        self._tools = tools
 
     def write_task(
         self, task_id: str, better: list[IndexedRollout], worse: list[IndexedRollout]
@@ -254,12 +272,26 @@ class PairWriter:
         if not all(has_trained_turn(rollout.messages[start:end]) for rollout in (better, worse)):
             self._tally.skipped["pair in which an answer has only turns of weight 0"] += 1
             return False
+        better = self._with_tools(better, worse, end)
         difference = chosen.reward - rejected.reward
         self._rows.write_raw(*_pair_row(better, worse, start, end, difference, task_id))
         self._tally.differences.append(difference)
-        self._tally.without_tools += _lacks_tools(better, worse, end)
         self._tally.teachers.update(filter(None, {better.recorded_model, worse.recorded_model}))
         return True
+
+    def _with_tools(
+        self, chosen: PairedRollout, rejected: PairedRollout, end: int | None
+    ) -> PairedRollout:
+        """Returns `chosen` with the schemas of tools.py if the pair calls tools without schemas."""
+        if chosen.tools not in NO_TOOLS:
+            return chosen
+        called = _called_tools([*chosen.messages[:end], *rejected.messages[:end]])
+        schemas = self._tools.schemas_for(called) if called else None
+        if schemas is None:
+            self._tally.without_tools += bool(called)
+            return chosen
+        self._tally.from_tools_file += 1
+        return msgspec.structs.replace(chosen, tools=schemas)
 
     def _with_system(self, rollout: PairedRollout) -> PairedRollout:
         """Returns the rollout with the system message of the request, if the request has one."""
@@ -270,12 +302,12 @@ class PairWriter:
         return msgspec.structs.replace(rollout, messages=[*map(msgspec.Raw, first), *rest])
 
 
-def _lacks_tools(chosen: PairedRollout, rejected: PairedRollout, end: int | None) -> bool:
-    """Returns whether a pair calls tools but has no schemas."""
-    if chosen.tools not in NO_TOOLS:
-        return False
-    messages = [*chosen.messages[:end], *rejected.messages[:end]]
-    return calls_tools([msgspec.json.decode(raw) for raw in messages])
+def _called_tools(messages: Iterable[msgspec.Raw]) -> set[str]:
+    """Returns the names of the tools that the messages call."""
+    decoded = map(msgspec.json.decode, messages)
+    return {
+        call["function"]["name"] for message in decoded for call in message.get("tool_calls") or ()
+    }
 
 
 def _pair_row(

@@ -18,8 +18,9 @@ def tools_notes(num_without: int, num_rows: int) -> list[str]:
         return []
     note = (
         f"{num_without} of {num_rows} rows call tools but have no `tools`: a student trained on "
-        "them never reads a schema. Write the schemas, or the names of functions in tools.py, into "
-        "each row's tools; import_rollouts with infer_tools infers schemas from a log's calls"
+        "them never reads a schema. convert_rollouts and make_dpo_pairs take the schemas from a "
+        "tools.py next to their output or in the workspace that has all the functions that a row "
+        "calls; import_rollouts with infer_tools infers schemas from a log's calls"
     )
     return [note]
 

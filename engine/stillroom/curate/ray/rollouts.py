@@ -20,6 +20,7 @@ from stillroom.curate.pairs import (
     PairWriter,
     open_pairing,
 )
+from stillroom.curate.project_tools import ProjectTools
 from stillroom.curate.ray.parts import RaySession, WrittenPart, ray_session
 from stillroom.files import atomic_output
 from stillroom.lineage import FileRecord, record_file
@@ -32,10 +33,12 @@ _ROLLOUTS_PER_JOB = 2000
 def convert_on_ray(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
     """Converts rollouts as `convert_rollouts` does, with one Ray task per file."""
     with open_conversion(workspace, request) as opened:
-        conversion, records = Conversion(opened.output.rows, request), list[FileRecord]()
+        opened.tools.load()  # its tasks must not read the file, which may not be on their machine
+        conversion = Conversion(opened.output.rows, request, tools=opened.tools)
+        records = list[FileRecord]()
         with ray_session(request.ray_address, opened.output.path) as parts:
             jobs = (
-                (source, parts.path(number), request)
+                (source, parts.path(number), request, opened.tools)
                 for number, source in enumerate(opened.sources)
             )
             for part, record in parts.map(_convert_file, jobs):
@@ -48,10 +51,10 @@ def convert_on_ray(workspace: Workspace, request: ConvertRollouts) -> ConvertRes
 
 
 def _convert_file(
-    source: SourceFile, path: Path, request: ConvertRollouts
+    source: SourceFile, path: Path, request: ConvertRollouts, tools: ProjectTools
 ) -> tuple[WrittenPart[ConversionTally], FileRecord]:
     with atomic_output(path) as rows:
-        conversion = Conversion(rows, request)
+        conversion = Conversion(rows, request, tools=tools)
         conversion.convert(source)
     return WrittenPart(path, rows.num_rows, conversion.tally), record_file(source.path)
 
@@ -65,6 +68,7 @@ def pair_on_ray(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
         open_pairing(workspace, request) as pairing,
         ray_session(request.ray_address, pairing.output.path) as parts,
     ):
+        pairing.tools.load()
         records: dict[Path, FileRecord] = {}
         skipped = pairing.tally.skipped
         pairing.set_indexes(
@@ -101,7 +105,7 @@ _Task = tuple[str, list[IndexedRollout], list[IndexedRollout] | None]
 
 def _pair_jobs(
     parts: RaySession, request: MakeDpoPairs, pairing: Pairing
-) -> Iterator[tuple[MakeDpoPairs, list[_Task], Path]]:
+) -> Iterator[tuple[MakeDpoPairs, list[_Task], Path, ProjectTools]]:
     """Yields the arguments of `_pair_tasks` for each batch of tasks."""
     worse = None if pairing.worse is pairing.better else pairing.worse
     tasks: list[_Task] = []
@@ -111,16 +115,18 @@ def _pair_jobs(
         tasks.append((task_id, entries, others))
         size += len(entries) + len(others or ())
         if size >= _ROLLOUTS_PER_JOB:
-            yield request, tasks, parts.path(number)
+            yield request, tasks, parts.path(number), pairing.tools
             tasks, size, number = [], 0, number + 1
     if tasks:
-        yield request, tasks, parts.path(number)
+        yield request, tasks, parts.path(number), pairing.tools
 
 
-def _pair_tasks(request: MakeDpoPairs, tasks: list[_Task], path: Path) -> WrittenPart[PairTally]:
+def _pair_tasks(
+    request: MakeDpoPairs, tasks: list[_Task], path: Path, tools: ProjectTools
+) -> WrittenPart[PairTally]:
     tally = PairTally()
     with atomic_output(path) as rows, PairReader() as reader:
-        writer = PairWriter(request, tally, reader, rows)
+        writer = PairWriter(request, tally, reader, rows, tools=tools)
         for task_id, better, worse in tasks:
             writer.write_task(task_id, better, better if worse is None else worse)
     return WrittenPart(path, rows.num_rows, tally)
