@@ -216,7 +216,8 @@ def _dpo_problems(row: dict[str, Any]) -> Iterator[Problem]:
             yield Problem(field, "has no trained turn: all messages have weight 0", "drop the row")
     if row.get("chosen") is not None and row.get("chosen") == row.get("rejected"):
         yield Problem("rejected", "is the same as chosen", "drop the row: it teaches nothing")
-    yield from tool_schema_problems(row.get("tools"))
+    if not are_names(row.get("tools")):
+        yield from tool_schema_problems(row.get("tools"))
     yield from object_problems(row, "metadata")
 
 
@@ -359,16 +360,19 @@ def load_sft_rows(path: Path, named_tools: NamedTools | None = None) -> list[Sft
     ]
 
 
-def load_dpo_rows(path: Path) -> list[DpoRow]:
-    """Returns the preference rows of a file. Raises DataError for an invalid row."""
+def load_dpo_rows(path: Path, named_tools: NamedTools | None = None) -> list[DpoRow]:
+    """Returns the preference rows of a file; `named_tools` has the schemas for tool names.
+
+    Raises DataError for an invalid row, and for an unknown tool name.
+    """
     return [
         DpoRow(
-            prompt=r["prompt"],
-            chosen=r["chosen"],
-            rejected=r["rejected"],
-            tools=r.get("tools") or [],
+            prompt=row["prompt"],
+            chosen=row["chosen"],
+            rejected=row["rejected"],
+            tools=named_schemas(row.get("tools") or [], named_tools, where=f"{path}:{line.number}"),
         )
-        for r in read_rows(path, RowFormat.DPO)
+        for line, row in checked_rows(path, RowFormat.DPO)
     ]
 
 

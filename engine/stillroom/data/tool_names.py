@@ -1,4 +1,4 @@
-"""Tool names in supervised rows: they stand for the schemas of functions in tools.py."""
+"""Tool names in rows with answers: they stand for the schemas of functions in tools.py."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
-from stillroom.data.formats import load_datasets, load_dpo_rows
+from stillroom.data.formats import load_datasets
 from stillroom.files import write_json
 from stillroom.lineage import ModelRecord, Recording
 from stillroom.models.resolve import identify, locate_model
@@ -136,7 +136,7 @@ def _prepare_method(
                 teacher=plan.rows_instruction,
             )
         case "dpo":
-            dpo_rows = load_dpo_rows(plan.train_file)
+            dpo_rows = plan.load_pairs(plan.train_file)
             return lambda session: train_dpo(session, dpo_rows, max_length=_max_length(session))
         case "distill":
             tasks = load_datasets(plan.train_files)

@@ -303,7 +303,7 @@ def test_a_rollout_that_nothing_judged_is_never_a_success_because_it_ran(tmp_pat
         (0.75, True),
     ]
     assert made.rewarded == 3
-    assert any(note.endswith("so score them with score_rollouts") for note in made.notes)
+    assert any(note.endswith("score these with score_rollouts") for note in made.notes)
     assert made.losses["not completed"] == 2
     assert any("2 rollouts end with an answer although" in note for note in made.notes)
     for source in ("rollouts", "imported.jsonl"):

@@ -125,8 +125,9 @@ def _notes_on_content(counts: RolloutCounts) -> Iterator[str]:
         )
     if unknown := counts.dropped[UNKNOWN]:
         yield (
-            f"{unknown} rollouts call tools whose schemas were not logged: infer_tools infers the "
-            "schemas from the calls"
+            f"{unknown} rollouts call tools whose schemas were not logged: convert_rollouts takes "
+            "them from a tools.py with the called functions, and infer_tools infers them from the "
+            "calls"
         )
     if incomplete := counts.dropped[INCOMPLETE]:
         yield (
@@ -148,7 +149,8 @@ def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator
     if not request.reward_from and counts.rewarded:
         unjudged = counts.calls.count - counts.rewarded
         yield f"{counts.rewarded} rollouts have the reward from their source" + (
-            f", and {unjudged} have none: nothing judged these, so score them with score_rollouts"
+            f", and {unjudged} have none (nothing judged them, or their reward failed): score "
+            "these with score_rollouts"
             if unjudged
             else ""
         )

@@ -11,7 +11,14 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from pydantic import Field
 
-from stillroom.data.formats import RowFormat, SftRow, load_sft_rows, read_rows
+from stillroom.data.formats import (
+    DpoRow,
+    RowFormat,
+    SftRow,
+    load_dpo_rows,
+    load_sft_rows,
+    read_rows,
+)
 from stillroom.data.instruction import (
     UNCHANGED,
     UNINSTRUCTED,
@@ -20,7 +27,7 @@ from stillroom.data.instruction import (
     read_context,
 )
 from stillroom.data.layouts.detect import layout_of
-from stillroom.data.tool_names import has_tool_names
+from stillroom.data.tool_names import NamedTools, has_tool_names
 from stillroom.errors import ConfigError, DataError, missing_extra
 from stillroom.models.pairing import refuse_api_teacher
 from stillroom.models.precision import check_quantization
@@ -154,7 +161,7 @@ class TrainingPlan:
     """The files of rows to train on: one, or for distill several."""
     tools_file: UserFile | None
     """tools.py next to config.yml; None if there is none, or if the run neither samples (sft or dpo
-    without evals) nor has supervised rows that name a tool."""
+    without evals) nor has rows with answers that name a tool."""
     rewards_file: UserFile | None
     eval_files: Mapping[str, Path]
     """The prompt file of each evaluation, by the evaluation's name."""
@@ -207,10 +214,17 @@ class TrainingPlan:
 
         Raises DataError at the first bad row, or the first with a tool that is not in tools.py.
         """
-        named = None
-        if self.tools_file is not None and has_tool_names(path):
-            named = schemas_in(self.tools_file)
-        return load_sft_rows(path, named)
+        return load_sft_rows(path, self._named_tools(path))
+
+    def load_pairs(self, path: Path) -> list[DpoRow]:
+        """Returns the preference rows of a file, as `load_rows` returns supervised ones."""
+        return load_dpo_rows(path, self._named_tools(path))
+
+    def _named_tools(self, path: Path) -> NamedTools | None:
+        """Returns the schemas of tools.py if the rows of a file name tools and it is known."""
+        if self.tools_file is None or not has_tool_names(path):
+            return None
+        return schemas_in(self.tools_file)
 
     @property
     def context_files(self) -> list[Path]:
@@ -270,7 +284,8 @@ def plan_request(
     samples = config.dataset_type == "distill" or bool(config.evals)
     supervised = [cold_start_file, added_rows_file]
     supervised += train_files if config.dataset_type == "sft" else []
-    named = _file_with_tool_names(folder, supervised)
+    pairs = train_files if config.dataset_type == "dpo" else []
+    named = _file_with_tool_names(folder, [*supervised, *pairs])
     notes = config_notes(config_file, request.overrides, source=source)
     notes += _row_notes(supervised, named)
     return TrainingPlan(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from stillroom.data.chat.render import ChatRenderer
-from stillroom.data.formats import Task, load_datasets, load_dpo_rows
+from stillroom.data.formats import Task, load_datasets
 from stillroom.data.instruction import PromptViews
 from stillroom.data.row_notes import notes_on_rows
 from stillroom.models.batches import TokenSequence, sampled_sequence
@@ -312,7 +312,7 @@ def rendered_rows(plan: TrainingPlan, unloaded: UnloadedStudent) -> RenderedRows
             tokens = RowTokens(lengths, sft.num_rows, len(held_out), sft.skipped)
             return RenderedRows(tokens, list(sft.sequences), notes=notes_on_rows(rows))
         case "dpo":
-            pairs = load_dpo_rows(plan.train_file)
+            pairs = plan.load_pairs(plan.train_file)
             kept, held_out = hold_out(pairs, config.data.val_split, seed=config.trainer.seed)
             dpo = encode_pairs(kept, renderer, max_length=max_length)
             lengths = [num_tokens(pair) for pair in dpo.pairs]

@@ -4,6 +4,7 @@ from fakes.conversations import answer, user
 from fakes.rollout_rows import rollout_row
 from fakes.training import PRICE_TOOL, make_project
 from stillroom.data.inspect import InspectExamples
+from stillroom.data.validate import ValidateDataset, validate_dataset
 from stillroom.errors import DataError, ModelError
 from stillroom.jobs.child_work import inspect_examples
 from stillroom.train.config.request import StartTraining, plan_request
@@ -71,6 +72,29 @@ def test_rows_that_name_tools_get_those_of_tools_py_and_it_is_said(project, tmp_
     assert found.notes == (
         "rows of train.jsonl name their tools: the schemas are taken from tools.py",
     )
+
+
+def test_pairs_that_name_tools_get_those_of_tools_py_too(tmp_path, tiny_models):
+    clerk = tiny_models.folder("llama", "clerk")
+    project = make_project(tmp_path, "dpo", clerk)
+    asked = [user("What is a lamp?")]
+    answers = {"chosen": [answer("12")], "rejected": [answer("7")]}
+    project.write([{"prompt": asked, "tools": ["price"], **answers}])
+    with pytest.raises(DataError, match=r"there is no tools\.py"):
+        plan(project)
+    (tmp_path / "tools.py").write_text(PRICE_TOOL, encoding="utf-8")
+
+    found = plan(project)
+    (pair,) = found.load_pairs(found.train_file)
+    report = validate_dataset(project.workspace, ValidateDataset(path="train.jsonl")).report
+    request = InspectExamples(path="train.jsonl", model=str(clerk))
+    (example,) = inspect_examples(project.workspace, request).page.examples
+
+    assert pair.tools[0]["function"]["description"] == "The price of an item."
+    assert found.code_files == [tmp_path / "tools.py"]
+    assert found.notes[0].startswith("rows of train.jsonl name their tools: ")
+    assert (report.good, example.problem) == (1, None)
+    assert "The price of an item." in example.text
 
 
 def test_rollouts_that_are_trained_as_they_came_are_said_to_be(project):
