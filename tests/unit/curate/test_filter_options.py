@@ -39,6 +39,9 @@ def dropped_of(folder: Path) -> list[tuple[str | None, list[str]]]:
     return [(row["id"], row["reasons"]) for row in read_rows(folder / "kept.jsonl.dropped")]
 
 
+NO_TOOL_ERRORS = "tool errors not recorded: use not_contains with match=conversation"
+
+
 @pytest.mark.parametrize(
     ("options", "reasons"),
     [
@@ -48,7 +51,7 @@ def dropped_of(folder: Path) -> list[tuple[str | None, list[str]]]:
         ({"min_reward": 0.5}, ["no reward"]),
         ({"success": True}, ["success unknown"]),
         ({"success": False}, ["success unknown"]),
-        ({"max_tool_errors": 3}, ["tool errors unknown"]),
+        ({"max_tool_errors": 3}, [NO_TOOL_ERRORS]),
         ({"min_success_rate": 0.5}, ["task success rate unknown"]),
         ({"contains": "^12$"}, []),
         ({"contains": "13"}, ["contains: no match"]),

@@ -174,7 +174,9 @@ def _uses(facts: RowFacts, tool: str) -> bool:
 
 def _tool_error_rule(max_errors: int) -> _FactRule:
     """Returns a rule that drops rows with more tool errors, or an unknown number of them."""
-    unknown, over = Reason("tool errors unknown"), Reason(f"over {max_errors} tool errors")
+    # Only rollouts of Stillroom record them; in others, an error looks like any other tool reply.
+    unknown = Reason("tool errors not recorded: use not_contains with match=conversation")
+    over = Reason(f"over {max_errors} tool errors")
 
     def judge(facts: RowFacts) -> Reason | None:
         num_errors = facts.tool_errors
