@@ -36,6 +36,7 @@ from stillroom.jobs.operations import Operation
 from stillroom.lineage import read_manifest
 from stillroom.models.resolve import locate_model
 from stillroom.outputs import check_page
+from stillroom.rollout.rewards.rewards import gives_expected_answer
 from stillroom.rollout.sources import source_files
 from stillroom.settings import Workspace
 from stillroom.trace.request import ShowLineage
@@ -160,7 +161,9 @@ def _validate(
     workspace: Workspace, request: ValidateDataset, imported: validation.ImportedRows | None
 ) -> ValidationReport:
     """Validates a file, or the rows imported from it; counts tokens and writes the page."""
-    checked = validation.validate_dataset(workspace, request, imported=imported)
+    checked = validation.validate_dataset(
+        workspace, request, imported=imported, answer_check=gives_expected_answer
+    )
     report, counts = checked.report, None
     if imported is None:
         notes = [*unread_file_notes(workspace, request.path), *report.notes]

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +24,10 @@ from stillroom.files import LineWriter, atomic_output
 from stillroom.lines import read_lines
 from stillroom.outputs import ReplacingRequest, check_page, foreign_file_error
 from stillroom.settings import Workspace
-from stillroom.types import OthersText, OwnText
+from stillroom.types import Message, OthersText, OwnText
 
 AUTO, NONE = "auto", "none"
+_MAX_EXAMPLES = 3
 
 
 def _validate_report_name(name: str) -> str:
@@ -135,14 +136,52 @@ class ImportedRows:
     """The place of each row that is not a conversation, and the reason."""
 
 
+AnswerCheck = Callable[[list[Message], dict[str, Any]], bool | None]
+"""Returns whether messages end with the expected answer of metadata; None without one."""
+
+
+class _ExpectedAnswers:
+    """Counts the supervised rows whose answer is not the one that their metadata expects."""
+
+    def __init__(self, check: AnswerCheck | None) -> None:
+        self._check = check
+        self._num_checked = self._num_wrong = 0
+        self._examples: list[str] = []
+
+    def add(self, row: dict[str, Any], where: str) -> None:
+        """Checks the answer of a supervised row without problems."""
+        if self._check is None:
+            return
+        is_expected = self._check(row["messages"], row.get("metadata") or {})
+        self._num_checked += is_expected is not None
+        if is_expected is False:
+            self._num_wrong += 1
+            self._examples += [where] if len(self._examples) < _MAX_EXAMPLES else []
+
+    def notes(self) -> list[str]:
+        """Returns a note on the rows with another answer, or []."""
+        if not self._num_wrong:
+            return []
+        note = (
+            f"{self._num_wrong} of {self._num_checked} answers do not match their expected_answer "
+            f"({', '.join(self._examples)}{', …' if self._num_wrong > len(self._examples) else ''})"
+            ": if they are wrong, leave these rows out before training"
+        )
+        return [note]
+
+
 def validate_dataset(
-    workspace: Workspace, request: ValidateDataset, *, imported: ImportedRows | None = None
+    workspace: Workspace,
+    request: ValidateDataset,
+    *,
+    imported: ImportedRows | None = None,
+    answer_check: AnswerCheck | None = None,
 ) -> DatasetValidation:
     """Checks every row of a file, and returns the problems and statistics.
 
-    The report lists the first `max_problems` problems. If a page is requested, all of them are
-    written to a file next to the page. Raises DataError if the file is empty or none of its rows
-    has a known format.
+    `answer_check` is applied to supervised rows. The report lists the first `max_problems`
+    problems. If a page is requested, all of them are written to a file next to the page. Raises
+    DataError if the file is empty or none of its rows has a known format.
     """
     path = workspace.existing(request.path, label="path")
     row_format = RowFormat.ROLLOUTS if imported else _format_of(path, request.format)
@@ -153,6 +192,7 @@ def validate_dataset(
         _check_problems_path(problems_path, overwrite=request.overwrite)
     statistics = DatasetStatistics(row_format, request.category_field)
     totals = _Totals(request.max_problems)
+    answers = _ExpectedAnswers(answer_check if row_format is RowFormat.SFT else None)
     with atomic_output(problems_path) if problems_path else nullcontext() as writer:
         for row in _rows(path) if imported is None else _imported_rows(imported):
             problems = _problems(row.value, row_format)
@@ -160,6 +200,7 @@ def validate_dataset(
             totals.add(row, [p for p in problems if p not in unread], unread, writer)
             if isinstance(row.value, dict) and not problems and not unread:
                 statistics.add(row.value, row.place, row.row_hash)
+                answers.add(row.value, row.where)
         totals.list_unread_keys(writer)
     if problems_path is not None and not totals.num_problems:
         problems_path.unlink()
@@ -184,6 +225,7 @@ def validate_dataset(
         success_unknown=statistics.success_unknown,
         notes=[
             *_category_notes(request, statistics),
+            *answers.notes(),
             *tools_notes(statistics.without_tools, statistics.num_rows),
             *later_system_notes(statistics.later_system, statistics.num_rows),
         ],

@@ -18,6 +18,7 @@ from fakes.rollout_rows import (
     write_lines,
     write_rows,
 )
+from stillroom import api
 from stillroom.curate.rows import read_curated_rows
 from stillroom.data.distribution import Quantiles
 from stillroom.data.formats import RowFormat
@@ -346,3 +347,20 @@ def test_a_category_field_that_no_row_has_is_named_with_the_fields_that_rows_hav
     assert report_of(tmp_path, category_field="topic", overwrite=True).notes == [
         "no row has the metadata field topic; the fields that rows have: task_type"
     ]
+
+
+def test_supervised_answers_that_contradict_their_expected_answer_are_counted_with_places(
+    tmp_path: Path,
+) -> None:
+    def row(answer: str, **metadata: Any) -> dict[str, Any]:
+        return {"messages": [user("What?"), assistant(answer)], "metadata": metadata}
+
+    right = row("The answer is 12.", expected_answer="12")
+    wrong = [row(f"The answer is {n}.", expected_answer="12") for n in range(4)]
+    write_rows(tmp_path / "rows.jsonl", [right, row("13"), *wrong])
+    request = ValidateDataset(path="rows.jsonl", report="none")
+
+    [note] = api.validate_dataset(Workspace(tmp_path), request).notes
+
+    places = ", ".join(f"{tmp_path / 'rows.jsonl'}:{line}" for line in (3, 4, 5))
+    assert note.startswith(f"4 of 5 answers do not match their expected_answer ({places}, …): ")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from stillroom.data.chat.tool_calls import has_call_text
 from stillroom.data.formats import Task
@@ -171,6 +172,15 @@ class Rewarder:
             return names + named
         # If there is no judge, a row that names it must not get a reward for matching words.
         return [] if JUDGE in (wanted or ()) else fallbacks[-1:]
+
+
+def gives_expected_answer(messages: Sequence[Message], metadata: Mapping[str, Any]) -> bool | None:
+    """Returns whether the last answer matches the metadata's expected_answer; None without one."""
+    try:
+        key = answer_key(metadata)
+    except DataError:
+        return None
+    return None if key is None else is_accepted(last_answer(messages), key)
 
 
 def last_answer(messages: Sequence[Message]) -> str:
