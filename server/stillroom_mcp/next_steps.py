@@ -87,7 +87,10 @@ def after_validate_dataset(request: object, result: api.ValidationReport) -> str
     """Suggests fixing the bad rows, or the stage that reads this kind of file."""
     if result.bad:
         where = f" ({result.problems_file} lists all problems)" if result.problems_file else ""
-        return f"fix the {result.bad} bad rows{where}, then validate_dataset again"
+        fix = f"fix the {result.bad} bad rows{where}, then validate_dataset again"
+        if any(api.NEED_IMPORT in note for note in result.notes):
+            return f"import_rollouts reads the files named in notes; else {fix}"
+        return fix
     if result.left_out:
         return "training would leave out rows (see left_out): fix them, or choose another student"
     return (

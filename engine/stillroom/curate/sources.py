@@ -165,6 +165,10 @@ def open_inputs(
         yield opened
 
 
+NEED_IMPORT = "need an import"
+"""The words in a note on files of a folder that are not read without an import."""
+
+
 def unread_file_notes(workspace: Workspace, name: str) -> list[str]:
     """Returns a note about a folder's files that only import_rollouts reads, if others are read."""
     path = workspace.path(name)
@@ -175,11 +179,11 @@ def unread_file_notes(workspace: Workspace, name: str) -> list[str]:
     if sources is None:
         return []
     read = set(_row_files(path))
-    left = [file for file in sources.files if file not in read]
+    left = [file for file in sources.files if file not in read or _is_list(file)]
     if not read or not left:
         return []
     note = (
-        f"{len(left)} files in {fences.name(name)} need an import and were not read: "
+        f"{len(left)} files in {fences.name(name)} {NEED_IMPORT} and were not read: "
         f"{fences.name(left[0].name)}{', …' if len(left) > 1 else ''}; a folder is imported only "
         "if all of its files need that, so give these as the input, or call import_rollouts on them"
     )
@@ -277,6 +281,14 @@ def files_to_import_for_validation(workspace: Workspace, name: str) -> list[Path
         for source in sources.formats
     )
     return None if formats - {None} and may_be_prompts else sources.files
+
+
+def _is_list(file: Path) -> bool:
+    """Returns whether a .json file begins as a list of rows, which counts as one bad row here."""
+    if file.suffix != ".json":
+        return False
+    with file.open("rb") as stream:
+        return stream.read(256).lstrip().startswith(b"[")
 
 
 def _sources_of(workspace: Workspace, name: str) -> "ImportSources | None":

@@ -28,6 +28,7 @@ from stillroom.rollout.rescore.request import ScoreRollouts
 from stillroom.settings import Workspace
 from stillroom.trace.request import ShowLineage
 from stillroom.trace.show import show_lineage
+from stillroom_mcp.next_steps import after_validate_dataset
 
 TRACES = Path(__file__).parents[2] / "fixtures" / "traces"
 IN_PLACE = ("nemo_gym", "rnow")
@@ -266,6 +267,27 @@ def test_a_file_of_a_folder_that_only_an_import_reads_is_named(tmp_path: Path) -
     assert result.converted == kept.kept == report.good == 1
     for notes in (result.notes[0], kept.problems[0], report.notes[0]):
         assert notes.startswith(note)
+
+
+def test_a_list_in_a_folder_of_rollouts_is_named_as_one_to_import_not_as_rows_to_fix(
+    tmp_path: Path,
+) -> None:
+    write_rnow(tmp_path / "rollouts", RNOW_ROW)
+    (tmp_path / "rollouts" / "all.json").write_text(json.dumps([RNOW_ROW, RNOW_ROW]), "utf-8")
+    (tmp_path / "rollouts" / "bill.json").write_text('{"usd": 2}', "utf-8")
+    request = ValidateDataset(path="rollouts", report="none")
+
+    report = validate_dataset(Workspace(tmp_path), request)
+
+    assert (report.good, report.bad) == (1, 2)
+    assert report.notes[0].startswith("1 files in rollouts need an import and were not read: all.j")
+    step = after_validate_dataset(request, report)
+    assert step.startswith(
+        "import_rollouts reads the files named in notes; else fix the 2 bad rows"
+    )
+    (tmp_path / "rollouts" / "all.json").unlink()
+    report = validate_dataset(Workspace(tmp_path), request)
+    assert after_validate_dataset(request, report).startswith("fix the 1 bad rows")
 
 
 def test_what_must_be_imported_is_refused_for_scores_with_the_command_that_imports_it(
