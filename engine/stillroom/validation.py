@@ -55,9 +55,18 @@ class PlacedRequest(StrictModel):
     where: Annotated[Where, Field(exclude=True)] = None
 
 
-def describe_errors(error: ValidationError, model: type[BaseModel]) -> str:
-    """Returns one text with all validation errors, without pydantic's links and type names."""
-    problems = error.errors(include_url=False)
+UNKNOWN_KEY = "extra_forbidden"
+"""Pydantic's type of the error for a key that a model does not have."""
+
+
+def describe_errors(
+    error: ValidationError, model: type[BaseModel], *, only: str | None = None
+) -> str:
+    """Returns one text with all validation errors, without pydantic's links and type names.
+
+    `only` leaves out the errors of other types.
+    """
+    problems = [p for p in error.errors(include_url=False) if only in (None, p["type"])]
     sentences = [_sentence(problem, model) for problem in problems[:_MAX_SHOWN]]
     if len(problems) > _MAX_SHOWN:
         sentences.append(f"and {len(problems) - _MAX_SHOWN} more")

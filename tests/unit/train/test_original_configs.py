@@ -158,6 +158,7 @@ def test_what_only_a_hosted_service_reads_is_left_out_and_said(tmp_path, tiny_mo
     assert [note.partition(":")[2].partition(":")[0] for note in notes] == [
         " organization_id is ignored",
         " teacher.agentic is ignored",
+        " algorithm.adv_estimator is ignored",
     ]
 
 

@@ -20,7 +20,7 @@ from stillroom.train.config.schema import (
     section_of,
 )
 from stillroom.train.config.sections import TrainerSection
-from stillroom.validation import describe_errors
+from stillroom.validation import UNKNOWN_KEY, describe_errors
 from stillroom.yaml_text import read_yaml
 
 # yaml parses dates, and raises ValueError for a day that does not exist.
@@ -54,6 +54,13 @@ UNSUPPORTED: dict[str, tuple[str, str]] = {
 }
 """The reason and the fix for each refused key, by dotted key; null, false and [] are
 accepted."""
+
+_EVAL_ID = "eval_id"
+_HOSTED_EVAL = "it names an evaluation of a hosted service"
+_HOSTED_EVAL_FIX = (
+    "put its prompts next to config.yml, e.g. as heldout.jsonl, and write the entry as "
+    "{name: heldout, step: 100} (pass1, pass4 and pass8 keep their meaning)"
+)
 
 WITHOUT_EFFECT: dict[str, str] = {
     "organization_id": "it names an account of a hosted service",
@@ -107,16 +114,21 @@ def load_config(
 
     overrides: `section.key=value` texts, with the value in YAML. source: a copy of the file to
     read in its place.
-    Raises ConfigError, which names the wrong key and, if misspelt, the nearest known one.
+    Raises ConfigError, which names all refused settings, or else all wrong keys and, if a key is
+    misspelt, the nearest known one.
     """
     raw = read_config(path, overrides, source=source)
-    _refuse_unsupported(raw, path)
-    for dotted in WITHOUT_EFFECT:
+    refusals = list(_refused_settings(raw))
+    for dotted in (*UNSUPPORTED, *WITHOUT_EFFECT):
         _remove(raw, dotted)
-    model = _config_class(raw, path)
-    for dotted, owners in keys_of_other_types(raw["dataset_type"]).items():
-        _refuse_keys_of_other_types(raw, dotted, owners, path)
-        _remove(raw, dotted)
+    if not refusals or raw.get("dataset_type") in CONFIGS:
+        model = _config_class(raw, path)
+        for dotted, owners in keys_of_other_types(raw["dataset_type"]).items():
+            refusals += _refused_keys_of_other_types(raw, dotted, owners)
+            _remove(raw, dotted)
+        refusals += _unknown_keys(raw, model) if refusals else []
+    if refusals:
+        raise _refusal_error(path, refusals)
     if model is DistillConfig and not raw.get("teacher"):
         raise ConfigError(
             f"{path}: dataset_type distill needs teacher.path",
@@ -145,15 +157,41 @@ def _config_class(raw: Mapping[str, Any], path: Path) -> type[TrainConfig]:
     )
 
 
-def _refuse_keys_of_other_types(
-    raw: Mapping[str, Any], dotted: str, owners: list[str], path: Path
-) -> None:
-    """Raises ConfigError if a key of other dataset_types is set that cannot be ignored."""
+_Refusal = tuple[str, str]
+"""What is wrong with a setting that is refused, and the fix."""
+
+
+def _refusal_error(path: Path, refusals: Sequence[_Refusal]) -> ConfigError:
+    """Returns one error for all refused settings of a file."""
+    if len(refusals) == 1:
+        problem, fix = refusals[0]
+        return ConfigError(f"{path}: {problem}", fix)
+    fixes = dict.fromkeys(f"{problem.split()[0].rstrip(':')}: {fix}" for problem, fix in refusals)
+    problems = "; ".join(problem for problem, _ in refusals)
+    return ConfigError(f"{path}: {problems}", "; ".join(fixes))
+
+
+def _unknown_keys(raw: Mapping[str, Any], model: type[TrainConfig]) -> list[_Refusal]:
+    """Returns the unknown keys of a configuration as one refusal, without those of hosted evals."""
+    try:
+        model.model_validate(raw)
+    except ValidationError as error:
+        unknown = describe_errors(error, model, only=UNKNOWN_KEY)
+        sentences = [part for part in unknown.split("; ") if f".{_EVAL_ID} " not in part]
+        if sentences and unknown:
+            return [("; ".join(sentences), "correct or remove it")]
+    return []
+
+
+def _refused_keys_of_other_types(
+    raw: Mapping[str, Any], dotted: str, owners: list[str]
+) -> Iterator[_Refusal]:
+    """Yields the keys of other dataset_types that are set and cannot be ignored."""
     for key, reason in _KEYS_OF_OTHER_TYPES.items():
         is_same_key = key == dotted or key.rpartition(".")[0] == dotted
         if is_same_key and _is_set(key, _value_at(raw, key), CONFIGS[owners[0]]):
-            raise ConfigError(
-                f"{path}: {key} is for dataset_type {' and '.join(owners)}: {reason}",
+            yield (
+                f"{key} is for dataset_type {' and '.join(owners)}: {reason}",
                 f"leave it out, or set dataset_type to {' or '.join(owners)}",
             )
 
@@ -175,6 +213,9 @@ def _ignored_key_notes(raw: Mapping[str, Any]) -> Iterator[str]:
     for dotted, owners in keys_of_other_types(raw["dataset_type"]).items():
         if _is_set(dotted, _value_at(raw, dotted), CONFIGS[owners[0]]):
             yield f"{dotted} is ignored: it is for dataset_type {' and '.join(owners)}"
+
+
+_REWARD_COEF = "algorithm.reward_coef"
 
 
 def config_notes(
@@ -200,6 +241,12 @@ def config_notes(
         )
         where = "trainer" if _value_at(raw, "trainer") is None else "trainer.num_epochs"
         notes.append(f"{name} has no {where}; using the defaults: {defaults}")
+    estimator = _value_at(raw, "algorithm.adv_estimator")
+    if raw["dataset_type"] == "distill" and estimator and not _value_at(raw, _REWARD_COEF):
+        notes.append(
+            f"{name}: algorithm.adv_estimator is ignored: {_REWARD_COEF} is 0, so rewards are only "
+            "tracked"
+        )
     return notes
 
 
@@ -271,36 +318,26 @@ def _index(part: str, entries: list[Any]) -> int | None:
     return int(part) if part.isdecimal() and int(part) < len(entries) else None
 
 
-def _refuse_unsupported(raw: dict[str, Any], path: Path) -> None:
-    """Raises ConfigError for a setting that only other training systems support.
-
-    Unsupported keys that are disabled (null, false, []) are removed.
-    """
+def _refused_settings(raw: Mapping[str, Any]) -> Iterator[_Refusal]:
+    """Yields the settings that only other training systems support."""
     for dotted, (reason, fix) in UNSUPPORTED.items():
         if _value_at(raw, dotted) not in (None, [], False):
-            raise ConfigError(f"{path}: {dotted} is not supported: {reason}", fix)
-        _remove(raw, dotted)
-    _refuse_hosted_evals(raw, path)
-    for (dotted, value), (reason, fix) in REFUSED_VALUES.items():
-        if _value_at(raw, dotted) == value:
-            raise ConfigError(f"{path}: {dotted}: {value} is not supported: {reason}", fix)
-    if isinstance(_value_at(raw, "model.path"), list):
-        raise ConfigError(
-            f"{path}: model.path is a list, but one run trains one model",
-            "start one run for each with the override model.path=…",
-        )
-
-
-def _refuse_hosted_evals(raw: dict[str, Any], path: Path) -> None:
+            yield f"{dotted} is not supported: {reason}", fix
     evals = raw.get("evals")
     for index, section in enumerate(cast("list[Any]", evals) if isinstance(evals, list) else []):
-        if isinstance(section, dict) and "eval_id" in section:
-            raise ConfigError(
-                f"{path}: evals.{index}.eval_id is not supported: it names an evaluation of a "
-                "hosted service",
-                "put its prompts next to config.yml, e.g. as heldout.jsonl, and write the entry as "
-                "{name: heldout, step: 100} (pass1, pass4 and pass8 keep their meaning)",
+        if isinstance(section, dict) and _EVAL_ID in section:
+            yield (
+                f"evals.{index}.{_EVAL_ID} is not supported: {_HOSTED_EVAL}",
+                _HOSTED_EVAL_FIX,
             )
+    for (dotted, value), (reason, fix) in REFUSED_VALUES.items():
+        if _value_at(raw, dotted) == value:
+            yield f"{dotted}: {value} is not supported: {reason}", fix
+    if isinstance(_value_at(raw, "model.path"), list):
+        yield (
+            "model.path is a list, but one run trains one model",
+            "start one run for each with the override model.path=…",
+        )
 
 
 def _remove(raw: dict[str, Any], dotted: str) -> None:

@@ -112,6 +112,26 @@ def test_what_other_systems_offer_and_this_one_does_not_is_refused_with_another_
     assert error.fix == fix
 
 
+def test_all_refused_and_unknown_keys_are_named_at_once(tmp_path):
+    config = having("trainer.max_billing", 10, having("trainer.early_stop", 2, DISTILL))
+    config = having("trainer.num_epoch", 3, {**config, "wandb_project": "orders"})
+    config["evals"] = [{"eval_id": "x", "name": "heldout", "step": 100, "pass1_temp": 0}]
+
+    error = refusal(tmp_path, config)
+
+    for part in (
+        "trainer.max_billing is not supported: ",
+        "wandb_project is not supported: it belongs to the section trainer; ",
+        "evals.0.eval_id is not supported: it names an evaluation of a hosted service; ",
+        "trainer.early_stop is for dataset_type sft and dpo: ",
+        "trainer.num_epoch is not known (did you mean 'num_epochs'?)",
+        "evals.0.pass1_temp is not known",
+    ):
+        assert error.problem.count(part) == 1
+    assert error.problem.count("eval_id") == 1
+    assert "wandb_project: write trainer.wandb_project; " in error.fix
+
+
 @pytest.mark.parametrize("nothing", [None, False, []])
 def test_an_unsupported_key_that_asks_for_nothing_is_let_through(tmp_path, nothing):
     key = next(iter(UNSUPPORTED))
@@ -239,6 +259,16 @@ def test_a_key_of_another_type_is_left_out_with_a_note(tmp_path):
     notes = config_notes(tmp_path / "config.json")
     assert "config.json: algorithm is ignored: it is for dataset_type distill" in notes
     assert "config.json: data.group_size is ignored: it is for dataset_type distill" in notes
+
+
+@pytest.mark.parametrize("coef", [0, 0.5])
+def test_an_estimator_of_advantages_without_a_reward_coef_is_named_as_ignored(tmp_path, coef):
+    config = having("algorithm.adv_estimator", "grpo", DISTILL)
+    load(tmp_path, having("algorithm.reward_coef", coef, config), name="config.json")
+
+    notes = config_notes(tmp_path / "config.json")
+
+    assert any("algorithm.adv_estimator is ignored: " in note for note in notes) == (coef == 0)
 
 
 @pytest.mark.parametrize(
