@@ -8,6 +8,8 @@ import pytest
 
 from fakes.source_tree import ROOT, imports_of, module_of, starts
 from stillroom.train.config.losses import LOSSES
+from stillroom.train.config.schema import CONFIGS
+from stillroom.train.planning.forecast import describe_learning
 from stillroom_mcp.resources.texts import page_files
 
 ARCHITECTURE = ROOT / "docs/architecture.md"
@@ -137,3 +139,25 @@ def test_pages_that_skills_and_errors_name_are_there():
         for name in re.findall(r"`stillroom docs ([a-z/-]+)`", path.read_text(encoding="utf-8"))
     }
     assert {"traces", "remote"} <= named <= set(page_files())
+
+
+@pytest.mark.parametrize(
+    ("millions", "size", "rates"),
+    [(50, "below 100M", {"1e-3"}), (135, "100M to 400M", {"1e-3", "2e-4"})],
+)
+def test_the_plan_and_the_skill_advise_the_same_rates_for_a_size(
+    millions: int, size: str, rates: set[str]
+) -> None:
+    section = {"dataset_type": "sft", "data": {"train_file": "rows.jsonl", "batch_size": 8}}
+    model = {"path": "m", "qlora_rank": 32}
+    config = CONFIGS["sft"].model_validate(
+        section | {"model": model, "trainer": {"num_epochs": 1, "learning_rate": 1e-4}}
+    )
+    [note] = describe_learning(config, millions * 1_000_000)
+    skill = (ROOT / "skills/distillation-config/SKILL.md").read_text(encoding="utf-8")
+    [row] = [line for line in skill.splitlines() if line.startswith("| `trainer.learning_rate` |")]
+    [advice] = [part for part in row.split(";") if part.strip().startswith(size)]
+
+    assert set(re.findall(r"\de-\d", advice)) == rates
+    advised = {rate.replace("e-0", "e-") for rate in re.findall(r"\de-\d+", note)}
+    assert advised - {"1e-4"} == rates  # 1e-4 is the rate of the configuration

@@ -225,14 +225,15 @@ def describe_learning(config: TrainConfig, num_parameters: int) -> list[str]:
     is_sft = config.dataset_type == "sft"
     if is_lora and num_parameters < _TINY_MODEL:
         note = (
-            "an adapter learns little in such a small model; model.qlora_rank=0 trains all "
-            f"weights, at a learning rate of {_TINY_RATE:.0e} or more"
+            "an adapter learns little in a model below 100 million parameters; model.qlora_rank=0 "
+            f"trains all weights, at a learning rate of {_TINY_RATE:.0e} or more"
         )
     elif is_lora and is_sft and num_parameters < _SMALL_MODEL and rate < _SMALL_LORA_RATE / 2:
         note = (
-            f"an adapter with a learning rate of {rate:.0e} learns little in such a small model: "
-            f"use trainer.learning_rate={_SMALL_LORA_RATE:.0e}, or train all weights, which learnt "
-            f"more: model.qlora_rank=0 and trainer.learning_rate={_SMALL_FULL_RATE:.0e}"
+            f"an adapter with a learning rate of {rate:.0e} learns little in a model of 100 to "
+            f"400 million parameters: use trainer.learning_rate={_SMALL_LORA_RATE:.0e}, or train "
+            "all weights, which learnt more: model.qlora_rank=0 and "
+            f"trainer.learning_rate={_SMALL_FULL_RATE:.0e}"
         )
     elif not is_lora and num_parameters >= _SMALL_MODEL and rate > _MAX_FULL_RATE:
         note = (
