@@ -11,6 +11,9 @@
 #             which fail in which rounds; TIMES=3 LOAD=0 for less, SEED=7 ARGS="tests/unit" for a part
 # make families  runs every use of every family's tiny model, writes docs/families.md, and fails if
 #             one that said yes says no, in about ten minutes; FAMILIES="--only qwen3 --loud" for one
+# make real   what each method teaches a real SmolLM2-135M (93 MB, installed by the set-up), into
+#             docs/results.md; an hour and more for three tasks on two idle cores; figures that are
+#             there are kept; REAL="--tasks tickets --seeds 2" for a part
 # make package  the wheel, the sdist and the desktop bundle in dist/, each checked by its own
 #             validator, and the server started from the wheel in a fresh environment
 # make conformance  MCP's own suites and its inspector against our server, in about three minutes;
@@ -28,7 +31,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Tests start some hundred processes, which take a second each to compile what they import.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo dashboard quick test stress check trust families conformance package docs setup tools clean
+.PHONY: demo dashboard quick test stress check trust families real conformance package docs setup tools clean
 
 demo:
 	@scripts/setup.sh demo
@@ -72,6 +75,9 @@ trust: setup
 
 families: setup
 	$(BIN)/python benchmarks/families/run.py $(FAMILIES)
+
+real: setup
+	$(BIN)/python benchmarks/real/results.py build/real $(REAL)
 
 conformance: tools
 	$(BIN)/python benchmarks/mcp/conformance.py $(ARGS)
