@@ -1,7 +1,7 @@
 """Dollars and seconds per task of a student and its teacher, and when the student has paid off."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -77,10 +77,25 @@ def spent_on_runs(workspace: Workspace) -> Spent:
     return Spent(total_usd(calls), seconds / 3600)
 
 
+_MAX_NAME = 60
+
+
+def name_for_people(name: str) -> str:
+    """Returns an evaluation's name for a page, which no agent takes as an instruction."""
+    return fences.short_line(name, most=_MAX_NAME)
+
+
 def compare_costs(
-    workspace: Workspace, student: EvaluationResult, teacher: EvaluationResult
+    workspace: Workspace,
+    student: EvaluationResult,
+    teacher: EvaluationResult,
+    *,
+    shown: Callable[[str], str] = fences.name,
 ) -> CostComparison | None:
-    """Returns the costs per task; None if an evaluation has none (earlier versions)."""
+    """Returns the costs per task; None if an evaluation has none (earlier versions).
+
+    `shown` returns an evaluation's name as the sentence shows it.
+    """
     student_cost, teacher_cost = student.per_task, teacher.per_task
     if student_cost is None or teacher_cost is None:
         return None
@@ -97,7 +112,7 @@ def compare_costs(
         f"{task_time(cost)}" + ("" if cost.usd is None else f" and {dollars(cost.usd)}")
         for cost in (student_cost, teacher_cost)
     )
-    names = [fences.name(each.name) for each in (student, teacher)]
+    names = [shown(each.name) for each in (student, teacher)]
     return CostComparison(
         student=student.name,
         student_usd=student_cost.usd,

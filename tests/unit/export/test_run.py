@@ -153,7 +153,9 @@ def test_the_costs_of_a_model_stand_beside_those_of_its_teacher_on_the_same_prom
         cost = TaskCost(usd=usd, seconds=2.0, machine_seconds=0.5, tokens=300, is_local=False)
         return {"measured": {"per_task": cost}}
 
-    write_evaluation(project.runs, "evaluate-a", right, model="run-1", **measured(0.01))
+    name = "final: SFT + on-policy T1 + T1.5"
+    fields = measured(0.01) | {"name": name}
+    write_evaluation(project.runs, "evaluate-a", right, model="run-1", **fields)
     write_evaluation(project.runs, "evaluate-b", right, model="big", **measured(0.02))
     write_evaluation(project.runs, "evaluate-c", right, model="other", **measured(9))
     checkpoint = locate_model(project, "run-1")
@@ -163,7 +165,7 @@ def test_the_costs_of_a_model_stand_beside_those_of_its_teacher_on_the_same_prom
     taught = replace(history, stages=(replace(stage, teacher="big"),))
     sentence = cost_comparison(project, taught)
     assert sentence.startswith(
-        "Per task, run-1 takes 0.5 s (2 s from prompt to answer) and $0.01, big 0.5 s (2 s "
+        f"Per task, {name} takes 0.5 s (2 s from prompt to answer) and $0.01, big 0.5 s (2 s "
     )
 
 

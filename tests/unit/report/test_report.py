@@ -74,6 +74,12 @@ def test_it_says_what_a_task_costs_with_student_and_teacher_and_when_that_pays(
     assert "a task: 0.5 s (2 s from prompt to answer), $0.001, 300 tokens" in text
     assert "Per task, sft-1 takes 0.5 s (2 s from prompt to answer) and $0.001, big 0.5 s" in text
     assert "and $0.021; after 150 tasks" in text
+    name = "final: SFT + on-policy at two temperatures, evaluated once more on all prompts"
+    write_evaluation(
+        runs, "evaluate-d", right, minute=3, model="sft-1", teacher="big", name=name,
+        measured=cost(0.001),
+    )  # fmt: skip
+    assert f"Per task, {name[:59]}… takes 0.5 s" in text_of(written())
     (runs.parent / "prices.yml").write_text("- no mapping\n", encoding="utf-8")
     assert "Per task, " not in text_of(written())
 
