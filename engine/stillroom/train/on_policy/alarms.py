@@ -8,6 +8,7 @@ each other. An alarm suggests only what the configuration does not do already.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, median
 
 from stillroom.train.config.schema import DistillConfig
@@ -54,10 +55,20 @@ class Alarm:
     """The problem and how to fix it."""
 
 
-def find_alarms(history: History, config: DistillConfig) -> list[Alarm]:
-    """Returns the current alarms, worst first; a run that has just started has none."""
+def find_alarms(
+    history: History, config: DistillConfig, *, is_trained: bool = False
+) -> list[Alarm]:
+    """Returns the current alarms, worst first; a run that has just started has none.
+
+    `is_trained` says that the student is a checkpoint of an earlier training, such as SFT.
+    """
     steady = _current_limits([metrics for metrics in history if "teacher_kl" in metrics])
-    results = (detect(steady, config) for detect in _DETECTORS)
+    detectors = (
+        *_DETECTORS,
+        partial(_detect_kl_not_falling, is_trained=is_trained),
+        *_LAST_DETECTORS,
+    )
+    results = (detect(steady, config) for detect in detectors)
     return [alarm for alarm in results if alarm is not None]
 
 
@@ -176,7 +187,9 @@ def _detect_entropy_collapse(history: History, config: DistillConfig) -> Alarm |
     )
 
 
-def _detect_kl_not_falling(history: History, config: DistillConfig) -> Alarm | None:
+def _detect_kl_not_falling(
+    history: History, config: DistillConfig, *, is_trained: bool
+) -> Alarm | None:
     if len(history) < _MANY:
         return None
     window = max(_WINDOW, len(history) // 4)
@@ -185,8 +198,12 @@ def _detect_kl_not_falling(history: History, config: DistillConfig) -> Alarm | N
         return None
     advice = _join_advice(
         (
-            config.cold_start is None,
+            config.cold_start is None and not is_trained,
             "start with SFT if the student had none (cold_start, in the same run)",
+        ),
+        (
+            is_trained,
+            "stop if evaluate_model shows no gain over the checkpoint that the student began from",
         ),
         (True, f"{_SLOWER} if teacher_kl jumps, raise it if grad_norm and changes are small"),
         (_could_use_distribution(config), "use algorithm.loss_fn: full_reverse_kl"),
@@ -274,7 +291,9 @@ _DETECTORS: Sequence[Callable[[History, DistillConfig], Alarm | None]] = (
     _detect_repetition,
     _detect_entropy_collapse,
     _detect_rising_kl,
-    _detect_kl_not_falling,
+)
+"""The detectors of the worst alarms, the worst first."""
+_LAST_DETECTORS: Sequence[Callable[[History, DistillConfig], Alarm | None]] = (
     _detect_sampler_mismatch,
     _detect_tail,
 )

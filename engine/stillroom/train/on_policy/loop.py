@@ -51,6 +51,8 @@ class DistillProgress:
     """The state that distillation keeps between iterations."""
 
     config: DistillConfig
+    is_trained: bool
+    """Whether the student is a checkpoint of an earlier training, such as SFT."""
     carried: list[CarriedRollout] = field(default_factory=list[CarriedRollout])
     """The unfinished rollouts that continue in the next iteration."""
     history: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
@@ -59,7 +61,8 @@ class DistillProgress:
     def alarms_after(self, metrics: Mapping[str, float]) -> list[str]:
         """Adds the metrics of one more step and returns the current alarms."""
         self.history.append(metrics)
-        return [f"{alarm.name}: {alarm.text}" for alarm in find_alarms(self.history, self.config)]
+        alarms = find_alarms(self.history, self.config, is_trained=self.is_trained)
+        return [f"{alarm.name}: {alarm.text}" for alarm in alarms]
 
 
 def distill(
@@ -128,7 +131,9 @@ async def train_on_policy(
     rows mixed into the rollouts.
     """
     config = session.config
-    progress = DistillProgress(config)
+    progress = DistillProgress(
+        config, is_trained=session.student.loaded.location.record is not None
+    )
     # Set before the first `begin`, which restores the carried rollouts of a resumed run.
     session.progress = progress
     batches = prompt_batches(tasks, config)

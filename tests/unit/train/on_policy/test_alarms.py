@@ -51,8 +51,9 @@ def names(history):
     return {alarm.name for alarm in find_alarms(history, PLAIN)}
 
 
-def advice(name, history, config):
-    (text,) = [alarm.text for alarm in find_alarms(history, config) if alarm.name == name]
+def advice(name, history, config, **known):
+    alarms = find_alarms(history, config, **known)
+    (text,) = [alarm.text for alarm in alarms if alarm.name == name]
     return text
 
 
@@ -136,6 +137,8 @@ def test_no_alarm_advises_what_the_configuration_does():
     grown = config_of(rollout={"max_turns": 6}, curriculum={"first_turns": 2, "turn_steps": 9})
     assert "curriculum" not in advice("kl_rising", risen, grown)
     assert "cold_start" in advice("kl_not_falling", flat, PLAIN)
+    assert "SFT" not in advice("kl_not_falling", flat, PLAIN, is_trained=True)
+    assert "evaluate_model" in advice("kl_not_falling", flat, PLAIN, is_trained=True)
     assert "cold_start" not in advice(
         "kl_not_falling", flat, config_of(cold_start={"train_file": "sft.jsonl"})
     )
