@@ -20,7 +20,7 @@ from stillroom.curate.rewriting import (
     open_rewriter,
 )
 from stillroom.curate.rows import ACCEPTED_ROWS, CuratedRow, model_records, read_curated_rows
-from stillroom.curate.sources import RowInputs, open_inputs
+from stillroom.curate.sources import RowInputs, no_rows_error, open_inputs
 from stillroom.data.instruction import UNINSTRUCTED, Instruction, removed_system
 from stillroom.data.row_names import row_hash
 from stillroom.data.row_notes import (
@@ -336,9 +336,11 @@ def _nothing_converted_error(
     sources: Sequence[SourceFile], total: SourceCount, problems: Sequence[str]
 ) -> DataError:
     """Returns the error for files without a row that can be converted."""
+    files = ", ".join(s.name for s in sources[:3]) + (", …" if len(sources) > 3 else "")
+    if not total.read:
+        return no_rows_error(files)
     reasons = ", ".join(f"{reason}: {count}" for reason, count in total.left_out.items())
     example = f"; the first problem: {problems[0]}" if problems else ""
-    files = ", ".join(s.name for s in sources[:3]) + (", …" if len(sources) > 3 else "")
     return DataError(
         f"none of the {total.read} rows in {files} can be converted"
         + (f" ({reasons})" if reasons else "")

@@ -27,7 +27,7 @@ from stillroom.curate.pair_candidates import (
 )
 from stillroom.curate.project_tools import ProjectTools
 from stillroom.curate.rows import ACCEPTED_ROWS, model_records
-from stillroom.curate.sources import RowInputs, open_inputs
+from stillroom.curate.sources import RowInputs, no_rows_error, open_inputs
 from stillroom.data.row_notes import tools_notes
 from stillroom.errors import DataError
 from stillroom.files import LineWriter
@@ -187,6 +187,8 @@ class Pairing:
         Raises DataError if there are no pairs.
         """
         rows = self.output.rows
+        if not self._num_read:
+            raise no_rows_error(", ".join(file.name for file in self._inputs.files[:3]))
         if rows.num_rows == 0:
             raise _no_pairs_error(self.better, self.worse, self.tally.skipped)
         result = PairsResult(

@@ -165,6 +165,14 @@ def open_inputs(
         yield opened
 
 
+def no_rows_error(files: str) -> DataError:
+    """Returns the error for files without any row; `files` are their names."""
+    return DataError(
+        f"{files}: no rows, as the input is empty",
+        "give files with rows; check that the program that writes them has finished",
+    )
+
+
 NEED_IMPORT = "need an import"
 """The words in a note on files of a folder that are not read without an import."""
 

@@ -283,7 +283,7 @@ WAYS: dict[str, tuple[Callable[[Workspace], str], str]] = {
     ),
     "conversion: no rows": (
         curated("convert_rollouts", api.ConvertRollouts),
-        "none of the 0 rows",
+        "no rows, as the input is empty",
     ),
     "conversion: no success": (
         curated("convert_rollouts", api.ConvertRollouts, RIGHT | {"success": False}),

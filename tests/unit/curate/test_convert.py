@@ -21,6 +21,7 @@ from fakes.rollout_rows import (
 )
 from stillroom import api
 from stillroom.curate.convert import ConvertResult, ConvertRollouts, convert_rollouts
+from stillroom.curate.pairs import MakeDpoPairs, make_dpo_pairs
 from stillroom.data.formats import load_sft_rows
 from stillroom.errors import DataError, EngineError, InputError
 from stillroom.files import content_hash
@@ -154,7 +155,7 @@ def test_nothing_to_convert_is_an_error_that_says_why_and_keeps_the_old_rows(
     assert (tmp_path / "train.jsonl").read_bytes() == b"old\n"
 
     write_lines(tmp_path / "rollouts.jsonl", [])
-    with pytest.raises(DataError, match="none of the 0 rows"):
+    with pytest.raises(DataError, match="no rows, as the input is empty"):
         convert(tmp_path, overwrite=True)
 
 
@@ -517,3 +518,14 @@ def test_converted_rows_that_call_tools_without_their_schemas_are_counted_in_a_n
     [note] = result.notes
     assert note.startswith("1 of 3 rows call tools but have no `tools`: ")
     assert convert(tmp_path, "more.jsonl", output="other.jsonl").notes == []
+
+
+def test_an_empty_file_is_refused_as_empty_and_not_for_its_rows(tmp_path: Path) -> None:
+    (tmp_path / "rollouts.jsonl").write_bytes(b"")
+    with pytest.raises(DataError) as caught:
+        convert(tmp_path)
+    assert caught.value.problem == "rollouts.jsonl: no rows, as the input is empty"
+    request = MakeDpoPairs(input="rollouts.jsonl", output="pairs.jsonl")
+    with pytest.raises(DataError) as paired:
+        make_dpo_pairs(Workspace(tmp_path), request)
+    assert str(paired.value) == str(caught.value)
