@@ -121,14 +121,14 @@ def load_config(
     refusals = list(_refused_settings(raw))
     for dotted in (*UNSUPPORTED, *WITHOUT_EFFECT):
         _remove(raw, dotted)
-    if not refusals or raw.get("dataset_type") in CONFIGS:
-        model = _config_class(raw, path)
-        for dotted, owners in keys_of_other_types(raw["dataset_type"]).items():
-            refusals += _refused_keys_of_other_types(raw, dotted, owners)
-            _remove(raw, dotted)
-        refusals += _unknown_keys(raw, model) if refusals else []
-    if refusals:
+    if refusals and raw.get("dataset_type") not in [*CONFIGS]:  # may be a list, without a hash
         raise _refusal_error(path, refusals)
+    model = _config_class(raw, path)
+    for dotted, owners in keys_of_other_types(raw["dataset_type"]).items():
+        refusals += _refused_keys_of_other_types(raw, dotted, owners)
+        _remove(raw, dotted)
+    if refusals:
+        raise _refusal_error(path, [*refusals, *_unknown_keys(raw, model)])
     if model is DistillConfig and not raw.get("teacher"):
         raise ConfigError(
             f"{path}: dataset_type distill needs teacher.path",

@@ -130,6 +130,8 @@ def test_all_refused_and_unknown_keys_are_named_at_once(tmp_path):
         assert error.problem.count(part) == 1
     assert error.problem.count("eval_id") == 1
     assert "wandb_project: write trainer.wandb_project; " in error.fix
+    unhashable = refusal(tmp_path, {**config, "dataset_type": ["sft"]})
+    assert unhashable.problem.count("is not supported") == 3
 
 
 @pytest.mark.parametrize("nothing", [None, False, []])
