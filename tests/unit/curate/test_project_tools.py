@@ -9,7 +9,7 @@ from fakes.foreign_rollouts import RNOW_ROW, write_rnow
 from fakes.rollout_rows import read_rows
 from stillroom.curate.convert import ConvertResult, ConvertRollouts, convert_rollouts
 from stillroom.curate.pairs import MakeDpoPairs, make_dpo_pairs
-from stillroom.lineage import FileRecord, read_manifest
+from stillroom.lineage import read_manifest
 from stillroom.settings import Workspace
 
 PRICE = """
@@ -54,7 +54,7 @@ def names_in(path: Path) -> list[list[str]]:
 def input_names(output: Path) -> list[str]:
     manifest = read_manifest(output)
     assert manifest is not None
-    return [Path(i.path).name for i in manifest.inputs if isinstance(i, FileRecord)]
+    return [Path(record.path).name for record in manifest.inputs]
 
 
 @pytest.mark.usefixtures("warm_python")
