@@ -271,7 +271,7 @@ def _detect_tail(history: History, config: DistillConfig) -> Alarm | None:
             config.model.qlora_rank > 0,
             "train all weights (model.qlora_rank: 0) if the model is small, or a larger rank",
         ),
-        (True, "raise trainer.learning_rate or train longer"),
+        (True, "train longer, or raise trainer.learning_rate while teacher_kl falls steadily"),
     )
     return Alarm(
         "tail",

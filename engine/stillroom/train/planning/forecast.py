@@ -260,9 +260,11 @@ def describe_steps(config: TrainConfig, steps: int) -> list[str]:
         )
     substeps = config.algorithm.substeps if config.dataset_type == "distill" else 1
     if steps * substeps < _FEW_STEPS:
+        is_capped = most is not None and steps >= most
+        more = "trainer.max_steps" if is_capped else "trainer.num_epochs or lower data.batch_size"
         notes.append(
             f"only {steps * substeps} optimiser steps, which hardly change a model; for about "
-            "100, raise trainer.num_epochs or lower data.batch_size"
+            f"100, raise {more}"
         )
     return notes
 

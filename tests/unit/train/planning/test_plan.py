@@ -92,6 +92,7 @@ def test_a_plan_tells_of_a_learning_rate_or_an_adapter_that_does_not_suit_the_mo
         ("sft", 16, {}, "only 16 optimiser steps"),
         ("sft", 200, {}, None),
         ("distill", 40, {"max_steps": 40}, None),
+        ("distill", 8, {"max_steps": 8}, "for about 100, raise trainer.max_steps"),
         ("distill", 60, {"max_steps": 100}, "fewer than trainer.max_steps 100: raise trainer"),
     ],
 )
