@@ -23,7 +23,7 @@ class CompareEvaluations(StrictModel):
     candidates: Annotated[tuple[str, ...], Field(description="Run ids to compare with it")] = ()
     teacher: Annotated[
         str | None,
-        Field(description="The teacher's evaluation: also decides, and compares costs"),
+        Field(description="The teacher's evaluation: adds costs and whether to distil"),
     ] = None
 
     @model_validator(mode="after")

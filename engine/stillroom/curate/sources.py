@@ -272,9 +272,10 @@ def check_needs_no_import(workspace: Workspace, name: str) -> None:
 
 
 def files_to_import_for_validation(workspace: Workspace, name: str) -> list[Path] | None:
-    """Returns the files of a path that only import_rollouts can read; None for any other path.
+    """Like `files_to_import`, for calls that also accept prompts (validate, inspect).
 
-    A row that could be a prompt counts as one, unless it has all fields of another system's format.
+    Returns None if the first rows could be prompts: if their only other reading is a table of
+    columns or OpenAI's fine-tuning format.
     """
     formats = set[RowFormat | None]()
     for file in _row_files(workspace.path(name)):

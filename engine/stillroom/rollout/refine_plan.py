@@ -94,9 +94,9 @@ def plan_refinement(
     record = None if first is None else _StudentRow.read(files[0], first.number, first.data).teacher
     if record is None or record.provider not in IN_PROCESS:
         raise InputError(
-            f"turns one: the student of {options.refine} cannot continue its rollouts, since it "
-            "was not sampled in-process",
-            "generate the student's rollouts with provider hf, or use turns rest",
+            f"`turns: one` needs a student that Stillroom can load, but the rollouts of "
+            f"{options.refine} were not sampled in-process",
+            "generate the student's rollouts with provider hf, or set `turns: rest`",
         )
     student = ModelChoice.model_validate({"model": record.model, "provider": record.provider})
     location = cast("ModelLocation", student.locate(workspace))

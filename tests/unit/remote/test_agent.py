@@ -163,7 +163,7 @@ def test_nothing_is_placed_outside_of_the_runs_folder(
 ) -> None:
     run = started(there, tmp_path)
     file = msgspec.structs.replace(run.files[0], remote_path=place)
-    with pytest.raises(EngineError, match="is outside of the run's folder"):
+    with pytest.raises(EngineError, match="which is in neither workspace"):
         lifecycle.start(there, msgspec.structs.replace(run, files=[file]))
     assert launches == []
 

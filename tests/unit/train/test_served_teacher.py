@@ -135,7 +135,7 @@ def test_a_teacher_whose_server_refuses_everything_ends_the_run(tmp_path, tiny_m
 
     with FakeModelServer(tiny_models.load("llama", "chatml"), before=before) as server:
         project = distill(tmp_path, tiny_models.folder("llama", "chatml"), served(server))
-        with pytest.raises(RunError, match="the teacher did not score it: HTTP 400"):
+        with pytest.raises(RunError, match="the teacher did not score this rollout: HTTP 400"):
             project.train()
     assert project.reporter.measured == []
 

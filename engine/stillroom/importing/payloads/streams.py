@@ -37,7 +37,7 @@ def _decoded(data: str) -> Row:
     except (ValueError, RecursionError) as error:
         raise UnreadableRowError(BROKEN_STREAM, str(error)[:200]) from error
     if not isinstance(value, dict):
-        raise UnreadableRowError(BROKEN_STREAM, "an event's data is not an object")
+        raise UnreadableRowError(BROKEN_STREAM, "an event's data is JSON, but not an object")
     return value
 
 

@@ -119,8 +119,10 @@ def _place_files(agent: AgentFolder, run: AgentRun, request: LaunchRequest) -> d
         first, _, path = file.remote_path.partition("/")
         if not is_safe(file.remote_path) or first not in ("workspace", "outside"):
             raise EngineError(
-                f"{file.remote_path!r} is outside of the run's folder",
-                "update stillroom on your own machine, and start the run again",
+                f"the launch request has the path {file.remote_path!r}, which is in neither "
+                "workspace/ nor outside/",
+                "the two versions of stillroom may not match: update it on your own machine, and "
+                "start the run again",
             )
         if not blob_file(agent, file.sha256).exists():
             raise EngineError(

@@ -72,8 +72,8 @@ def _check_budget(budget_usd: float, price_per_hour: float, machine: Machine) ->
         raise InputError(
             f"budget_usd {budget_usd:g} pays for {budget_usd / price_per_hour * 3600:.0f} s of "
             f"{machine.name} (${price_per_hour:g} an hour), too little to upload and start a run",
-            f"give at least ${min_usd:.2f}, plus some minutes for a machine's first run, which "
-            "installs packages; or leave where out",
+            f"give at least ${min_usd:.2f}, and more for the machine's first run, which spends "
+            "some minutes installing packages; or omit `where` to run locally",
         )
 
 

@@ -84,7 +84,7 @@ class Teachers:
             return await served.score(reading)
         except CallFailedError as error:
             failure = Failure(
-                kind=error.kind, message=f"the teacher did not score it: {error.message}"
+                kind=error.kind, message=f"the teacher did not score this rollout: {error.message}"
             )
             return FailedRollout(key_of(outcome), failure, outcome.turns)
 
