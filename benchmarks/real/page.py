@@ -1,7 +1,6 @@
-"""Writes docs/results.md from the figures of results.py."""
+"""The text of docs/results.md, from the figures of results.py."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from methods import METHODS, ON_POLICY_RATE, RATE
@@ -14,7 +13,6 @@ from stillroom.evaluate.intervals import (
     smallest_difference,
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "results.md"
 CONTROL = "SFT, then more SFT"
 BASELINES = ("teacher", "base", "base, 5 examples")
 ABOUT = {
@@ -44,6 +42,8 @@ figures are in `benchmarks/real/`.
 - All weights are trained, at {rate:g} ({on_policy:g} on-policy), batches of 8 (32 prompts on-policy). Answers are greedy, and right only if they are
   exact. Intervals are 95 %.
 - **Not shown**: anything below about {points:.0f} points, which is what {heldout} tasks a seed can show at {seeds}.
+"""
+ONE_SEED = """- **One seed so far**: another seed of the same method may differ by more than its interval says, which is of tasks alone.
 """
 WHAT_IT_SAYS = """
 ## What it says
@@ -75,8 +75,8 @@ trainer: {{num_epochs: 1000, learning_rate: 5.0e-5, schedule: constant, max_minu
 Figure = dict[str, Any]
 
 
-def write_page(rows: Sequence[Figure]) -> None:
-    """Writes the page of the figures."""
+def page(rows: Sequence[Figure]) -> str:
+    """Returns the page with the figures."""
     trained = [row for row in rows if "minutes" in row]
     if not trained:
         raise SystemExit("error: no method was measured, so there is no page to write")
@@ -88,7 +88,7 @@ def write_page(rows: Sequence[Figure]) -> None:
         on_policy=ON_POLICY_RATE, points=100 * smallest_difference(heldout * len(seeds)),
         seeds=num_seeds,
     )  # fmt: skip
-    parts = [head]
+    parts = [head, ONE_SEED if len(seeds) == 1 else ""]
     verdicts: list[str] = []
     for name in TASKS:
         own = [row for row in rows if row["task"] == name]
@@ -97,7 +97,7 @@ def write_page(rows: Sequence[Figure]) -> None:
             verdicts += _verdicts(name, own)
     said = "\n".join(f"- {line}" for line in verdicts) or "- Nothing yet: no control was measured."
     parts.append(WHAT_IT_SAYS.format(verdicts=said, minutes=minutes, half=minutes / 2))
-    PAGE.write_text("".join(parts), encoding="utf-8")
+    return "".join(parts)
 
 
 def _section(name: str, rows: Sequence[Figure]) -> str:

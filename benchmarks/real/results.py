@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from methods import METHODS, Lesson, few_shot, model_folder, train_teacher
-from page import write_page
+from page import page
 from project import FORMS, Project
 from task import Task
 from tasks import TASKS
@@ -32,6 +32,7 @@ from stillroom.models.gguf.folder import convert_gguf
 
 HERE = Path(__file__).parent
 FIGURES = HERE / "figures.json"
+PAGE = HERE.parents[1] / "docs" / "results.md"
 TOOLS_TEMPLATE = HERE / "chatml_tools.jinja"
 Figure = dict[str, Any]
 
@@ -130,7 +131,7 @@ def main() -> None:
         for seed in options.seeds:
             for name in options.tasks:
                 measure(figures, options.folder.resolve(), TASKS[name], seed, options)
-    write_page(figures.rows)
+    PAGE.write_text(page(figures.rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,33 @@
+"""docs/results.md against the figures that `make real` has kept."""
+
+import importlib
+import json
+
+import pytest
+
+from fakes.source_tree import ROOT
+
+HERE = ROOT / "benchmarks" / "real"
+KEPT = json.loads((HERE / "figures.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def page(monkeypatch):
+    """The module that makes the page."""
+    monkeypatch.syspath_prepend(str(HERE))
+    return importlib.import_module("page")
+
+
+def test_the_page_says_what_was_measured(page):
+    assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == page.page(KEPT)
+
+
+def test_a_method_is_compared_task_by_task_with_as_much_more_sft(page):
+    trained = {"minutes": 1, "teacher_rows": 2, "seconds": 60, "date": "2026-01-01", "commit": "c"}
+    rows = [
+        {"task": "tickets", "seed": 1, "method": name, "seen": "11" * 20, "new": new, **trained}
+        for name, new in (("SFT, then more SFT", "01" * 20), ("SFT, then DPO", "11" * 20))
+    ]
+    text = page.page(rows)
+    assert "| SFT, then DPO | 100.0% [91.2%, 100.0%] | 100.0% [91.2%, 100.0%] | **+50.0 [" in text
+    assert "better than *SFT, then more SFT*: SFT, then DPO." in text
