@@ -181,7 +181,7 @@ def test_a_plan_warns_where_an_adapter_has_to_teach_an_end_that_the_base_never_w
     }
 
     warned = {
-        name: [note for note in plan.notes if "this adapter leaves embeddings" in note]
+        name: [note for note in plan.notes if "trains neither the embeddings" in note]
         for name, plan in plans.items()
     }
     assert warned["chatml"] == []
