@@ -13,6 +13,7 @@ the ratio of the medians. FOLDER keeps the model.
 import argparse
 import json
 import os
+import random
 import resource
 import statistics
 import subprocess
@@ -116,12 +117,12 @@ def sampled(loaded: LoadedModel, prompts: Sequence[Any], tokens: int) -> list[De
     endless = LoadedModel(loaded.location, loaded.model, loaded.tokenizer, frozenset())
     engine = DecodeEngine(endless, max_rows=len(prompts), max_context=512)
     renderer = ChatRenderer(loaded.tokenizer)
-    settings = SamplingSettings(temperature=1.0, max_tokens=tokens, seed=0)
+    settings = SamplingSettings(temperature=1.0, max_tokens=tokens)
     sequences: list[DecodedSequence] = []
-    for messages in prompts:
-        sequence = DecodedSequence(settings)
+    for number, messages in enumerate(prompts):
+        sequence = DecodedSequence(settings, draws=random.Random(number))
         sequence.give(renderer.prompt_ids(messages, []))
-        engine.ask(sequence)
+        engine.request_turn(sequence)
         sequences.append(sequence)
     while engine.has_work:
         for sequence in engine.step():
