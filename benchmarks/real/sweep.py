@@ -42,7 +42,7 @@ def sweep(folder: Path, base: str, arms: list[str], *, rows: int, seed: int) -> 
         scores = project.evaluate(run["run_id"])
         row = {
             "task": task, "seed": seed, "rows": rows, "arm": arm, "seconds": run["seconds"],
-            "seen": scores["seen"], "new": scores["new"],
+            "seen": scores["seen"]["accuracy"], "new": scores["new"]["accuracy"],
         }  # fmt: skip
         with results.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
