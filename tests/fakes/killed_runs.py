@@ -45,9 +45,11 @@ def killed(project, run, step):
 def assert_resumes_exactly(project, step, *, save_step=1):
     """Trains a run, and one that is killed at `step` and resumed: metrics and weights are equal.
 
+    step: its number, or a function that returns it for the result of the whole run.
     Returns the result and the metrics of the run that nobody killed.
     """
     whole = project.train("whole")
+    step = step(whole) if callable(step) else step
     unbroken = measured(project)
     killed(project, "killed", step)
     project.reporter = KeptReporter()

@@ -334,15 +334,16 @@ def test_a_run_ends_early_with_the_weights_that_did_best_on_the_held_out_rows(
     assert not (project.checkpoint() / "training_state.json").exists()
 
 
-@pytest.mark.parametrize(("method", "step"), [("sft", 6), ("dpo", 4)])
-def test_early_stopping_goes_on_over_a_kill(tmp_path, tiny_models, method, step):
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_early_stopping_goes_on_over_a_kill(tmp_path, tiny_models, method):
     project = early_project(tmp_path, tiny_models, 0.3, method)
     project.config["trainer"]["save_step"] = 1
     project.config["trainer"]["keep_checkpoints"] = 1
 
-    whole, _ = assert_resumes_exactly(project, step)
+    # Which step is the best one depends on the machine's rounding.
+    whole, _ = assert_resumes_exactly(project, lambda whole: whole.kept_step + 1)
 
-    assert whole.kept_step < step <= whole.steps < 16
+    assert whole.kept_step < whole.steps < 16
 
 
 def test_a_change_in_either_of_two_files_of_one_name_is_seen():
