@@ -94,6 +94,7 @@ class RunKind(StrEnum):
     LINEAGE = "lineage"
     IMPORT = "import"
     PLAN = "plan"
+    RECIPE = "recipe"
 
 
 WaitReason = Literal["ended", "alarm", "budget", "progress", "time"]

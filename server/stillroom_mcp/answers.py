@@ -1,6 +1,7 @@
 """The answers of tools as an agent reads them, and the schemas of arguments and answers."""
 
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.types import INTERNAL_ERROR
 from pydantic import BaseModel
 
-from stillroom.api import Operation, RunReport, operation_named
+from stillroom.api import Operation, RunReport, operation_named, operation_of_run
 from stillroom.settings import Workspace
 from stillroom_mcp.fencing import fenced_answer, names_only
 from stillroom_mcp.next_steps import after_run, large_result, next_step, poll_after_s
@@ -30,7 +31,7 @@ def structured(
     quotable = names_only(result)
     if isinstance(result, RunReport):
         answer["poll_after_s"] = poll_after_s(result)
-        if (inner := large_result(result)) is not None:
+        if (inner := large_result(result) or _typed_result(result)) is not None:
             answer["result"] = _rounded(fenced_answer(inner))
             inner_values = msgspec.to_builtins(names_only(inner))
             quotable = msgspec.structs.replace(quotable, result=inner_values)
@@ -39,6 +40,17 @@ def structured(
     else:
         answer["next_step"] = next_step(operation, request, quotable)
     return workspace.redactor().value(answer)
+
+
+def _typed_result(run: RunReport) -> msgspec.Struct | None:
+    """Returns the result of a finished run whose operation says its type; None for other runs."""
+    work = operation_of_run(run.kind).run
+    if run.result is None or work is None or work.result is None:
+        return None
+    # Another version of Stillroom may have written other fields.
+    with suppress(msgspec.ValidationError):
+        return msgspec.convert(run.result, work.result)
+    return None
 
 
 def structured_result(workspace: Workspace, result: msgspec.Struct) -> dict[str, Any]:

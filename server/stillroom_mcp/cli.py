@@ -33,6 +33,8 @@ from stillroom_mcp.other_names import (
 _Model = TypeVar("_Model", bound=BaseModel)
 EXIT_USAGE = 2
 EXIT_PIPE = 141
+_ALIASES = {"distil": "run-recipe"}
+"""Shorter names of commands."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -125,7 +127,10 @@ def build_parser(
         text = operation.description
         # argparse expands % in the help of a command, but not in its description.
         escaped_text = text.replace("%", "%%")
-        sub = subparsers.add_parser(name, help=escaped_text, description=text, allow_abbrev=False)
+        aliases = [alias for alias, command in _ALIASES.items() if command == name]
+        sub = subparsers.add_parser(
+            name, aliases=aliases, help=escaped_text, description=text, allow_abbrev=False
+        )
         _add_fields(sub, operation, argv)
         if "overrides" in operation.request.model_fields:
             add_override_flags(sub)
@@ -134,7 +139,7 @@ def build_parser(
             sub.add_argument(
                 "--detach", action="store_true", help="return at once; the run continues"
             )
-        by_command[name] = sub
+        by_command |= dict.fromkeys((name, *aliases), sub)
     by_command["serve"] = _add_serve(subparsers)
     by_command["demo"] = _add_demo(subparsers)
     by_command["dashboard"] = _add_dashboard(subparsers)
@@ -413,7 +418,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _run_operation(command: str, options: argparse.Namespace) -> int:
-    operation = operation_named(command.replace("-", "_"))
+    operation = operation_named(_ALIASES.get(command, command).replace("-", "_"))
     fields = {k: v for k, v in vars(options).items() if k in operation.request.model_fields}
     fields = with_short_overrides(fields, options)
     request = _request(operation.request, operation.command, fields)

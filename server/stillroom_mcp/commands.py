@@ -24,6 +24,7 @@ _ACTIVE = ("starting", "running")
 
 TOOLSETS: dict[str, tuple[str, ...]] = {
     "core": (
+        "run_recipe",
         "create_project",
         "generate_rollouts",
         "filter_dataset",

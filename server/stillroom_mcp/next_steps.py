@@ -9,7 +9,7 @@ import msgspec
 from pydantic import BaseModel
 
 from stillroom import api, fences
-from stillroom_mcp.outcomes import first_remark
+from stillroom_mcp.outcomes import first_remark, last_step
 
 _MAX_POLL_S = 110.0
 _MOST_FILES = 3
@@ -277,6 +277,8 @@ def _resume_step(result: api.RunReport) -> str:
         elsewhere = ", on this or another machine" if where else ""
         again = f"start_training(resume={result.run_id}{where})"
         return f"{again} resumes at its last checkpoint, if it has one{elsewhere}"
+    if result.kind == "recipe":
+        return "run_recipe with the same arguments goes on where it stopped"
     return "repeat the call if you still need the result"
 
 
@@ -302,10 +304,8 @@ def _after_success(result: api.RunReport) -> str:
     if result.kind == "evaluate":
         compared = f"compare_evaluations(baseline=<run id>, candidates=[{result.run_id}])"
         return first_remark(result.kind, outcome) + compared
-    if result.kind == "export":
-        serve = "; serve it with the command in `serve`" if outcome.get("serve") else ""
-        check = "" if outcome.get("verified") else "verify=50 would test the files first; "
-        return f"{check}tell the user about the warnings, and read {outcome['card']}{serve}"
+    if (last := last_step(result.kind, outcome)) is not None:
+        return last
     remarks = "it ended with alarms, so look closely: " if result.alarms else ""
     remarks += first_remark(result.kind, outcome)
     where = f", where={result.where}" if result.where is not None else ""

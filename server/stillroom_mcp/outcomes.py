@@ -16,6 +16,21 @@ def first_remark(kind: RunKind, outcome: Mapping[str, Any]) -> str:
     return f"{remark}; then " if remark is not None else ""
 
 
+def last_step(kind: RunKind, outcome: Mapping[str, Any]) -> str | None:
+    """Returns what follows a run that ends a distillation; None for other runs."""
+    if kind is RunKind.RECIPE:
+        return (
+            "tell the user accuracy, gain and caveats, and ask them to open the report; "
+            f"evaluate_model(model={outcome.get('student')}, provider=hf, data=<other prompts>) "
+            "and all other operations work with its runs"
+        )
+    if kind is RunKind.EXPORT:
+        serve = "; serve it with the command in `serve`" if outcome.get("serve") else ""
+        check = "" if outcome.get("verified") else "verify=50 would test the files first; "
+        return f"{check}tell the user about the warnings, and read {outcome['card']}{serve}"
+    return None
+
+
 def _rollout_remarks(outcome: Mapping[str, Any]) -> Iterator[str]:
     """Yields remarks on the result of a rollout run, the most important first."""
     succeeded, output = outcome.get("succeeded") or 0, outcome.get("output")

@@ -170,13 +170,13 @@ def test_the_skill_is_valid(skill: str) -> None:
 
 @pytest.mark.parametrize("document", sorted(SKILLS.rglob("*.md")), ids=lambda p: p.stem)
 def test_every_example_names_a_tool_or_is_a_configuration(document: Path, tmp_path: Path) -> None:
-    tools = {operation.name for operation in OPERATIONS}
+    requests = {operation.name: operation.request for operation in OPERATIONS}
     for number, block in enumerate(blocks_of(document)):
         assert block.language in ("json", "yaml", "bash", *_FILES)
         if block.language in _FILES:
             assert Path(block.info).suffix == {"jsonl": ".jsonl", "python": ".py"}[block.language]
         if block.language == "json":
-            assert block.info.split(" ")[0] in tools
+            requests[block.info.split(" ")[0]].model_validate_json(block.text)
         if block.info == MACHINES_FILE:
             (tmp_path / MACHINES_FILE).write_text(block.text, encoding="utf-8")
             assert all_machines(Workspace(tmp_path))

@@ -45,6 +45,7 @@ from stillroom.api.start_runs import (
     export_model,
     generate_rollouts,
     plan_training,
+    run_recipe,
     score_rollouts,
     show_prices,
     start_training,
@@ -65,6 +66,7 @@ from stillroom.jobs.child import kill_children_on, report_progress_to
 from stillroom.jobs.operations import Operation
 from stillroom.projects.create import CreateProject, ProjectResult, create_project
 from stillroom.projects.setup import CheckSetup, SetupReport
+from stillroom.recipe.request import RecipeResult, RunRecipe
 from stillroom.remote.machine_list import ListMachines, MachineList, list_machines
 from stillroom.report.request import WriteReport, WrittenReport
 from stillroom.rollout.request import GenerateRollouts

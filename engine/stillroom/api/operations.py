@@ -27,6 +27,7 @@ from stillroom.importing.request import ImportResult, ImportRollouts
 from stillroom.jobs.operations import ChildWork, Operation, RunWork
 from stillroom.projects.create import CreateProject, ProjectResult
 from stillroom.projects.setup import CheckSetup, SetupReport
+from stillroom.recipe.request import RecipeResult, RunRecipe
 from stillroom.remote.machine_list import ListMachines, MachineList
 from stillroom.report.request import WriteReport, WrittenReport
 from stillroom.rollout.request import GenerateRollouts
@@ -41,6 +42,21 @@ _TEMPLATE_GB = bounds.TEMPLATE_MEMORY.limit / 1e9
 _CHECK_RAY = "check the cluster with `ray status`"
 
 OPERATIONS = (
+    Operation(
+        function="stillroom.api.start_runs:run_recipe",
+        request=RunRecipe,
+        result=RunReport,
+        title="Run the recipe",
+        description=(
+            "From prompts and a teacher to a trained, measured, exported student, within money and "
+            "minutes; starts a run. The same call goes on after a stop and pays nothing twice."
+        ),
+        positional=("input",),
+        is_open_world=True,
+        run=RunWork(
+            (RunKind.RECIPE,), "stillroom.api.recipe.run:make_student", result=RecipeResult
+        ),
+    ),
     Operation(
         function="stillroom.projects.create:create_project",
         request=CreateProject,

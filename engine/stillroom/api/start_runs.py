@@ -22,6 +22,7 @@ from stillroom.api.placement import (
     with_spec,
 )
 from stillroom.api.prompts_folder import complete_evaluation, complete_rollouts
+from stillroom.api.recipe.plan import plan_recipe
 from stillroom.api.runs import RunReport, continuing_runs, report_run
 from stillroom.curate.sources import check_needs_no_import, unread_file_notes
 from stillroom.errors import RunError
@@ -30,6 +31,7 @@ from stillroom.export.request import ExportModel, plan_export
 from stillroom.jobs import supervise
 from stillroom.jobs.child import run_in_child
 from stillroom.outputs import ReplacingRequest, check_free, check_replaceable_by_size
+from stillroom.recipe.request import RunRecipe
 from stillroom.remote.bundle.checks import check_remote_config
 from stillroom.remote.bundle.job_spec import PackedJob
 from stillroom.remote.bundle.needs import (
@@ -94,6 +96,13 @@ def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunRep
         new=NewRun(inputs=plan.rollouts.inputs, notes=completed.notes),
         spec=pack_job(workspace, machine, needs, budget_usd=request.budget_usd),
     )
+
+
+def run_recipe(workspace: Workspace, request: RunRecipe) -> RunReport:
+    """Starts a recipe. Raises EngineError for an invalid request, before spending anything."""
+    plan = plan_recipe(workspace, request)
+    keys = workspace.read_keys(plan.key_names)
+    return _start(workspace, RunKind.RECIPE, request, keys=keys, new=NewRun(inputs=plan.inputs))
 
 
 def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:

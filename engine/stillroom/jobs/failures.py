@@ -144,6 +144,8 @@ def _restart_hint(folder: RunFolder, kind: RunKind) -> str:
     """Returns the hint on how to resume or restart a run that failed or was killed."""
     if kind in _TRAINING:
         return resume_hint(folder, kind) or "; it has no checkpoint yet, so start it again"
+    if kind is RunKind.RECIPE:
+        return "; start it again with the same arguments, and it goes on where it stopped"
     if kind is RunKind.ROLLOUTS:
         return "; start it again with the same output, and it resumes where it stopped"
     return "; then start it again"

@@ -34,6 +34,9 @@ class RunWork:
     """The function called instead if the request names a Ray cluster; None if there is none."""
     failure: str | None = None
     """`module:function` that returns the error if a result means failure, else None."""
+    result: type[msgspec.Struct] | None = None
+    """The type of the result, which says which of its texts are Stillroom's own; None if all of its
+    strings are names or text from others."""
 
     def error_of(self, result: Any) -> EngineError | None:
         """Returns the error of a run whose result means failure, or None if it succeeded."""

@@ -22,7 +22,7 @@ _TINY_MODEL, _TINY_RATE = 100_000_000, 1e-3
 _SMALL_MODEL, _SMALL_FULL_RATE, _SMALL_LORA_RATE = 400_000_000, 2e-4, 1e-3
 # An optimiser step changes a weight by about the learning rate: 16 of 1e-4 left a loss of 3.95.
 _FEW_STEPS = 40
-_MAX_FULL_RATE, _MIN_LORA_RATE = 5e-5, 3e-5
+_LORA_RATE, _MAX_FULL_RATE, _MIN_LORA_RATE = 1e-4, 5e-5, 3e-5
 
 
 class TrainingForecast(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,6 +217,24 @@ def run_seconds(
 def fits(need: float, free: float) -> bool:
     """Returns whether `need` bytes fit into `free` bytes with some margin."""
     return need <= _USABLE_SHARE * free
+
+
+@dataclass(frozen=True, slots=True)
+class SftSettings:
+    """The settings of SFT that suit a model of some size."""
+
+    qlora_rank: int
+    """The adapter's rank; 0 trains all weights."""
+    learning_rate: float
+
+
+def suitable_sft_settings(num_parameters: int) -> SftSettings:
+    """Returns the settings with which a model of this size learnt most where it was measured."""
+    if num_parameters < _TINY_MODEL:
+        return SftSettings(0, _TINY_RATE)
+    if num_parameters < _SMALL_MODEL:
+        return SftSettings(0, _SMALL_FULL_RATE)
+    return SftSettings(32, _LORA_RATE)
 
 
 def describe_learning(config: TrainConfig, num_parameters: int) -> list[str]:

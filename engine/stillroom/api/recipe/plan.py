@@ -1,0 +1,89 @@
+"""Checks a recipe's request, and looks up what its stages share, before anything is spent."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from stillroom.api.prompts_folder import complete_evaluation, complete_rollouts
+from stillroom.errors import InputError
+from stillroom.evaluate.request import EvaluateModel
+from stillroom.models.resolve import ModelLocation, locate_model
+from stillroom.recipe.inputs import RecipePrompt, read_examples
+from stillroom.recipe.request import RunRecipe
+from stillroom.rollout.request import NO_FILE, GenerateRollouts
+from stillroom.secrecy.keys import is_loopback
+from stillroom.settings import Workspace
+from stillroom.teachers.providers import Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class RecipePlan:
+    """A checked request, with the options that all of its rollouts share."""
+
+    request: RunRecipe
+    folder: Path
+    teacher: GenerateRollouts
+    """How the teacher answers: a request without its prompts and output."""
+    rewards: str
+    """The project's rewards.py; `none` without one."""
+    teacher_at: Endpoint | ModelLocation
+    inputs: list[Path]
+    examples: list[RecipePrompt]
+    labelled: list[RecipePrompt]
+
+    @property
+    def key_names(self) -> list[str | None]:
+        """The environment variables with the keys that the stages need."""
+        return [self.teacher_at.api_key_env if isinstance(self.teacher_at, Endpoint) else None]
+
+    @property
+    def teacher_options(self) -> dict[str, Any]:
+        """The options of the teacher's rollouts, as fields of a request."""
+        return self.teacher.model_dump(exclude={"input", "output"}, exclude_unset=True)
+
+
+def plan_recipe(workspace: Workspace, request: RunRecipe) -> RecipePlan:
+    """Returns the plan. Raises EngineError for all that can be found wrong before the run."""
+    source = workspace.existing(request.input, label="input")
+    folder = workspace.writable(request.output, label="output")
+    if folder.is_file():
+        raise InputError(f"output {request.output!r} is a file", "give the name of a folder")
+    locate_model(workspace, request.student)
+    given = {
+        name: value
+        for name in ("provider", "base_url", "api_key_env")
+        if (value := getattr(request, name)) is not None
+    }
+    unplaced = GenerateRollouts(input=request.input, model=request.teacher, **given)
+    teacher = complete_rollouts(workspace, unplaced).request
+    place = teacher.locate(workspace)
+    if _is_paid(place) and request.budget_usd is None:
+        raise InputError(
+            f"the teacher {request.teacher!r} costs money, and budget_usd is not set",
+            "set budget_usd to the most that the whole recipe may spend, in US dollars",
+        )
+    teacher.price(workspace, is_needed=request.budget_usd is not None)
+    evaluation = EvaluateModel(data=request.input, model=request.student, provider="hf")
+    rewards = complete_evaluation(workspace, evaluation).request.rewards
+    labelled, files = list[RecipePrompt](), [source]
+    if request.labelled is not None:
+        files.append(workspace.existing(request.labelled, label="labelled"))
+        labelled = read_examples(files[-1], system=request.system, with_answers=rewards == NO_FILE)
+    return RecipePlan(
+        request=request,
+        folder=folder,
+        teacher=teacher,
+        rewards=rewards,
+        teacher_at=place,
+        inputs=files,
+        examples=read_examples(source, system=request.system),
+        labelled=labelled,
+    )
+
+
+def _is_paid(place: Endpoint | ModelLocation) -> bool:
+    """Returns whether calls of a model may cost money."""
+    if not isinstance(place, Endpoint) or place.provider.is_local:
+        return False
+    return not is_loopback(urlsplit(place.base_url).hostname or "")

@@ -1,0 +1,146 @@
+"""A recipe: from prompts and a teacher to a trained, measured and exported student, in one run.
+
+Each stage is an operation that an agent could call by itself. In order: split the data by form;
+measure the teacher and the untrained student; ask the teacher, check its answers, train, measure;
+the same once more with all prompts; distil on-policy if the teacher's weights are here; measure the
+student that did best; export it; write the report.
+"""
+
+import time
+from pathlib import Path
+
+from stillroom.api.recipe import measuring, teaching, training
+from stillroom.api.recipe.measuring import answers_to_measure_with, measure_after, measure_before
+from stillroom.api.recipe.plan import plan_recipe
+from stillroom.api.recipe.session import RecipeSession
+from stillroom.api.recipe.stages import Stages
+from stillroom.api.recipe.teaching import Taught, Teaching
+from stillroom.api.recipe.training import TrainedStudent, Trainer
+from stillroom.api.reports import write_report
+from stillroom.errors import EngineError
+from stillroom.export.request import ExportModel
+from stillroom.recipe.files import RecipeFiles
+from stillroom.recipe.request import RecipeResult, RunRecipe
+from stillroom.recipe.splits import Parts, split
+from stillroom.report.request import WriteReport
+from stillroom.reporting import Reporter
+from stillroom.settings import Workspace
+from stillroom.teachers.providers import Endpoint
+
+_EXPORT, _GGUF = "export model", "write GGUF"
+_TITLES = (
+    measuring.REFERENCE, measuring.TEACHER, measuring.BEFORE, measuring.EXAMPLES,
+    teaching.ASK, teaching.AGAIN, training.PLAN, training.TRAIN, training.MEASURE[training.TRAIN],
+    teaching.ASK_REST, teaching.AGAIN_REST, teaching.REWORD_MORE,
+    training.TRAIN_ALL, training.MEASURE[training.TRAIN_ALL],
+    training.DISTIL, training.MEASURE[training.DISTIL],
+    measuring.AFTER, measuring.REWORD, measuring.REWORDED, _EXPORT, _GGUF,
+)  # fmt: skip
+_GOOD_ENOUGH = 0.99
+_FIRST_BUDGET, _REST_BUDGET = 0.5, 0.8
+_MIN_USD_SHARE = 0.05
+_TEMPLATED = 3
+"""Texts for each form on average, from which on texts count as made from templates."""
+
+
+def make_student(
+    workspace: Workspace, request: RunRecipe, *, folder: Path, reporter: Reporter
+) -> RecipeResult:
+    """Does all stages of a recipe and returns the result.
+
+    Raises RunError if the recipe must stop for a decision, and EngineError if a stage fails.
+    `folder` is the run's own; the recipe's files are in the folder that the request names.
+    """
+    plan = plan_recipe(workspace, request)
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    stages = Stages(workspace, reporter, _TITLES, minutes=request.minutes)
+    session = RecipeSession(workspace, plan, stages, RecipeFiles(plan.folder))
+    session.max_tokens = plan.teacher.max_tokens
+    parts = split(plan.examples, plan.labelled, seed=request.seed)
+    parts = answers_to_measure_with(session, parts)
+    _note_forms(session, parts)
+    choice = session.files.prompts("choice", parts.choice)
+    test = session.files.prompts("test", parts.test)
+    before = measure_before(session, parts, choice, test)
+    taught, student = _teach(session, parts, choice)
+    gain = measure_after(session, student.run_id, before, parts, test)
+    model, gguf = _export(session, student)
+    page = WriteReport(output=session.shown("report.html"))
+    return RecipeResult(
+        student=student.run_id,
+        model=model,
+        gguf=gguf,
+        report=write_report(workspace, page).output,
+        system=session.student_system,
+        gain=gain,
+        accuracy=session.measured,
+        answers=taught.counts,
+        spent_usd=round(stages.spent_usd, 6),
+        minutes=round(stages.seconds / 60, 1),
+        stages=stages.done,
+        caveats=session.caveats,
+    )
+
+
+def _teach(session: RecipeSession, parts: Parts, choice: Path) -> tuple[Taught, TrainedStudent]:
+    """Asks, trains and measures until more would not help.
+
+    Returns the rows of the last training, and the student that did best.
+    """
+    teacher, trainer = Teaching(session), Trainer(session, parts, choice)
+    asked_at = time.monotonic()
+    taught = teacher.ask(1, parts.first, budget_share=_FIRST_BUDGET)
+    asking_s = (time.monotonic() - asked_at) * len(parts.rest) / len(parts.first)
+    students = [trainer.train_first(taught, asking_s=asking_s)]
+    if _may_ask_more(session, parts, students[0]):
+        more = teacher.ask(2, parts.rest, budget_share=_REST_BUDGET) if parts.rest else taught
+        more = teacher.with_rewordings(more)
+        if (
+            more.num_rows > taught.num_rows
+            and (student := trainer.train_all(students[0], more)) is not None
+        ):
+            taught, students = more, [*students, student]
+    if not isinstance(session.plan.teacher_at, Endpoint):
+        student = trainer.distil(students[-1])
+        students += [student] if student is not None else []
+    # Of equals the one that was taught most.
+    return taught, max(reversed(students), key=lambda one: one.accuracy)
+
+
+def _may_ask_more(session: RecipeSession, parts: Parts, student: TrainedStudent) -> bool:
+    """Returns whether there are more prompts, money to ask about them, and something to gain."""
+    if student.accuracy >= _GOOD_ENOUGH:
+        session.caveats.append(
+            f"{len(parts.rest)} prompts were not used: after the others the student was right on "
+            f"{student.accuracy:.0%} of the {len(parts.choice)} prompts for choosing"
+        )
+        return False
+    left, budget = session.left_usd, session.request.budget_usd
+    if left is not None and budget is not None and left < _MIN_USD_SHARE * budget:
+        session.caveats.append(f"the budget did not suffice for {len(parts.rest)} more prompts")
+        return False
+    return True
+
+
+def _note_forms(session: RecipeSession, parts: Parts) -> None:
+    if parts.num_texts >= _TEMPLATED * parts.num_forms:
+        session.caveats.append(
+            f"the {parts.num_texts} texts have about {parts.num_forms} forms, so test prompts are "
+            "like trained ones: for other wordings look at the reworded and held-out prompts"
+        )
+
+
+def _export(session: RecipeSession, student: TrainedStudent) -> tuple[str, str | None]:
+    """Exports the student; returns the folder, and the GGUF file if it can be written."""
+    request = ExportModel(model=student.run_id, output=session.shown("model"))
+    session.stages.run(_EXPORT, "export_model", request)
+    gguf = ExportModel(
+        model=student.run_id, output=session.shown("gguf"), format="gguf", precision="q8_0"
+    )
+    try:
+        session.stages.run(_GGUF, "export_model", gguf)
+    except EngineError as error:
+        session.caveats.append(f"no GGUF file was written: {error.problem}")
+        return session.shown("model"), None
+    written = next((session.files.folder / "gguf").glob("*.gguf"), None)
+    return session.shown("model"), session.workspace.shown(written) if written else None

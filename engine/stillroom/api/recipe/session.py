@@ -1,0 +1,132 @@
+"""What the stages of one recipe share: its plan, files, limits and findings so far."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stillroom.api.recipe.plan import RecipePlan
+from stillroom.api.recipe.stages import Stages
+from stillroom.errors import RunError
+from stillroom.recipe.files import RecipeFiles
+from stillroom.recipe.request import Gate, Measured, RunRecipe
+from stillroom.rollout.request import GenerateRollouts
+from stillroom.settings import Workspace
+
+_ASKING_SHARE = 0.3
+"""The most of the time that is left which a stage may ask the teacher for."""
+
+
+@dataclass(slots=True)
+class RecipeSession:
+    """One recipe at work."""
+
+    workspace: Workspace
+    plan: RecipePlan
+    stages: Stages
+    files: RecipeFiles
+    known: Sequence[str] | None = None
+    """All possible answers; None if answers are not from a small set."""
+    max_tokens: int = 0
+    """The maximum number of tokens of a student's turn."""
+    prompt_s: float = 0.0
+    """The seconds that the student takes for one prompt of an evaluation."""
+    caveats: list[str] = field(default_factory=list[str])
+    measured: list[Measured] = field(default_factory=list[Measured])
+
+    @property
+    def request(self) -> RunRecipe:
+        """The recipe's request."""
+        return self.plan.request
+
+    @property
+    def student_system(self) -> str | None:
+        """The system message that a trained student reads; None: that of its prompts.
+
+        An instruction that is the same for all prompts is learnt with the task, so the student
+        reads none (""). It then trains and answers in a fraction of the time.
+        """
+        return None if self.request.system is None else ""
+
+    @property
+    def acting(self) -> dict[str, Any]:
+        """The options of any model's rollouts on these tasks: tools and limits of turns."""
+        names = ("tools", "mcp_servers", "max_turns", "browse", "browse_allow")
+        return {name: getattr(self.plan.teacher, name) for name in names}
+
+    @property
+    def left_usd(self) -> float | None:
+        """The dollars that are left of the budget; None without a budget."""
+        budget = self.request.budget_usd
+        return None if budget is None else budget - self.stages.spent_usd
+
+    def share_of_budget(self, share: float) -> dict[str, float]:
+        """Returns the option that limits a stage to a share of the dollars that are left."""
+        left = self.left_usd
+        return {} if left is None else {"budget_usd": max(1e-6, share * left)}
+
+    def add(self, measured: Measured) -> None:
+        """Adds a measured accuracy to the result, and to the run's notes."""
+        self.measured.append(measured)
+        accuracy = measured.accuracy
+        interval = (
+            f" [{accuracy.low:.0%}, {accuracy.high:.0%}]"
+            if accuracy.low is not None and accuracy.high is not None
+            else ""
+        )
+        self.stages.note(
+            f"{measured.model}: {accuracy.value:.0%}{interval} of {accuracy.n} {measured.prompts}"
+        )
+
+    def share_of_time(self, share: float) -> dict[str, float]:
+        """Returns the option that limits a stage to a share of the minutes that are left."""
+        left = self.stages.left_s
+        return {} if left is None else {"max_minutes": max(0.1, share * left / 60)}
+
+    def shown(self, name: str) -> str:
+        """Returns the path of a file in the recipe's folder, as requests name it."""
+        return self.workspace.shown(self.files.folder / name)
+
+    def stop_at(self, gate: Gate, problem: str) -> None:
+        """Stops the recipe for a decision, unless the request has made it.
+
+        Raises RunError, which says what is to be decided and how to go on.
+        """
+        if gate in self.request.accept:
+            self.caveats.append(f"accepted: {problem}")
+            return
+        accepted = [*self.request.accept, gate]
+        raise RunError(
+            problem,
+            f"decide with the user; run_recipe(<the same>, accept=[{', '.join(accepted)}]) goes on "
+            "from here, and does and pays for nothing twice",
+        )
+
+
+def ask_teacher(
+    session: RecipeSession,
+    title: str,
+    prompts: Path,
+    name: str,
+    *,
+    budget_share: float,
+    **options: object,
+) -> Path:
+    """Lets the teacher answer prompts with a share of the dollars that are left.
+
+    title: the stage. options: those of generate_rollouts that differ from the recipe's.
+    Returns the file with the rollouts, NAME.jsonl.
+    """
+    shown = session.workspace.shown
+    output = session.files.folder / f"{name}.jsonl"
+    fields = {
+        **session.plan.teacher_options,
+        "input": shown(prompts),
+        "output": shown(output),
+        "seed": session.request.seed,
+        **session.share_of_budget(budget_share),
+        **session.share_of_time(_ASKING_SHARE),
+        **options,
+    }
+    session.stages.run(title, "generate_rollouts", GenerateRollouts.model_validate(fields))
+    return output

@@ -1,0 +1,175 @@
+"""The stages of a recipe that train: on the first answers, on all, and on-policy."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from stillroom.api.recipe.measuring import measure_choice
+from stillroom.api.recipe.session import RecipeSession
+from stillroom.api.recipe.teaching import Taught
+from stillroom.errors import EngineError, RunError
+from stillroom.files import file_sha256
+from stillroom.recipe.splits import Parts
+from stillroom.recipe.training import Pace, PlannedTraining, wanted_epochs
+from stillroom.train.config.request import PlanTraining, StartTraining
+from stillroom.train.planning.forecast import (
+    SftSettings,
+    TrainingForecast,
+    suitable_sft_settings,
+)
+
+PLAN, TRAIN, TRAIN_ALL, DISTIL = (
+    "plan training",
+    "train",
+    "train further",
+    "distil on-policy",
+)
+MEASURE = {TRAIN: "evaluate trained", TRAIN_ALL: "evaluate further", DISTIL: "evaluate distilled"}
+_NAMES = {
+    TRAIN: "student after the first answers",
+    TRAIN_ALL: "student after all answers",
+    DISTIL: "student after on-policy distillation",
+}
+_GUESS = SftSettings(0, 2e-4)
+_FIRST_SHARE = 0.45
+"""The first training's share of the time for both; the second one goes on from its weights."""
+_EXPORT_S, _MIN_S = 60.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedStudent:
+    """A trained student, and how it did on the prompts that decide which one is kept."""
+
+    run_id: str
+    accuracy: float
+
+
+class Trainer:
+    """Trains the student of a recipe within the time that is left."""
+
+    def __init__(self, session: RecipeSession, parts: Parts, choice: Path) -> None:
+        self._session, self._parts, self._choice = session, parts, choice
+        self._settings = _GUESS
+        self._pace: Pace | None = None
+        """How fast the student trains; known after the plan, if that measured it."""
+
+    def train_first(self, taught: Taught, *, asking_s: float) -> TrainedStudent:
+        """Plans, trains and measures a student on the first answers.
+
+        asking_s: the seconds that asking the teacher for the rest will take.
+        """
+        self._plan(taught)
+        available = self._time_left(num_measures=2, other_s=asking_s)
+        if available is not None and self._parts.rest:
+            available *= _FIRST_SHARE
+        return self._sft(TRAIN, self._session.request.student, taught, available)
+
+    def train_all(self, student: TrainedStudent, taught: Taught) -> TrainedStudent | None:
+        """Trains a student further on all answers; None if the time does not suffice."""
+        available = self._time_left(num_measures=1)
+        if available is not None and available < _MIN_S:
+            self._session.caveats.append(
+                f"the time did not suffice to train on all {taught.num_rows} answers; more minutes "
+                "would"
+            )
+            return None
+        return self._sft(TRAIN_ALL, student.run_id, taught, available)
+
+    def distil(self, student: TrainedStudent) -> TrainedStudent | None:
+        """Distils on-policy from an open teacher; None if it cannot be done, or not in time."""
+        session = self._session
+        available = self._time_left(num_measures=1)
+        if available is not None and available < _MIN_S:
+            session.caveats.append("the time did not suffice for on-policy distillation")
+            return None
+        prompts = session.files.prompts(
+            "distil", [*self._parts.first, *self._parts.rest], answers=False
+        )
+        training = PlannedTraining(
+            student.run_id, prompts.name, self._settings, session.request.seed, 1, available
+        )
+        config = session.files.config(
+            "distil",
+            {"start": student.run_id, "teacher": session.request.teacher},
+            lambda: training.distill_config(
+                session.request.teacher,
+                max_turns=session.plan.teacher.max_turns,
+                max_tokens=session.max_tokens,
+                system=session.student_system,
+            ),
+        )
+        try:
+            return self._train(DISTIL, config)
+        except EngineError as error:
+            session.caveats.append(f"on-policy distillation was not done: {error.problem}")
+            return None
+
+    def _plan(self, taught: Taught) -> None:
+        """Finds the settings that suit the student's size, and its pace with them."""
+        session, forecast = self._session, self._forecast(taught)
+        suitable = suitable_sft_settings(forecast.parameters)
+        if suitable.qlora_rank != self._settings.qlora_rank:
+            self._settings = suitable
+            forecast = self._forecast(taught)
+        self._settings = suitable
+        if not forecast.fits:
+            raise RunError(
+                f"training {session.request.student!r} needs {forecast.memory_gb:.1f} GB of "
+                "memory, more than is free",
+                "; ".join(forecast.changes) or "use a smaller student",
+            )
+        session.caveats += [f"plan_training: {note}" for note in forecast.checks]
+        self._pace = Pace.of(forecast)
+
+    def _forecast(self, taught: Taught) -> TrainingForecast:
+        """Returns the forecast of an epoch over the rows with the present settings."""
+        session, rows = self._session, taught.train_file.name
+        training = PlannedTraining(
+            session.request.student, rows, self._settings, session.request.seed
+        )
+        key = {"rows": file_sha256(taught.train_file), "rank": self._settings.qlora_rank}
+        config = session.files.config("plan", key, training.sft_config)
+        request = PlanTraining(config=session.workspace.shown(config))
+
+        def plan() -> TrainingForecast:
+            return session.stages.do(PLAN, "plan_training", request, TrainingForecast)
+
+        return session.files.document("plan", key, TrainingForecast, plan)
+
+    def _time_left(self, *, num_measures: int, other_s: float = 0.0) -> float | None:
+        """Returns the seconds for training, less those of measuring and exporting after it.
+
+        num_measures: how often students are still measured on the prompts for choosing.
+        """
+        left = self._session.stages.left_s
+        if left is None:
+            return None
+        num_prompts = num_measures * len(self._parts.choice) + 1.5 * len(self._parts.test)
+        return left - num_prompts * self._session.prompt_s - _EXPORT_S - other_s
+
+    def _sft(
+        self, title: str, start: str, taught: Taught, available_s: float | None
+    ) -> TrainedStudent:
+        session, epochs = self._session, wanted_epochs(taught.num_rows)
+        if available_s is not None and self._pace is not None:
+            possible = self._pace.epochs_within(taught.num_rows, available_s)
+            if possible < 1:
+                session.caveats.append(
+                    f"{title}: the time did not suffice for all {taught.num_rows} rows once"
+                )
+            epochs = max(1, min(epochs, possible))
+        training = PlannedTraining(
+            start, taught.train_file.name, self._settings, session.request.seed, epochs, available_s
+        )
+        key = {"start": start, "rows": file_sha256(taught.train_file)}
+        name = "sft-first" if title == TRAIN else "sft-all"
+        return self._train(title, session.files.config(name, key, training.sft_config))
+
+    def _train(self, title: str, config: Path) -> TrainedStudent:
+        session = self._session
+        request = StartTraining(config=session.workspace.shown(config))
+        run = session.stages.run(title, "start_training", request)
+        accuracy = measure_choice(
+            session, MEASURE[title], _NAMES[title], run.run_id, self._choice,
+            is_first=title == TRAIN,
+        )  # fmt: skip
+        return TrainedStudent(run.run_id, accuracy)

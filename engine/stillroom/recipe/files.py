@@ -1,0 +1,128 @@
+"""The files of a recipe's folder. A file whose content would be the same is left as it is.
+
+So the runs that have read it are recognised as done when the recipe goes on after an interruption.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from pydantic import BaseModel
+
+from stillroom.files import content_hash, read_json, write_atomic, write_json
+from stillroom.lineage import is_as_recorded, read_manifest, record_file
+from stillroom.outputs import new_output
+from stillroom.recipe.inputs import RecipePrompt
+from stillroom.recipe.selection import TeacherAnswer
+
+_Document = TypeVar("_Document", bound=msgspec.Struct)
+_ANSWERS_TOOL = '''"""Reduces an answer of the teacher to the one of these that it names."""
+
+from stillroom.recipe.answers import named_answer
+from stillroom.tools import tool
+
+ANSWERS = {answers!r}
+
+
+@tool
+def rewrite(answer: str) -> str:
+    """Returns the answer that the text names, or nothing if it names none or several."""
+    return named_answer(answer, ANSWERS) or ""
+'''
+
+
+class RecipeFiles:
+    """The folder with the prompts, rows and configurations of one recipe."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def prompts(self, name: str, examples: Iterable[RecipePrompt], answers: bool = True) -> Path:
+        """Writes prompts, one per line; without `answers`, the right answers are left out."""
+        rows = [one.row if answers else _without_answer(one) for one in examples]
+        data = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+        return self._write(f"{name}.jsonl", data)
+
+    def answers_tool(self, answers: Sequence[str]) -> Path:
+        """Writes the file that reduces answers to one of the known ones (`convert_rollouts`)."""
+        return self._write("answers.py", _ANSWERS_TOOL.format(answers=list(answers)).encode())
+
+    def config(self, name: str, key: object, make: Callable[[], str]) -> Path:
+        """Writes the config.yml of a training, unless the folder has one for the same `key`.
+
+        What `make` returns depends on the time that is left, so it would differ after an
+        interruption, and the training could not go on.
+        """
+        path = self.folder / f"{name}-{content_hash(key)[:8]}.yml"
+        return path if path.exists() else self._write(path.name, make().encode())
+
+    def document(
+        self, name: str, key: object, kind: type[_Document], make: Callable[[], _Document]
+    ) -> _Document:
+        """Returns what `make` returned for the same `key`, which the folder keeps as JSON."""
+        path = self.folder / f"{name}-{content_hash(key)[:8]}.json"
+        if not path.exists():
+            write_json(path, make())
+        return read_json(path, kind)
+
+    def rollouts(
+        self,
+        name: str,
+        answers: Sequence[TeacherAnswer],
+        request: BaseModel,
+        inputs: Sequence[Path],
+    ) -> Path:
+        """Writes chosen rollouts of the `inputs`, with their manifest."""
+        return self._write_recorded(name, [answer.line for answer in answers], request, inputs)
+
+    def rows(
+        self,
+        name: str,
+        first: Path,
+        more: Sequence[dict[str, object]],
+        request: BaseModel,
+        inputs: Sequence[Path],
+    ) -> Path:
+        """Writes the rows of a file and more rows after them, with their manifest."""
+        lines = [*first.read_bytes().splitlines(), *map(msgspec.json.encode, more)]
+        return self._write_recorded(name, lines, request, [first, *inputs])
+
+    def _write_recorded(
+        self, name: str, lines: Sequence[bytes], request: BaseModel, inputs: Sequence[Path]
+    ) -> Path:
+        path = self.folder / f"{name}.jsonl"
+        data = b"".join(line + b"\n" for line in lines)
+        if path.exists() and path.read_bytes() == data and read_manifest(path) is not None:
+            return path
+        with new_output(path, operation="run_recipe", overwrite=False) as output:
+            for line in lines:
+                output.rows.write_raw(line)
+            records = [record_file(file) for file in inputs]
+            output.record(inputs=records, request=request, counts={"rows": len(lines)})
+        return path
+
+    def _write(self, name: str, data: bytes) -> Path:
+        path = self.folder / name
+        if not path.exists() or path.read_bytes() != data:
+            write_atomic(path, data)
+        return path
+
+
+def is_up_to_date(output: Path, request: BaseModel) -> bool:
+    """Returns whether an operation has written this output for the same request and files."""
+    manifest = read_manifest(output) if output.exists() else None
+    return (
+        manifest is not None
+        and manifest.request == request.model_dump(mode="json")
+        and all(is_as_recorded(one.file, one) for one in (manifest.output, *manifest.inputs))
+    )
+
+
+def _without_answer(example: RecipePrompt) -> dict[str, object]:
+    metadata = {
+        name: value
+        for name, value in (example.row.get("metadata") or {}).items()
+        if name != "expected_answer"
+    }
+    return {**example.row, "metadata": metadata}

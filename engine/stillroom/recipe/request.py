@@ -1,0 +1,99 @@
+"""The request and the result of run_recipe, which takes data to a measured student in one run."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from pydantic import Field
+
+from stillroom.evaluate.intervals import Estimate
+from stillroom.teachers.providers import ProviderName
+from stillroom.types import OthersText, OwnText
+from stillroom.validation import StrictModel
+
+Gate = Literal["teacher", "labels", "gain"]
+"""A point at which a recipe stops for a decision: the teacher is not good enough, too many of its
+answers look wrong, or the student has not gained anything."""
+
+
+class RunRecipe(StrictModel):
+    """The request of `run_recipe`: data, teacher and student, and the limits of the whole."""
+
+    input: Annotated[str, Field(description="Prompts, or a table (CSV) with a column of texts")]
+    labelled: Annotated[
+        str | None, Field(description="Texts with right answers: only to measure; never trained")
+    ] = None
+    teacher: str
+    student: Annotated[str, Field(description="Hub id, folder or GGUF file")]
+    output: Annotated[str, Field(description="Folder for all files")] = "student"
+    provider: Annotated[ProviderName | None, Field(description="Of the teacher")] = None
+    base_url: str | None = None
+    api_key_env: str | None = None
+    system: Annotated[
+        str | None,
+        Field(description="What the teacher is told to do with each text; the student learns it"),
+    ] = None
+    budget_usd: Annotated[float | None, Field(gt=0, description="Cap of the whole")] = None
+    minutes: Annotated[float | None, Field(gt=0, description="Cap of the whole")] = None
+    accept: Annotated[
+        tuple[Gate, ...], Field(description="Go on where an earlier call stopped and asked")
+    ] = ()
+    seed: int = 0
+
+
+class AnswerCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the teacher's answers. Always prompts = trained + the sum of left_out."""
+
+    prompts: int
+    """The number of prompts that the teacher was given."""
+    trained: int
+    left_out: dict[OwnText, int]
+    doubtful: int | None = None
+    """The number of answers that contradict those to similar texts; None if answers were not
+    compared, because they are not from a small set."""
+    reworded: int = 0
+    """The number of further rows, whose texts the teacher has put in other words."""
+    corrected: int = 0
+    """The number of doubtful answers that were replaced by what the teacher said when asked again.
+    """
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """The accuracy of a model on one set of prompts that nothing was trained on."""
+
+    model: OwnText
+    prompts: OwnText
+    accuracy: Estimate
+    run_id: str | None = None
+    """The evaluation; None for what needs none, such as always giving the commonest answer."""
+
+
+class StageRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that the recipe started, or took over from an earlier call."""
+
+    stage: str
+    run_id: str
+    seconds: float
+    usd: float
+
+
+class RecipeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a recipe: the student, what it is worth, and what it cost."""
+
+    student: str
+    """The training run of the student."""
+    model: str
+    """The folder with the exported student."""
+    gguf: str | None
+    """The GGUF file of the student; None if it could not be written."""
+    report: str
+    system: OthersText | None
+    """The system message to use the student with: "" for none, None for that of the prompts."""
+    gain: Estimate
+    """The student's accuracy minus that of the untrained model, paired by prompt."""
+    accuracy: list[Measured]
+    answers: AnswerCounts
+    spent_usd: float
+    minutes: float
+    stages: list[StageRun]
+    caveats: list[OwnText]
+    """What the figures do not show, and what was left undone; for the user."""

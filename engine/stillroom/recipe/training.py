@@ -1,0 +1,111 @@
+"""Chooses how a student is trained from what a plan measured and from the time that is left."""
+
+import json
+import math
+from dataclasses import dataclass
+
+from stillroom.train.planning.forecast import SftSettings, TrainingForecast
+
+BATCH_SIZE = 8
+_WANTED_STEPS, _MIN_EPOCHS, _MAX_EPOCHS = 200, 2, 6
+_SAVE_EVERY_S = 300.0
+_ON_POLICY_SHARE = 0.25
+"""The learning rate of on-policy distillation as a share of that of SFT."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long a training takes, as a plan of one epoch measured it."""
+
+    start_s: float
+    """The seconds before the first step."""
+    row_s: float
+    """The seconds of an epoch for each row."""
+
+    @staticmethod
+    def of(forecast: TrainingForecast) -> "Pace | None":
+        """Returns the pace that a plan of one epoch forecasts; None if it measured none."""
+        if forecast.seconds is None or not forecast.rows:
+            return None
+        start_s = forecast.start_s or 0.0
+        return Pace(start_s, max(0.0, forecast.seconds - start_s) / forecast.rows)
+
+    def epochs_within(self, num_rows: int, available_s: float) -> int:
+        """Returns how many epochs over the rows the seconds suffice for; 0 if for none."""
+        return int(max(0.0, available_s - self.start_s) / max(1e-9, self.row_s * num_rows))
+
+
+def wanted_epochs(num_rows: int) -> int:
+    """Returns the epochs after which more training on the same rows teaches a student little."""
+    steps_per_epoch = math.ceil(num_rows / BATCH_SIZE)
+    return min(_MAX_EPOCHS, max(_MIN_EPOCHS, math.ceil(_WANTED_STEPS / steps_per_epoch)))
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTraining:
+    """A training of a recipe: what it starts from, on which rows, and for how long."""
+
+    start: str
+    """The model or run whose weights are trained."""
+    train_file: str
+    settings: SftSettings
+    seed: int
+    epochs: int = 1
+    available_s: float | None = None
+    """The seconds that the training may take; None without a limit."""
+
+    def sft_config(self) -> str:
+        """Returns the text of a config.yml for SFT."""
+        return _yaml(
+            dataset_type="sft",
+            data={"train_file": self.train_file, "batch_size": BATCH_SIZE},
+            model=self._model,
+            trainer={**self._trainer, "num_epochs": self.epochs},
+        )
+
+    def distill_config(
+        self, teacher: str, *, max_turns: int, max_tokens: int, system: str | None = None
+    ) -> str:
+        """Returns the text of a config.yml for on-policy distillation from an open model.
+
+        max_turns, max_tokens: those of the student's rollouts. system: what the student reads in
+        place of the prompts' system messages; None: these.
+        """
+        rate = self.settings.learning_rate * _ON_POLICY_SHARE
+        schedule = {} if self.available_s is None else {"schedule": "constant"}
+        return _yaml(
+            dataset_type="distill",
+            data={"train_file": self.train_file, "batch_size": 4 * BATCH_SIZE},
+            model={**self._model, **({} if system is None else {"system": system})},
+            teacher={"path": teacher},
+            rollout={"max_turns": max_turns, "max_tokens": max_tokens},
+            algorithm={"substeps": 2},
+            trainer={
+                **self._trainer,
+                **schedule,
+                "num_epochs": self.epochs,
+                "learning_rate": rate,
+            },
+        )
+
+    @property
+    def _model(self) -> dict[str, object]:
+        return {"path": self.start, "qlora_rank": self.settings.qlora_rank}
+
+    @property
+    def _trainer(self) -> dict[str, object]:
+        trainer: dict[str, object] = {
+            "learning_rate": self.settings.learning_rate,
+            "seed": self.seed,
+        }
+        if self.available_s is not None:
+            trainer["max_minutes"] = round(max(0.1, self.available_s / 60), 2)
+        return trainer
+
+
+def _yaml(**sections: object) -> str:
+    """Returns a config file; each section is JSON, which is YAML."""
+    lines = (
+        f"{name}: {json.dumps(value, ensure_ascii=False)}\n" for name, value in sections.items()
+    )
+    return "".join(lines)

@@ -1,0 +1,42 @@
+"""Runs that are done in this process when they are started, so that no library is loaded again."""
+
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from stillroom.api.operations import operation_of_run
+from stillroom.jobs import supervise, worker
+from stillroom.run_folder import NewRun, RunState, create_run
+from stillroom.settings import Workspace
+from stillroom.types import RunKind
+
+
+def do_runs_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Makes each start of a run do the run; returns the list to which it adds the run's kind."""
+    started: list[str] = []
+
+    def start_run(
+        workspace: Workspace,
+        kind: RunKind,
+        request: dict[str, Any],
+        *,
+        environment: dict[str, str],
+        secrets: Mapping[str, str] | None = None,
+        new: NewRun | None = None,
+    ) -> RunState:
+        started.append(kind)
+        folder = create_run(workspace, kind, request, new)
+        stop_signal = signal.getsignal(signal.SIGTERM)
+        try:
+            with mock.patch.object(sys, "argv", ["worker", str(folder.path)]):
+                worker.main(operation_of_run, secrets)
+        finally:
+            signal.signal(signal.SIGTERM, stop_signal)
+        return folder.read()
+
+    monkeypatch.setattr(supervise, "start_run", start_run)
+    return started

@@ -1,0 +1,206 @@
+"""Whole recipes with tiny models: what they do, where they stop, and how they go on."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.loopback import LoopbackHandler, LoopbackServer
+from fakes.reporters import KeptReporter
+from fakes.runs_here import do_runs_here
+from stillroom.api.recipe.run import make_student
+from stillroom.errors import DataError, InputError, RunError
+from stillroom.recipe.request import RecipeResult, RunRecipe
+from stillroom.settings import Workspace
+
+COLOURS = {"rose": "red", "sky": "blue", "leaf": "green"}
+
+
+class ColourTeacher(LoopbackServer):
+    """Knows the colour of each thing, or always says what it is given; counts its calls."""
+
+    @property
+    def num_calls(self) -> int:
+        return self.asked.total() + self.reworded.total()
+
+    def __init__(self, always: str | None = None) -> None:
+        self.always = always
+        self.asked, self.reworded = Counter[str](), Counter[str]()
+        super().__init__(_Handler)
+
+    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        text = body["messages"][-1]["content"]
+        is_reworded = "Rewrite" in body["messages"][0]["content"]
+        (self.reworded if is_reworded else self.asked)[text] += 1
+        colour = next(colour for thing, colour in COLOURS.items() if thing in text)
+        said = f"Tell me: {text}" if is_reworded else self.always or f"It is **{colour}**."
+        return {
+            "choices": [
+                {"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}
+            ],
+            "usage": {"prompt_tokens": 20, "completion_tokens": 5},
+        }
+
+
+class _Handler(LoopbackHandler):
+    owner: ColourTeacher
+
+    def do_POST(self) -> None:  # noqa: N802 - http.server's name
+        self.send_body(200, json.dumps(self.owner.answer(self.read_body())).encode())
+
+
+@pytest.fixture
+def teacher() -> Iterator[ColourTeacher]:
+    with ColourTeacher() as server:
+        yield server
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    return do_runs_here(monkeypatch)
+
+
+def things(start: int, count: int) -> list[str]:
+    names = list(COLOURS)
+    return [f"What colour has {names[n % 3]} number {n}?" for n in range(start, start + count)]
+
+
+def make_data(folder: Path, *, num_inputs: int = 40, num_labelled: int = 24) -> Workspace:
+    rows = "".join(f"{text}\n" for text in things(0, num_inputs))
+    (folder / "inputs.csv").write_text(f"text\n{rows}", encoding="utf-8")
+    labelled = things(1000, num_labelled)
+    colours = [next(c for thing, c in COLOURS.items() if thing in text) for text in labelled]
+    rows = "".join(f"{text},{colour}\n" for text, colour in zip(labelled, colours, strict=True))
+    (folder / "labelled.csv").write_text(f"text,label\n{rows}", encoding="utf-8")
+    (folder / "prices.yml").write_text("t: {input: 1, output: 1}\n", encoding="utf-8")
+    return Workspace(folder)
+
+
+def request(server: ColourTeacher, tiny_models: Any, **changes: Any) -> RunRecipe:
+    fields = {
+        "input": "inputs.csv",
+        "labelled": "labelled.csv",
+        "teacher": "t",
+        "base_url": server.base_url,
+        "student": str(tiny_models.folder("llama", "chatml")),
+        "system": "Name the colour.",
+        "budget_usd": 1.0,
+        "accept": ("gain",),
+    }
+    return RunRecipe.model_validate({**fields, **changes})
+
+
+def run(
+    workspace: Workspace, recipe: RunRecipe, reporter: KeptReporter | None = None
+) -> RecipeResult:
+    return make_student(
+        workspace, recipe, folder=workspace.runs / "recipe-1", reporter=reporter or KeptReporter()
+    )
+
+
+def test_a_recipe_that_is_cut_off_goes_on_and_repeats_nothing(
+    tmp_path: Path,
+    teacher: ColourTeacher,
+    tiny_models: Any,
+    started: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workspace, recipe = make_data(tmp_path), request(teacher, tiny_models)
+    with monkeypatch.context() as cut:
+        cut.setattr("stillroom.api.recipe.training.measure_choice", _cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            run(workspace, recipe)
+    before, asked = Counter(started), Counter(teacher.asked)
+    assert before == {"evaluate": 3, "rollouts": 1, "sft": 1}
+    started.clear()
+
+    result = run(workspace, recipe)
+
+    # It has reworded prompts to train on, and others to measure with.
+    assert Counter(started) == {"rollouts": 2, "sft": 1, "evaluate": 4, "export": 2}
+    assert teacher.asked == asked
+    assert result.answers.reworded == 20
+    by_model = {one.model: one.accuracy.value for one in result.accuracy}
+    assert by_model["teacher"] == 1.0
+    assert result.answers.prompts == 40
+    assert result.answers.trained + sum(result.answers.left_out.values()) == 40
+    lines = (tmp_path / "student/sft-1.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line)["messages"] for line in lines]
+    # The student reads no instruction, and learns the bare answer.
+    assert [message["role"] for message in rows[0]] == ["user", "assistant"]
+    assert {messages[-1]["content"] for messages in rows} == set(COLOURS.values())
+    assert result.system == ""
+    assert result.spent_usd == pytest.approx(teacher.num_calls * 25e-6)
+    assert (tmp_path / result.model / "model.safetensors").is_file()
+    assert (tmp_path / result.report).is_file()
+
+    started.clear()
+    num_calls = teacher.num_calls
+    again = run(workspace, recipe)
+
+    assert not started
+    assert teacher.num_calls == num_calls
+    assert (again.student, again.accuracy, again.answers, again.spent_usd) == (
+        result.student,
+        result.accuracy,
+        result.answers,
+        result.spent_usd,
+    )
+
+
+def _cut_off(*_: object, **__: object) -> float:
+    raise KeyboardInterrupt
+
+
+def test_a_teacher_that_is_often_wrong_stops_the_recipe_until_that_is_accepted(
+    tmp_path: Path, tiny_models: Any, started: list[str]
+) -> None:
+    workspace = make_data(tmp_path)
+    with ColourTeacher(always="red") as teacher:
+        recipe = request(teacher, tiny_models, accept=())
+
+        with pytest.raises(RunError, match="the teacher is right on 12% of 8 prompts") as error:
+            run(workspace, recipe)
+
+        assert "run_recipe(<the same>, accept=[teacher])" in error.value.fix
+        assert "rollouts" not in started
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "problem"),
+    [
+        ({"input": "none.csv"}, InputError, "does not exist"),
+        ({"labelled": "inputs.csv"}, DataError, "has the right answers is not clear"),
+        ({"output": "inputs.csv"}, InputError, "is a file"),
+        ({"teacher": "unpriced"}, InputError, "price"),
+        ({"base_url": None, "budget_usd": None, "teacher": "gpt-5"}, InputError, "costs money"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_started(
+    tmp_path: Path,
+    teacher: ColourTeacher,
+    tiny_models: Any,
+    started: list[str],
+    changes: dict[str, Any],
+    error: type[Exception],
+    problem: str,
+) -> None:
+    workspace = make_data(tmp_path)
+
+    with pytest.raises(error, match=problem):
+        run(workspace, request(teacher, tiny_models, **changes))
+    assert not started
+
+
+def test_too_few_prompts_are_refused(
+    tmp_path: Path, teacher: ColourTeacher, tiny_models: Any, started: list[str]
+) -> None:
+    workspace = make_data(tmp_path, num_inputs=10)
+
+    with pytest.raises(DataError, match="10 prompts to train on and 24 to measure with"):
+        run(workspace, request(teacher, tiny_models))
+    assert not started

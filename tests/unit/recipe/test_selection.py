@@ -1,0 +1,79 @@
+import json
+from pathlib import Path
+from typing import Any
+
+from fakes.rollout_rows import assistant, rollout_row, user
+from stillroom.recipe.selection import TeacherAnswer, read_answers, settle
+
+
+def answered(text: str, *answers: str, start: int = 0, **fields: Any) -> list[dict[str, Any]]:
+    return [
+        rollout_row(task_id=text, sample=number, messages=[user(text), assistant(answer)], **fields)
+        for number, answer in enumerate(answers, start)
+    ]
+
+
+def written(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def read(path: Path, rows: list[dict[str, Any]]) -> list[TeacherAnswer]:
+    return read_answers([written(path, rows)], ["a", "b", "c"]).usable
+
+
+def test_unusable_answers_are_left_out_with_a_reason(tmp_path: Path) -> None:
+    rows = [
+        *answered("right", "It is **a**."),
+        *answered("judged wrong", "a", success=False, reward=0.0),
+        *answered("cut off", "a", truncated=True, success=None),
+        *answered("silent", " ", success=None),
+        *answered("undecided", "a or b", success=None),
+    ]
+
+    answers = read_answers([written(tmp_path / "rows.jsonl", rows)], ["a", "b"])
+
+    assert [(one.text, one.answer) for one in answers.usable] == [("right", "a")]
+    assert json.loads(answers.usable[0].line) == rows[0]
+    assert answers.left_out == {
+        "the answer is not the expected one": 1,
+        "the answer is cut off or missing": 2,
+        "names none or several of the known answers": 1,
+    }
+
+
+def test_any_answer_counts_where_the_possible_ones_are_not_known(tmp_path: Path) -> None:
+    rows = answered("why", "Because it rained.\nAnd then?")
+
+    [answer] = read_answers([written(tmp_path / "rows.jsonl", rows)], None).usable
+
+    assert answer.answer == "Because it rained.\nAnd then?"
+
+
+def test_a_doubtful_answer_is_replaced_if_the_teacher_says_what_similar_texts_suggest(
+    tmp_path: Path,
+) -> None:
+    texts = ("insists", "changes", "ties", "says more", "is not asked")
+    doubtful = read(
+        tmp_path / "first.jsonl", [row for text in texts for row in answered(text, "a")]
+    )
+    again = read(
+        tmp_path / "again.jsonl",
+        [
+            *answered("insists", "a", "b", start=1),
+            *answered("changes", "b", "b", start=1),
+            *answered("ties", "b", start=1),
+            *answered("says more", "c", start=1),
+        ],
+    )
+
+    settled = settle(doubtful, again, lambda _: "b")
+
+    chosen = {one.text: settled[one.rollout.id] for one in doubtful}
+    assert {text: one and (one.answer, one.rollout.sample) for text, one in chosen.items()} == {
+        "insists": None,
+        "changes": ("b", 1),
+        "ties": ("b", 1),
+        "says more": None,
+        "is not asked": None,
+    }
