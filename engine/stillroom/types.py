@@ -74,6 +74,15 @@ class StopReason(StrEnum):
     """The endpoint's filter blocked the rest of the turn."""
     ERROR = "error"
 
+    @property
+    def cuts_off(self) -> bool:
+        """Whether a limit or the endpoint's filter cut off the last turn."""
+        return self in (
+            StopReason.MAX_TOKENS,
+            StopReason.CONTEXT_WINDOW,
+            StopReason.CONTENT_FILTER,
+        )
+
 
 class RunKind(StrEnum):
     """The kind of work that a run does."""

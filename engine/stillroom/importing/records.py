@@ -11,7 +11,7 @@ import msgspec
 from stillroom.data.layouts.foreign import as_object
 from stillroom.errors import FailureClass
 from stillroom.settings import Workspace
-from stillroom.types import Usage
+from stillroom.types import StopReason, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,12 @@ class LoggedConversation:
     """The error that the source recorded instead of a reply."""
     failure: FailureClass | None = None
     """The kind of the error; None if the source does not say."""
+    stop_reason: StopReason | None = None
+    """Why the rollout ended; None if the source does not say it in these words."""
+    tool_errors: int | None = None
+    """The number of tool calls whose result was an error; None if the source does not say."""
+    answered_by: tuple[str, ...] = ()
+    """The models that the endpoint named as answering, if they are not just `model`."""
     scores: dict[str, float] = field(default_factory=dict[str, float])
     """The scores of the row by name, such as an evaluator's, or a user's thumb (0 or 1)."""
     dropped: tuple[str, ...] = ()

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from pydantic import ValidationError
 
+from fakes.rollout_rows import rollout_row
 from stillroom import api
 from stillroom.curate.convert import ConvertRollouts, convert_rollouts
 from stillroom.curate.filter.request import FilterDataset
@@ -568,6 +569,33 @@ def test_rollouts_of_ours_are_split_and_keep_what_is_known_of_them(tmp_path):
         [row[name] for name in kept] for row in first
     ]
     assert len(rows_of(tmp_path, made.prompts)) == 8
+
+
+def test_rollouts_of_ours_are_filtered_after_an_import_as_they_were_before_it(tmp_path):
+    called = [user("A"), asks_for("look"), result("error: no"), answer("12")]
+    named = [{"model": "m-2026", "fingerprint": None}]
+    rows = [
+        rollout_row(task_id="wrong", messages=called, tool_errors=1),
+        rollout_row(task_id="right", messages=called, tool_errors=0),
+        rollout_row(task_id="cut", stop_reason="context_window", reward=None, success=None),
+        rollout_row(task_id="named", answered_by=named),
+        rollout_row(task_id="own word", stop_reason="finished"),
+    ]
+    imported(tmp_path, rows)
+    imported_rows = rows_of(tmp_path)
+
+    stops = [row["stop_reason"] for row in imported_rows]
+    assert stops == ["answered", "answered", "context_window", "answered", "answered"]
+    assert [row["truncated"] for row in imported_rows] == [False, False, True, False, False]
+    assert imported_rows[3]["answered_by"][0]["model"] == "m-2026"
+    for options in ({"max_tool_errors": 0}, {"success": True}, {"answered_by": ["m-*"]}):
+        kept_ids = []
+        for name, place in (("calls.jsonl", None), ("out.jsonl", "origin")):
+            request = FilterDataset(input=name, output="kept.jsonl", overwrite=True, **options)
+            filter_dataset(Workspace(tmp_path), request)
+            kept = rows_of(tmp_path, "kept.jsonl")
+            kept_ids.append([(row[place] if place else row)["id"] for row in kept])
+        assert kept_ids[0] == kept_ids[1], options
 
 
 def test_conversations_with_a_later_system_message_are_counted_by_import_and_conversion(tmp_path):

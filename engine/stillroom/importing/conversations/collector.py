@@ -167,6 +167,9 @@ class RowCollector:
             tools=tools,
             failure=row.failure,
             messages=messages or [],
+            stop_reason=row.stop_reason,
+            tool_errors=row.tool_errors,
+            answered_by=row.answered_by,
         )
 
     def _add_tools(self, tools: list[Row] | None) -> tuple[int, tuple[str, ...]]:

@@ -212,6 +212,7 @@ class RolloutBuilder:
                 row,
                 provider=row.provider and name(row.provider),
                 model=row.model and name(row.model),
+                answered_by=tuple(map(name, row.answered_by)),
                 scores={name(key): value for key, value in row.scores.items()},
             )
             for row in rows

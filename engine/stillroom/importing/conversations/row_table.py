@@ -8,7 +8,7 @@ import msgspec
 from stillroom.errors import FailureClass
 from stillroom.importing.conversations.call_tree import NONE
 from stillroom.importing.spill import Spill
-from stillroom.types import Usage
+from stillroom.types import StopReason, Usage
 
 
 class StoredRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -39,6 +39,9 @@ class StoredRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The kind of the error; None if the source does not say."""
     messages: list[bytes] = []
     """The messages of a whole conversation as JSON; empty for a call."""
+    stop_reason: StopReason | None = None
+    tool_errors: int | None = None
+    answered_by: tuple[str, ...] = ()
 
 
 _MAX_ID_FIELDS = 20

@@ -49,7 +49,9 @@ def rollout_row(
     last = msgspec.json.decode(rollout.messages[-1])
     is_truncated = kept.finish_reason == "length"
     is_failed = kept.error is not None and not (kept.failure and kept.failure.is_of_reward)
-    stop = infer_stop_reason([last], is_failed=is_failed, is_truncated=is_truncated)
+    stop = kept.stop_reason or infer_stop_reason(
+        [last], is_failed=is_failed, is_truncated=is_truncated
+    )
     if kept.finish_reason == "content_filter" and kept.error is None:
         stop = StopReason.CONTENT_FILTER
     row: dict[str, Any] = {
@@ -64,7 +66,7 @@ def rollout_row(
         "success": None if reward is None else reward >= SUCCESS_THRESHOLD,
         "stop_reason": stop,
         "turns": rollout.num_turns,
-        "truncated": is_truncated or stop is StopReason.CONTENT_FILTER,
+        "truncated": is_truncated or stop.cuts_off,
         "error": _failure(kept),
         "cost_usd": total_usd(call.cost_usd for call in rollout.calls),
     }
@@ -96,8 +98,12 @@ def _optional_fields(calls: Sequence[StoredRow]) -> dict[str, Any]:
             "settings": {},
         }
         fields["teacher"] = teacher
-        models = dict.fromkeys(call.model for call in with_model if call.model is not None)
+        models = dict.fromkeys(
+            model for call in with_model for model in call.answered_by or (call.model,) if model
+        )
         fields["answered_by"] = [Answerer(model=model) for model in models]
+    if calls[-1].tool_errors is not None:
+        fields["tool_errors"] = calls[-1].tool_errors
     if start is not None:
         fields["started_at"] = start
     if (duration := _duration(calls)) is not None:

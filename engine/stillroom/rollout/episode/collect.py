@@ -48,7 +48,6 @@ from stillroom.types import (
     Failure,
     Message,
     Refinement,
-    StopReason,
     TeacherRecord,
     TokenTrace,
     Trajectory,
@@ -138,7 +137,6 @@ def key_of(outcome: Outcome) -> RolloutKey:
 _CHECK_LIMIT_EVERY_S = 0.05
 """Seconds between checks whether more rollouts may run at once."""
 _ALLOCATIONS_BETWEEN_COLLECTIONS = 50_000
-_CUT_OFF = (StopReason.MAX_TOKENS, StopReason.CONTEXT_WINDOW, StopReason.CONTENT_FILTER)
 
 _RecorderFor = Callable[[RolloutKey], EpisodeRecorder]
 
@@ -391,7 +389,7 @@ def _trajectory(spec: RolloutSpec, context: RolloutContext, ended: _FinishedEpis
         success=judgement.success,
         stop_reason=episode.stop_reason,
         turns=episode.turns,
-        truncated=episode.stop_reason in _CUT_OFF,
+        truncated=episode.stop_reason.cuts_off,
         tool_errors=episode.tool_errors,
         error=None,
         usage=episode.usage,

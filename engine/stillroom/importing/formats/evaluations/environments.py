@@ -290,6 +290,7 @@ EPISODES = TraceFormat(
 )
 
 
+_STOP_REASONS = {reason.value: reason for reason in StopReason}
 _ENDINGS = {StopReason.ANSWERED: "stop", StopReason.MAX_TOKENS: "length"}
 
 
@@ -347,10 +348,20 @@ def _conversation(row: JsonRow, rollout: Row) -> LoggedConversation:
         finish_reason=_ENDINGS.get(stop),
         error=message if isinstance(message, str) else None,
         failure=FailureClass.of(rollout.get("error")),
+        stop_reason=_STOP_REASONS.get(stop),
+        tool_errors=rollout.get("tool_errors"),
+        answered_by=tuple(_answerers(rollout)),
         scores=rewards | _reward_scores(reward, rollout.get("success")),
         dropped=(*reader.dropped, *([INCOMPLETE] if is_cut else [])),
         metadata=as_row(rollout.get("metadata")),
     )
+
+
+def _answerers(rollout: Row) -> Iterator[str]:
+    """Yields the names of the models that answered, as the endpoint gave them."""
+    for answerer in as_list(rollout.get("answered_by")):
+        if (model := first_text(as_row(answerer), "model")) is not None:
+            yield model
 
 
 def _reward_scores(reward: float | None, success: bool | None) -> dict[str, float]:
