@@ -182,7 +182,8 @@ def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator
     if request.reward_from and not counts.rewarded:
         yield (
             f"no rollout has all scores of reward_from; the sources have: {names}. If their names "
-            "differ between sources, write a|b to accept either"
+            "differ between sources, write a|b to accept either; a table's column of another name "
+            "becomes a score with score=COLUMN in columns"
         )
 
 

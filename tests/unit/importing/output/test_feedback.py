@@ -351,3 +351,54 @@ def test_feedback_that_disagrees_with_a_score_of_the_log_is_counted(
 
     assert any(note.startswith("1 rollouts have feedback that disagrees") for note in made.notes)
     assert thumbs(tmp_path) == [0.0]
+
+
+_JUDGED_ROWS = {
+    "rows.csv": "question,answer,thumb,source\nA?,a,up,web\nB?,b,down,web\nC?,c,,web\n",
+    "rows.jsonl": "".join(
+        json.dumps(
+            {
+                "messages": [
+                    {"role": "user", "content": f"{name.upper()}?"},
+                    {"role": "assistant", "content": name},
+                ],
+                "thumb": thumb,
+                "source": "web",
+            }
+        )
+        + "\n"
+        for name, thumb in (("a", "up"), ("b", 0), ("c", None))
+    ),
+    "calls.jsonl": "".join(
+        json.dumps(
+            {
+                "request": {"messages": [{"role": "user", "content": f"{name.upper()}?"}]},
+                "response": {"choices": [{"message": {"role": "assistant", "content": name}}]},
+                "thumb": thumb,
+            }
+        )
+        + "\n"
+        for name, thumb in (("a", "👍"), ("b", False), ("c", None))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _JUDGED_ROWS)
+def test_a_thumb_in_the_row_of_its_conversation_is_a_score_that_may_be_the_reward(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_text(_JUDGED_ROWS[name], "utf-8")
+    made = import_rollouts(Workspace(tmp_path), ImportRollouts(input=name, output="plain.jsonl"))
+    assert (made.scores, made.rewarded) == ({"thumb": 2}, 0)
+    assert [note for note in made.notes if "(thumb) but no reward" in note]
+
+    request = ImportRollouts(input=name, output="out.jsonl", reward_from=("thumb",))
+    import_rollouts(Workspace(tmp_path), request)
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text("utf-8").splitlines()]
+    assert [row["reward"] for row in rows] == [1.0, 0.0, None]
+
+
+def test_a_reward_in_a_table_is_the_reward(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("question,answer,reward\nA?,a,0.25\nB?,b,\n", "utf-8")
+    request = ImportRollouts(input="rows.csv", output="out.jsonl")
+    assert import_rollouts(Workspace(tmp_path), request).rewarded == 1

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stillroom.data.layouts.foreign import numbers_by_name
+from stillroom.importing.formats.datasets.feedback_tables import score_of, scores_in
 from stillroom.importing.json_rows import (
     JsonRow,
     Row,
@@ -40,7 +41,6 @@ from stillroom.importing.payloads.streams import assemble_completion
 from stillroom.importing.records import LoggedConversation, RejectedRow, SourceRow, TraceFormat
 
 _CHAT_REPLIES = ("output", "reply")
-_SCORES = ("score", "rating", "reward", "feedback")
 _STORED_REQUEST_FIELDS = ("model", "instructions", "tools", "previous_response_id", "conversation")
 """The request fields that a stored response repeats."""
 _STORED_BODIES = ("response", "input_items", "input")
@@ -82,10 +82,10 @@ def _chat_calls(row: JsonRow) -> Iterator[LoggedConversation]:
 
 
 def _scores(row: Row) -> dict[str, float]:
-    """Returns the scores of a call: `scores` by name, or a field with a common name."""
-    single = {name: row[name] for name in _SCORES if name in row}
-    single = {name: float(v) if isinstance(v, bool) else v for name, v in single.items()}
-    return numbers_by_name(as_row(row.get("scores"))) | numbers_by_name(single)
+    """Returns the scores of a call: `scores` by name, its reward, and its thumb or rating."""
+    reward = score_of(row.get("reward"))
+    single = scores_in(row) | ({} if reward is None else {"reward": reward})
+    return numbers_by_name(as_row(row.get("scores"))) | single
 
 
 def _assemble_chunks(response: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from stillroom.data.checks import as_number, describe
+from stillroom.importing.formats.datasets.feedback_tables import score_of, scores_in
 from stillroom.importing.json_rows import (
     JsonRow,
     Row,
@@ -18,7 +19,14 @@ from stillroom.importing.json_rows import (
     make_row_reader,
     recognise_rows,
 )
-from stillroom.importing.payloads.fields import as_list, as_row, first_text, text_of, usage_of
+from stillroom.importing.payloads.fields import (
+    as_list,
+    as_row,
+    decimal_number,
+    first_text,
+    text_of,
+    usage_of,
+)
 from stillroom.importing.payloads.messages import (
     AUDIO_DROPPED,
     FILES_DROPPED,
@@ -51,13 +59,15 @@ def conversation(
     """Returns the conversation of a dataset's row; `fields` are those of LoggedConversation.
 
     `read` names the columns that `messages` and `fields` were read from; all others become
-    metadata.
+    metadata. Of these, thumbs and ratings become scores too.
     """
     data = row.data
     others = {key: value for key, value in data.items() if key not in read and value is not None}
     scores = _pop_score(others) if "scores" not in fields else {}
     if isinstance(others.get("metadata"), dict):
         others |= others.pop("metadata")
+    if "scores" not in fields:
+        scores |= scores_in(others)
     row_fields: Row = {"id": first_text(data, "id"), "model": first_text(data, "model")}
     row_fields |= {"metadata": others, "scores": scores} | fields
     row_fields["tools"] = tool_schemas(fields.get("tools"))
@@ -69,11 +79,12 @@ def conversation(
 
 def _pop_score(fields: Row) -> dict[str, float]:
     """Pops the reward or success from a row's fields, and returns it as a score."""
-    reward, success = as_number(fields.get("reward")), fields.get("success")
+    reward, success = decimal_number(fields.get("reward")), score_of(fields.get("success"))
     if reward is not None:
         del fields["reward"]
-    elif isinstance(success, bool):
-        reward = float(fields.pop("success"))
+    elif success in (0, 1):
+        reward = success
+        del fields["success"]
     return {} if reward is None else {"reward": reward}
 
 

@@ -118,10 +118,18 @@ def _is_call_id(plain: str) -> bool:
 
 
 def _is_score_name(plain: str) -> bool:
-    is_about_score = bool(_SCORE_WORDS & _words(plain))
-    return plain in _GENERAL_SCORES or (
-        is_about_score and plain.rpartition("_")[2] not in _NO_SCORES
-    )
+    return plain in _GENERAL_SCORES or _is_about_score(plain)
+
+
+def _is_about_score(plain: str) -> bool:
+    return bool(_SCORE_WORDS & _words(plain)) and plain.rpartition("_")[2] not in _NO_SCORES
+
+
+def scores_in(fields: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the thumbs, votes, ratings and scores among the fields of a conversation's row."""
+    named = {name: fields[name] for name in fields if _is_about_score(_normalize(name))}
+    found = {name: score_of(value) for name, value in named.items()}
+    return {name: score for name, score in found.items() if score is not None}
 
 
 def is_feedback_row(row: Row) -> bool:

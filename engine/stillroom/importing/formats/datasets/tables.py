@@ -311,7 +311,7 @@ def _conversation(row: JsonRow, columns: Columns, messages: list[Row]) -> Logged
         tools=data.get(columns["tools"]) if "tools" in columns else None,
         id=_text_of(data, columns, "id"),
         model=_text_of(data, columns, "model"),
-        scores={} if name is None or score is None else {name: score},
+        **({} if name is None else {"scores": {} if score is None else {name: score}}),
     )
 
 
