@@ -217,13 +217,13 @@ def _price_first(result: api.TrainingForecast) -> str:
         )
     if machine.usd_most is None:
         return ""
-    per_turn = " for each turn of its rollouts" if result.method == "distill" else ""
+    tools = " (without the time of tools)" if result.method == "distill" else ""
     minutes = machine.install_seconds / 60
     install = (
         f", including up to {minutes:.0f} minutes for the first installation" if minutes else ""
     )
     return (
-        f"tell the user that it may cost up to ${machine.usd_most:.2f}{per_turn}{install}; "
+        f"tell the user that it may cost up to ${machine.usd_most:.2f}{tools}{install}; "
         "only budget_usd limits the cost. Then, with budget_usd, "
     )
 

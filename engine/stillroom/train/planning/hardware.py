@@ -151,10 +151,21 @@ class MachineForecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def forecast_on(
-    hardware: Hardware, work: Work, *, need_gb: float, fits: bool | None
+    hardware: Hardware,
+    work: Work,
+    *,
+    need_gb: float,
+    fits: bool | None,
+    most: Work | None = None,
 ) -> MachineForecast:
-    """Returns the time and price of a run on a machine."""
+    """Returns the time and price of a run on a machine.
+
+    `most` is the computation behind the most time and price, if `work` is only the least.
+    """
     span, based_on = _seconds(hardware, work)
+    longest, _ = _seconds(hardware, most or work)
+    if span is not None and longest is not None:
+        span = (span[0], longest[1])
     price = hardware.price_per_hour
     install = (0.0, 0.0) if hardware.is_installed else _INSTALL_S
     usd = None

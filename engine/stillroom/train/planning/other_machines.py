@@ -70,14 +70,16 @@ def plan_elsewhere(
         sequences = [unit for unit in rows.units if isinstance(unit, TokenSequence)]
         check_teacher_context(min(chosen.teachers.contexts.values()), teacher_sequences(sequences))
     checks = check_models(workspace, plan, student, chosen.teachers, rows.tasks)
-    work = _work(plan.config, chosen, rows)
+    turns = plan.config.rollout.max_turns if plan.config.dataset_type == "distill" else 1
+    least, most = (_work(plan.config, chosen, rows, turns=number) for number in (1, turns))
     by_device = {first.device: chosen}
     forecasts: list[MachineForecast] = []
     for machine in machines:
         if machine.is_known and machine.device not in by_device:
             other = _load_student_for(workspace, plan, machine)
             by_device[machine.device] = _forecast_on_device(workspace, other, rows)
-        forecasts.append(_forecast_on_machine(machine, by_device.get(machine.device, chosen), work))
+        on_device = by_device.get(machine.device, chosen)
+        forecasts.append(_forecast_on_machine(machine, on_device, least, most))
     return _forecast(plan, chosen, rows, forecasts, first, checks)
 
 
@@ -108,16 +110,19 @@ def _forecast_on_device(
 
 
 def _forecast_on_machine(
-    machine: Hardware, on_device: _DeviceForecast, work: Work
+    machine: Hardware, on_device: _DeviceForecast, least: Work, most: Work
 ) -> MachineForecast:
     """Returns the time and price of the run on a machine, and whether it fits."""
     free = machine.free_memory_gb
     fits = None if free is None else forecast.fits(on_device.need, free * GB)
-    return forecast_on(machine, work, need_gb=on_device.need / GB, fits=fits)
+    return forecast_on(machine, least, need_gb=on_device.need / GB, fits=fits, most=most)
 
 
-def _work(config: TrainConfig, chosen: _DeviceForecast, rows: RenderedRows) -> Work:
-    """Returns the computation of the run, at 2 operations per parameter and token in a pass."""
+def _work(config: TrainConfig, chosen: _DeviceForecast, rows: RenderedRows, *, turns: int) -> Work:
+    """Returns the computation of the run, at 2 operations per parameter and token in a pass.
+
+    `turns` is the number of turns of each rollout, all of `rollout.max_tokens` tokens.
+    """
     unloaded, teachers = chosen.unloaded, chosen.teachers
     num_active = active_parameters(unloaded.empty)
     # The backward pass takes twice a forward pass; with frozen weights, once.
@@ -132,7 +137,8 @@ def _work(config: TrainConfig, chosen: _DeviceForecast, rows: RenderedRows) -> W
     if config.dataset_type == "distill":
         num = config.data.batch_size * config.data.group_size
         rollouts = forecast.num_steps(config, rows.tokens.num_rows) * num
-        sampled = float(rollouts * config.rollout.max_tokens)
+        longest = min(turns * config.rollout.max_tokens, config.rollout.max_context_window)
+        sampled = float(rollouts * longest)
         num_tokens = sampled + rollouts * _prompt_tokens(rows)
         scoring_flops = 2.0 * num_tokens * (teachers.num_active / max(1, len(set(config.teachers))))
         return Work(
@@ -225,10 +231,11 @@ def _notes(plan: TrainingPlan, chosen: _DeviceForecast, first: Hardware) -> list
             "training on that machine"
         )
     if config.dataset_type == "distill":
+        turns = config.rollout.max_turns
         notes.append(
-            f"time and price are for one turn per rollout of {config.rollout.max_tokens} tokens "
-            "(the maximum), without tools: multiply by the turns you expect, at most "
-            f"{config.rollout.max_turns}"
+            f"the most time and price are for {turns} turns per rollout (rollout.max_turns)"
+            f"{', the least for one,' if turns > 1 else ''} of {config.rollout.max_tokens} tokens "
+            "each (the maximum), without the time of tools and the tokens of their replies"
         )
     if (figures := first.figures) is not None and not figures.has_bf16:
         notes.append(f"{first.gpus[0]} has no fast bf16: a newer GPU trains many times faster")

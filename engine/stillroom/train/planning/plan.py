@@ -166,7 +166,8 @@ def _with_iteration(
     assumed = "the maximum" if trial_run.is_cut else "as in a short trial"
     note = (
         f"the time is for one turn per rollout of {trial_run.answer_tokens:.0f} tokens "
-        f"({assumed}), without tools: multiply by the turns you expect"
+        f"({assumed}), without tools: multiply by the turns you expect, at most "
+        f"rollout.max_turns ({config.rollout.max_turns})"
     )
     return msgspec.structs.replace(
         result,

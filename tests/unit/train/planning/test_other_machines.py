@@ -1,5 +1,7 @@
 """A training's plan for a machine that this one is not."""
 
+from dataclasses import replace
+
 import pytest
 
 from fakes.conversations import answer, user
@@ -116,7 +118,25 @@ def test_pairs_and_on_policy_distillation_are_planned(tmp_path, tiny_models, met
 
     assert result.seconds is not None
     assert result.machines[0].seconds_least is not None
-    assert (method == "distill") == any("one turn per rollout" in note for note in result.notes)
+    assert (method == "distill") == any("turns per rollout" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("measured", [None, EarlierRate("run", tokens_per_s=10.0)])
+def test_the_most_time_of_rollouts_counts_all_of_their_turns(tmp_path, tiny_models, measured):
+    start = tiny_models.folder("llama", "chatml")
+    project = make_project(tmp_path, "distill", start, teacher={"path": str(start)})
+    project.write([{"prompt": f"Item {i}?"} for i in range(6)])
+    project.write_config()
+    box = replace(H100, measured=measured)
+
+    (one,), (many,), (bounded,) = (
+        planned(project, box, overrides=[f"rollout.max_turns={turns}", *others]).machines
+        for turns, others in ((1, ()), (8, ()), (8, ["rollout.max_context_window=4096"]))
+    )
+
+    assert many.seconds_least == one.seconds_least
+    assert many.seconds_most > bounded.seconds_most > one.seconds_most
+    assert many.usd_most == pytest.approx(many.seconds_most * 3.0 / 3600)
 
 
 def test_a_cluster_that_only_the_machine_reaches_is_not_looked_for_here(project):
