@@ -100,7 +100,10 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float | None:
-        """The duration of the run so far, in seconds; None if it has not started."""
+        """The seconds that the run's process has run; None if it has not started.
+
+        On another machine, installation and transfers are not counted.
+        """
         if self.started_at is None:
             return None
         return seconds_between(self.started_at, self.ended_at or now())

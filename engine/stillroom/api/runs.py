@@ -81,6 +81,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     status: RunStatus
     created_at: str
     started_at: str | None
+    """When its process started; on another machine after installation and upload."""
     ended_at: str | None
     progress: Progress | None
     metrics: dict[str, float | None]
@@ -107,7 +108,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     unreachable: OthersText | None = None
     """Why the machine cannot be reached at the moment; the run continues on it."""
     machine_usd: float | None = None
-    """The cost of the machine for this run so far; None without a price."""
+    """The cost of the machine for this run so far, with installation and upload; None without a
+    price."""
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +122,10 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None
     """The name of the run, else its output, else its config; None if it has none."""
     duration_s: float | None
-    """The seconds from its start to its end, or to now; None if it has not started."""
+    """The seconds from its process's start to its end, or to now; None if it has not started.
+
+    On another machine, installation and transfers are not counted here, but in `machine_usd`.
+    """
     progress: Progress | None
     problem: OthersText | None
     where: str | None = None

@@ -87,6 +87,7 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     rollouts: str
     """The path of the file with the evaluation's rollouts."""
     seconds: float
+    """The seconds of the work; on another machine without installation and transfers."""
     instruction: OthersText | None = None
     """The system message and context before each prompt, shortened; None: the prompts alone."""
     cost_usd: float | None = None

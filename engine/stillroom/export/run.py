@@ -57,6 +57,7 @@ class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
     """The command that serves the export."""
     warnings: list[str]
     seconds: float
+    """The seconds of the work; on another machine without installation and transfers."""
     verified: list[Verified] = []
     """The accuracy of the written files with each program; empty without verify."""
 

@@ -167,6 +167,8 @@ def totals(runs: Sequence[Run]) -> str:
     spans = (seconds_between(run.state.started_at or "", run.state.ended_at or "") for run in runs)
     costs = [spent for run in runs if (spent := spent_usd(run))]
     sentence = f"In total, they took {span(sum(filter(None, spans)))}"
+    if any(run.elsewhere is not None for run in runs):
+        sentence += " without installation and transfers on other machines"
     return f"{sentence} and cost {dollars(sum(costs))}." if costs else f"{sentence}."
 
 

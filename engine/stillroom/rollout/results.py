@@ -163,6 +163,7 @@ class RolloutsResult(msgspec.Struct, frozen=True, kw_only=True):
     stopped_by: str | None
     """The limit that ended the run early (budget_usd, max_total_tokens or max_minutes), if any."""
     seconds: float
+    """The seconds of the work; on another machine without installation and transfers."""
     taken_over: int | None = None
     """The number of this run's rollouts in which the teacher took over from a student; None if it
     refined none."""

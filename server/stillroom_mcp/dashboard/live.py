@@ -106,11 +106,11 @@ def spending(run: Run, request: Mapping[str, Any]) -> Spending | None:
 def figures(run: Run, request: Mapping[str, Any]) -> list[Figure]:
     """Returns the figures at the top of a run's page, for its current state."""
     state = run.state
-    return [*_time_figures(state), *_metric_figures(state), *_money_figures(run, request)]
+    return [*_time_figures(run), *_metric_figures(state), *_money_figures(run, request)]
 
 
-def _time_figures(state: RunState) -> Iterator[Figure]:
-    progress = state.progress
+def _time_figures(run: Run) -> Iterator[Figure]:
+    state, progress = run.state, run.state.progress
     if progress is not None and progress.total and not state.status.is_final:
         note = f"{count(progress.done)} of {count(progress.total)} {progress.unit}"
         yield Figure("Done", percent(share_done(progress)), note)
@@ -118,7 +118,8 @@ def _time_figures(state: RunState) -> Iterator[Figure]:
     if elapsed is None:
         return
     if state.status.is_final:
-        yield Figure("Took", span(elapsed), "from start to end")
+        apart = "without installation and transfers"
+        yield Figure("Took", span(elapsed), "from start to end" if run.elsewhere is None else apart)
     else:
         eta_s = progress.eta_s if progress else None
         left = f"about {span(eta_s)} left" if eta_s is not None else "remaining time not known yet"

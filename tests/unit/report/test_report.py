@@ -50,9 +50,19 @@ def test_runs_say_what_they_took_and_cost_and_how_to_start_them_again(
         write_report(runs, tmp_path / "r.html", title="shop", command_of=lambda one: one.workspace)
     )
     assert "In total, they took 1 min 1 s and cost $1.75." in text
+    assert "installation" not in text
     assert "30.5 s · $1.50" in text
     assert "30.5 s · $0.2500" in text
     assert "Command /w" in text
+
+
+def test_the_time_of_runs_elsewhere_says_what_it_leaves_out(runs: Path, written: Write) -> None:
+    run = write_run(runs, "sft-a")
+    write_json(run / "remote.json", {"machine": {"name": "gpu-box"}})
+
+    text = text_of(written())
+
+    assert "they took 30.5 s without installation and transfers on other machines." in text
 
 
 def test_it_says_what_a_task_costs_with_student_and_teacher_and_when_that_pays(

@@ -70,6 +70,7 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float]
     """The metrics of the last step."""
     seconds: float
+    """The seconds of the work; on another machine without installation and transfers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,3 +66,14 @@ def test_the_machine_that_does_a_run_counts_as_spent(tmp_path: Path) -> None:
 
     assert found["Spent"].value == "$1.00 of $4.00"
     assert found["Spent"].note == "25.0\xa0% of the budget, $0.7500 for gpu-box"
+
+
+def test_the_time_of_a_run_elsewhere_says_what_it_leaves_out(tmp_path: Path) -> None:
+    view = RemoteView(where="gpu-box", phase="over", last_contact=now())
+    times = {"started_at": "2026-11-20T10:00:00.000Z", "ended_at": "2026-11-20T10:00:30.000Z"}
+    folder = add_remote_run(Workspace(tmp_path), view, status=RunStatus.SUCCEEDED, **times)
+
+    found = {f.label: f for f in figures(Run(folder.path, folder.read()), {})}
+
+    assert found["Took"].value == "30.0\xa0s"
+    assert found["Took"].note == "without installation and transfers"
