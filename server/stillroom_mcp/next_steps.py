@@ -70,7 +70,9 @@ def after_list_machines(request: api.ListMachines, result: api.MachineList) -> s
     if not request.check and all(machine.asked_at is None for machine in result.machines):
         return "list_machines(check=true) probes them; then plan_training(where=…) compares them"
     by_hand = [
-        machine.name for machine in result.machines if machine.kind == "ssh" and machine.spent_usd
+        machine.name
+        for machine in result.machines
+        if machine.kind == "ssh" and (machine.spent_usd or machine.price_per_hour)
     ]
     cost = (
         f"; tell the user that {', '.join(by_hand)} costs money until they stop it, since "

@@ -66,7 +66,11 @@ class MachineSummary(msgspec.Struct, frozen=True, kw_only=True):
     """When it was last probed; None if it never was."""
     price_per_hour: float | None
     usd_per_hour_now: float | None
-    """The current cost of Stillroom's use of it; 0 if it is not used, None if unknown."""
+    """The current cost of the machine; None if unknown.
+
+    A machine of the user's own costs its price while a run is on it or it answers the probe of this
+    call; at other times only the user knows whether it is up.
+    """
     spent_usd: float
     """What this workspace's runs on it have cost, without their teachers; of a rented machine, also
     from a run's end to its release."""
@@ -82,7 +86,7 @@ class MachineList(msgspec.Struct, frozen=True, kw_only=True):
 
     machines: list[MachineSummary]
     usd_per_hour_now: float
-    """The current cost of all machines whose price is known."""
+    """The current cost of all machines whose cost is known."""
 
 
 @dataclass(slots=True)
@@ -127,7 +131,6 @@ class _ListedMachine:
         price = hardware.price_per_hour
         if machine.price_per_hour is None and self.provisioned:
             price = self.provisioned[0].price_per_hour or price
-        num_billed = max(len(self.provisioned), int(self.is_used))
         return MachineSummary(
             name=machine.name,
             kind=machine.access.kind,
@@ -138,12 +141,20 @@ class _ListedMachine:
             free_disk_gb=hardware.free_disk_gb,
             asked_at=known.asked_at if known is not None else None,
             price_per_hour=price,
-            usd_per_hour_now=(price and num_billed * price) if num_billed else 0.0,
+            usd_per_hour_now=self._usd_per_hour_now(price),
             spent_usd=self.spent_usd,
             budget_usd=machine.budget_usd,
             runs=self.runs,
             problem=self._problem(),
         )
+
+    def _usd_per_hour_now(self, price: float | None) -> float | None:
+        """Returns the current cost of the machine; None if the price or its use is unknown."""
+        num_billed = max(len(self.provisioned), int(self.is_used))
+        if not num_billed and self.machine.access.is_provisioned:
+            return 0.0
+        is_up = num_billed > 0 or isinstance(self.answer, MachineFacts)
+        return price and max(num_billed, 1) * price if is_up or price == 0 else None
 
     def _state(self) -> MachineState:
         """Returns whether the machine is used, up or down, and whether it has answered."""

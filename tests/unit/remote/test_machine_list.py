@@ -48,9 +48,10 @@ def test_without_a_check_nobody_is_asked(tmp_path, provision_log):
 
     box, sky = found.machines
     assert (box.kind, box.address, box.state) == ("ssh", "me@host", "not_asked")
-    assert (box.price_per_hour, box.usd_per_hour_now, box.runs) == (2.4, 0.0, [])
+    assert (box.price_per_hour, box.usd_per_hour_now, box.runs) == (2.4, None, [])
     assert box.computes == "hardware not known yet"
     assert (sky.kind, sky.state, sky.computes) == ("skypilot", "down", "2 x A100-80GB")
+    assert sky.usd_per_hour_now == 0.0
     assert "use_spot: True" in sky.address
     assert found.usd_per_hour_now == 0.0
 
@@ -70,13 +71,27 @@ def test_a_run_shows_where_it_stands_and_what_its_machine_costs(tmp_path, provis
     assert box.usd_per_hour_now == 2.4
 
 
-def test_a_run_that_waits_costs_nothing_yet(tmp_path, provision_log):
+def test_a_machine_of_the_user_costs_while_it_answers_and_only_they_know_otherwise(
+    tmp_path, provision_log
+):
+    machines = "gpu-box: {ssh: me@host, price_per_hour: 2.40}\nfar: {ssh: far, price_per_hour: 1}\n"
+    workspace = name_machines(tmp_path, machines + "own: {ssh: own, price_per_hour: 0}\n")
+    away = UnreachableError("it is not up", "-")
+    open_machine = ScriptedMachines({"gpu-box": GPU_BOX, "far": away, "own": away})
+
+    found = listed(workspace, provision_log, check=True, open_machine=open_machine)
+
+    assert [machine.usd_per_hour_now for machine in found.machines] == [2.4, None, 0.0]
+    assert found.usd_per_hour_now == 2.4
+
+
+def test_a_run_that_waits_does_not_use_its_machine_yet(tmp_path, provision_log):
     workspace = name_machines(tmp_path, TWO)
     add_remote_run(workspace, None)
 
     box = listed(workspace, provision_log).machines[0]
 
-    assert (box.state, box.usd_per_hour_now) == ("not_asked", 0.0)
+    assert (box.state, box.usd_per_hour_now) == ("not_asked", None)
     assert [one.phase for one in box.runs] == ["waiting"]
 
 

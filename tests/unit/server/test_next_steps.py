@@ -4,9 +4,11 @@ import json
 
 import pytest
 
+from fakes.machines import GPU_BOX, ScriptedMachines, name_machines
 from stillroom import api
+from stillroom.remote.machine_list import list_machines
 from stillroom.settings import Workspace
-from stillroom_mcp.next_steps import after_import_rollouts, as_cli_commands
+from stillroom_mcp.next_steps import after_import_rollouts, after_list_machines, as_cli_commands
 
 ASKED = [{"role": "user", "content": "Two plus two?"}]
 RIGHT = [{"role": "assistant", "content": "4"}]
@@ -58,3 +60,15 @@ def test_an_import_of_judged_answers_says_how_to_keep_the_wrong_ones_out(
 def test_as_cli_commands_a_step_is_a_command(step: str, command: str | None):
     expected = command or "stillroom filter-dataset, then stillroom convert-rollouts"
     assert as_cli_commands(step) == expected
+
+
+def test_a_machine_that_the_user_rents_is_said_to_cost_until_they_stop_it(tmp_path):
+    workspace = name_machines(tmp_path, "box: {ssh: me@host, price_per_hour: 2}\nown: {ssh: own}\n")
+    request = api.ListMachines(check=True)
+    open_machine = ScriptedMachines({"box": GPU_BOX, "own": GPU_BOX})
+
+    step = after_list_machines(
+        request, list_machines(workspace, request, open_machine=open_machine)
+    )
+
+    assert "tell the user that box costs money until they stop it" in step
