@@ -14,6 +14,8 @@ from stillroom_mcp.outcomes import first_remark, last_step
 _MAX_POLL_S = 110.0
 _MOST_FILES = 3
 _MIN_OLD_MINUTES = 2
+_SMALL_STUDENT = 100_000_000
+"""A student with fewer parameters is evaluated quickly on a CPU."""
 """A report of a remote run that is older than this is called old in the next step."""
 
 
@@ -69,11 +71,8 @@ def after_list_machines(request: api.ListMachines, result: api.MachineList) -> s
     first = result.machines[0].name
     if not request.check and all(machine.asked_at is None for machine in result.machines):
         return "list_machines(check=true) probes them; then plan_training(where=…) compares them"
-    by_hand = [
-        machine.name
-        for machine in result.machines
-        if machine.kind == "ssh" and (machine.spent_usd or machine.price_per_hour)
-    ]
+    own = [machine for machine in result.machines if machine.kind == "ssh"]
+    by_hand = [machine.name for machine in own if machine.spent_usd or machine.price_per_hour]
     cost = (
         f"; tell the user that {', '.join(by_hand)} costs money until they stop it, since "
         "stillroom did not provision it"
@@ -310,7 +309,9 @@ def _after_success(result: api.RunReport) -> str:
         return last
     remarks = "it ended with alarms, so look closely: " if result.alarms else ""
     remarks += first_remark(result.kind, outcome)
-    where = f", where={result.where}" if result.where is not None else ""
+    is_small = (outcome.get("parameters") or _SMALL_STUDENT) < _SMALL_STUDENT
+    # The checkpoint is here: only a student that is slow on a CPU is worth the machine's price.
+    where = f", where={result.where}" if result.where is not None and not is_small else ""
     return (
         f"{remarks}evaluate_model(provider=hf, model={result.run_id}, data=<held-out "
         f"prompts>{where}), then compare_evaluations with the base model; export_model writes the "

@@ -85,6 +85,22 @@ def test_a_run_that_ended_early_there_goes_on_there_or_elsewhere(workspace) -> N
     assert f"start_training(resume={folder.run_id}, where=gpu-box)" in step
 
 
+@pytest.mark.parametrize(
+    ("result", "is_there"),
+    [({"parameters": 200_000}, False), ({"parameters": 600_000_000}, True), ({}, True)],
+)
+def test_only_a_student_that_is_slow_here_is_evaluated_on_its_machine(
+    workspace, result, is_there
+) -> None:
+    view = RemoteView(where="gpu-box", phase="over", last_contact=SEEN)
+    folder = add_remote_run(workspace, view, status=RunStatus.SUCCEEDED, result=result)
+    with followed(folder):
+        step = after_run(None, api.get_run(workspace, api.GetRun(run_id=folder.run_id)))
+
+    assert "evaluate_model(" in step
+    assert ("where=gpu-box" in step) == is_there
+
+
 def test_a_run_that_stopped_at_its_budget_goes_on_where_it_was(workspace) -> None:
     view = RemoteView(where="gpu-box", phase="over", last_contact=SEEN)
     folder = add_remote_run(workspace, view, status=RunStatus.CANCELLED)

@@ -80,6 +80,7 @@ def test_sft_reports_every_step_and_lowers_the_loss(tmp_path, llama):
     assert all(metrics["grad_norm"] > 0 for metrics in measured)
     assert result.metrics == measured[-1]
     assert result.trained_tokens > 0
+    assert 0 < result.parameters < 1e7
     assert result.checkpoint == "runs/run-1/checkpoints/final"
 
 

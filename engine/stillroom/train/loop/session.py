@@ -71,6 +71,8 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
     """The metrics of the last step."""
     seconds: float
     """The seconds of the work; on another machine without installation and transfers."""
+    parameters: int | None = None
+    """The number of the student's parameters; None in runs of older versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +304,7 @@ class Session(Generic[ConfigT_co]):
             trained_tokens=self.trained_tokens,
             metrics=dict(self.last_metrics),
             seconds=round(self.clock() - self.started, 3),
+            parameters=sum(p.numel() for p in self.student.module.parameters()),
         )
 
     def _report_alarms(self, metrics: Mapping[str, float], *, num_steps: int) -> None:
