@@ -12,8 +12,10 @@ from stillroom.settings import Workspace
 TALK = [user("a"), assistant(None, tool_call()), tool_reply("7"), assistant("7")]
 
 
-def filtered(folder: Path, source: str = "rollouts.jsonl", **options: Any) -> FilterResult:
-    """Filters a file of a folder into kept.jsonl."""
+def filtered(
+    folder: Path, source: str | tuple[str, ...] = "rollouts.jsonl", **options: Any
+) -> FilterResult:
+    """Filters one or more files of a folder into kept.jsonl."""
     request = FilterDataset(input=source, **{"output": "kept.jsonl", **options})
     return filter_dataset(Workspace(folder), request)
 

@@ -61,7 +61,12 @@ class Lineages:
         )
         return path
 
-    def filter(self, source: str = "rollouts.jsonl", output: str = "good.jsonl", **given: Any):
+    def filter(
+        self,
+        source: str | tuple[str, ...] = "rollouts.jsonl",
+        output: str = "good.jsonl",
+        **given: Any,
+    ):
         return filter_dataset(self.workspace, FilterDataset(input=source, output=output, **given))
 
     def convert(self, source: str = "good.jsonl", output: str = "sft.jsonl", **given: Any):

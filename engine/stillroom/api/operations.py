@@ -170,8 +170,8 @@ OPERATIONS = (
         result=FilterResult,
         title="Filter rows",
         description=(
-            "Keep the rollouts or SFT rows that pass all given filters; write the others to "
-            "a side file with reasons."
+            "Keep rollouts or SFT rows that pass all given filters; others go to a side file "
+            "with reasons."
         ),
         positional=("input",),
         is_destructive=True,

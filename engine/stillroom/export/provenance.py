@@ -163,7 +163,9 @@ def _row_inputs(manifest: Manifest) -> list[FileRecord]:
     Files that a filter used for decontamination, such as held-out prompts, are left out.
     """
     compared = {Path(name).parts for name in manifest.request.get("decontaminate") or ()}
-    compared.discard(Path(str(manifest.request.get("input"))).parts)
+    inputs = manifest.request.get("input")
+    for name in inputs if isinstance(inputs, list) else [inputs]:
+        compared.discard(Path(str(name)).parts)
     # Only the ends of the paths are compared, since the project may have been moved.
     return [
         source

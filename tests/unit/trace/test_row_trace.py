@@ -48,6 +48,14 @@ def test_a_dropped_rollout_says_why_and_where_it_is(project: Lineages) -> None:
     assert found[0].reasons == ["reward below 1"]
 
 
+def test_a_row_of_several_filtered_files_leads_back_to_its_own(project: Lineages) -> None:
+    project.rollouts("others.jsonl", model="other")
+    project.filter(("rollouts.jsonl", "others.jsonl"), "both.jsonl", success=False)
+    kept, dropped = steps(project, "both.jsonl", 6), steps(project, "both.jsonl", project.ids[0])
+    assert ways(kept)[1] == ("row", "others.jsonl:4")
+    assert (dropped[0].reasons, ways(dropped)[1]) == (["a success"], ("row", "rollouts.jsonl:1"))
+
+
 def test_a_rollout_that_was_not_converted_says_why(project: Lineages) -> None:
     project.convert("rollouts.jsonl", "direct.jsonl")
     found = steps(project, "direct.jsonl", project.ids[1])

@@ -1,7 +1,7 @@
 """The request and result of filter_dataset, and the row format of its side file."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -20,10 +20,16 @@ def _parse_dedupe(value: Any) -> Any:
     return kinds.get(value, value) if isinstance(value, bool | str) else value
 
 
+def _parse_input(value: Any) -> Any:
+    """Converts a list of one name, as the command line gives it, to the name."""
+    names = cast("list[Any] | tuple[Any, ...]", value) if isinstance(value, list | tuple) else ()
+    return names[0] if len(names) == 1 else value
+
+
 class FilterDataset(ReplacingRequest):
     """Ask for the rows that pass every given filter; a filter left out lets all pass."""
 
-    input: Annotated[str, Field(description="Rollouts or SFT rows")]
+    input: Annotated[str | tuple[str, ...], BeforeValidator(_parse_input)]
     output: str
     min_reward: float | None = None
     success: Annotated[bool | None, Field(description="true: only successes")] = None
@@ -42,7 +48,7 @@ class FilterDataset(ReplacingRequest):
     contains: Annotated[str | None, Field(description="Regex")] = None
     not_contains: str | None = None
     match: Literal["answer", "conversation"] = "answer"
-    language: Annotated[str | None, Field(description="Of the answer, e.g. en")] = None
+    language: Annotated[str | None, Field(description="Answer's, e.g. en")] = None
     drop_secrets: bool = False
     drop_pii: bool = False
     dedupe: Annotated[
@@ -77,6 +83,11 @@ class FilterDataset(ReplacingRequest):
             if getattr(self, option) and self.verdicts is None:
                 raise ValueError(f"{option} needs verdicts: the file with the reviewed rows")
         return self
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The inputs, whose rows are read in this order."""
+        return (self.input,) if isinstance(self.input, str) else self.input
 
     @property
     def compares_rows(self) -> bool:

@@ -133,7 +133,7 @@ def open_filtering(workspace: Workspace, request: FilterDataset) -> Generator["F
         others += rollout_files(workspace.existing(request.verdicts, label="verdicts"))
     opening = open_inputs(
         workspace,
-        [request.input],
+        request.inputs,
         outputs=[path, dropped_file],
         others=others,
         with_supervised=True,

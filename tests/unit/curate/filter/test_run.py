@@ -22,6 +22,7 @@ from fakes.rollout_rows import (
 from stillroom.curate.filter.request import SourceFilterCount
 from stillroom.data.row_names import row_hash
 from stillroom.errors import DataError, InputError
+from stillroom.lineage import read_manifest
 
 ROWS = [
     rollout_row(task_id="good"),
@@ -392,6 +393,40 @@ def test_refused_rows_of_a_log_count_for_its_file(tmp_path: Path) -> None:
         "logs/a.jsonl": SourceFilterCount(kept=1, dropped=1),
         "logs/b.jsonl": SourceFilterCount(kept=1, dropped=0),
     }
+
+
+def test_several_inputs_are_read_in_their_order_and_compared_and_counted_together(
+    tmp_path: Path,
+) -> None:
+    for name, task_ids in (("one.jsonl", "ab"), ("three.jsonl", "bc")):
+        rows = [
+            rollout_row(task_id=task_id, messages=[user(task_id), assistant(task_id)])
+            for task_id in task_ids
+        ]
+        write_rows(tmp_path / name, rows)
+    call = {
+        "request": {"messages": [user("Hi")]},
+        "response": {"choices": [{"message": assistant("Hello")}]},
+    }
+    write_lines(tmp_path / "two.jsonl", [encoded(call)])
+
+    result = filtered(tmp_path, ("three.jsonl", "two.jsonl", "one.jsonl"), dedupe="exact")
+
+    answers = [row["messages"][-1]["content"] for row in read_rows(tmp_path / "kept.jsonl")]
+    assert answers == ["b", "c", "Hello", "a"]
+    [dropped] = read_rows(tmp_path / "kept.jsonl.dropped")
+    assert (Path(dropped["file"]).name, dropped["line"]) == ("one.jsonl", 2)
+    assert result.sources == {
+        "one.jsonl": SourceFilterCount(kept=1, dropped=1),
+        "three.jsonl": SourceFilterCount(kept=2, dropped=0),
+        "two.jsonl": SourceFilterCount(kept=1, dropped=0),
+    }
+    manifest = read_manifest(tmp_path / "kept.jsonl")
+    assert manifest is not None
+    names = [Path(record.path).name for record in manifest.inputs]
+    assert names == ["three.jsonl", "two.jsonl", "one.jsonl"]
+    with pytest.raises(InputError, match=r"two\.jsonl"):
+        filtered(tmp_path, ("one.jsonl", "two.jsonl"), output="two.jsonl", overwrite=True)
 
 
 def test_a_category_field_that_no_row_has_is_named_with_the_fields_that_rows_have(
