@@ -45,9 +45,11 @@ class FilterDataset(ReplacingRequest):
     max_tool_errors: Annotated[int | None, Field(ge=0)] = None
     max_tokens: Annotated[int | None, Field(ge=1, description="In model's tokens")] = None
     model: Annotated[str | None, Field(description="Student for max_tokens")] = None
-    contains: Annotated[str | None, Field(description="Regex")] = None
+    contains: str | None = None
     not_contains: str | None = None
-    match: Literal["answer", "conversation"] = "answer"
+    match: Annotated[Literal["answer", "conversation"], Field(description="For both regexes")] = (
+        "answer"
+    )
     language: Annotated[str | None, Field(description="Answer's, e.g. en")] = None
     drop_secrets: bool = False
     drop_pii: bool = False
@@ -55,14 +57,14 @@ class FilterDataset(ReplacingRequest):
         Literal["exact", "near"] | None,
         BeforeValidator(_parse_dedupe),
     ] = None
-    decontaminate: Annotated[tuple[str, ...], Field(description="Prompt files to keep out")] = ()
+    decontaminate: Annotated[tuple[str, ...], Field(description="Prompts to keep out")] = ()
     decontaminate_level: ContaminationLevel = "near"
     verdicts: Annotated[str | None, Field(description="Reviewed JSONL")] = None
     verdicts_for_copies: bool = False
     reviewed_only: bool = False
-    max_per_category: Annotated[int | None, Field(ge=1, description="Kept at random")] = None
+    max_per_category: Annotated[int | None, Field(ge=1, description="Random ones")] = None
     category_field: Annotated[str, Field(description="Metadata field")] = "task_type"
-    n: Annotated[int | None, Field(ge=1, description="Sampled from passing rows")] = None
+    n: Annotated[int | None, Field(ge=1, description="Random passing rows")] = None
     seed: int = 0
     ray_address: str | None = None
 
