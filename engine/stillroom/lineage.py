@@ -81,6 +81,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     models: list[ModelRecord] = []
     side: list[FileRecord] = []
     """Files that were written with the output, e.g. the dropped rows with their reasons."""
+    left_out: dict[str, int] = {}
+    """The number of rows that the operation left out, by reason."""
 
 
 def seconds_between(start: str, end: str) -> float | None:

@@ -78,8 +78,12 @@ class NewOutput:
         inputs: Sequence[FileRecord | ModelRecord],
         request: BaseModel,
         counts: Mapping[str, int],
+        left_out: Mapping[str, int] | None = None,
     ) -> None:
-        """Writes the manifest, which takes effect with the output. Call this last."""
+        """Writes the manifest, which takes effect with the output. Call this last.
+
+        `left_out` is the number of rows that were left out, by reason.
+        """
         for writer in (self.rows, *self.side.values()):
             writer.flush()
         manifest = Manifest(
@@ -93,6 +97,7 @@ class NewOutput:
             stillroom_version=__version__,
             created_at=now(),
             side=[record_written(path, writer) for path, writer in self.side.items()],
+            left_out=dict(left_out or {}),
         )
         write_json(pending_manifest(self.path), manifest)
 

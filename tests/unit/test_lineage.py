@@ -60,6 +60,7 @@ def test_a_manifest_says_what_the_output_was_made_from(tmp_path: Path) -> None:
         "stillroom_version": __version__,
         "models": [],
         "side": [],
+        "left_out": {},
     }
 
 

@@ -21,6 +21,8 @@ def write_report(workspace: Workspace, request: WriteReport) -> WrittenReport:
     """Writes a self-contained HTML page about all runs, and returns its path for display."""
     output, overwrite = request.output, request.overwrite
     # Imported here so that the server loads the page code only when needed.
+    from stillroom.export.provenance import data_steps
+    from stillroom.report.left_out import DataStage
     from stillroom.report.request import DrawPage, Picture
     from stillroom.report.write import write_report as write_page
 
@@ -32,7 +34,16 @@ def write_report(workspace: Workspace, request: WriteReport) -> WrittenReport:
         with suppress(DataError, OSError):
             read_run(folder)
     picture = workspace.writable(path.with_suffix(".png"), label="output") if request.png else None
-    write_page(workspace.runs, path, title=workspace.root.name, command_of=command_of)
+    write_page(
+        workspace.runs,
+        path,
+        title=workspace.root.name,
+        command_of=command_of,
+        stages_of=lambda rows: (
+            DataStage(step.operation, step.output, step.counts, step.left_out)
+            for step in data_steps(workspace, rows)
+        ),
+    )
     if picture is not None:
         drawing = DrawPage(page=str(path), picture=str(picture))
         run_in_child(workspace, child_work("write_report"), drawing, result=Picture)

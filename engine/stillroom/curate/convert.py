@@ -312,7 +312,7 @@ class Conversion:
             *opened.tools.records(self.tally.from_tools_file),
             *model_records(self.tally.teachers),
         ]
-        output.record(inputs=inputs, request=request, counts=counts)
+        output.record(inputs=inputs, request=request, counts=counts, left_out=total.left_out)
         shown, rest = self.tally.sources[:_MAX_SOURCES], self.tally.sources[_MAX_SOURCES:]
         return ConvertResult(
             output=workspace.shown(output.path),

@@ -211,7 +211,9 @@ class Pairing:
             *self.tools.records(self.tally.from_tools_file),
             *model_records(self.tally.teachers),
         ]
-        self.output.record(inputs=inputs, request=self._request, counts=counts)
+        self.output.record(
+            inputs=inputs, request=self._request, counts=counts, left_out=result.skipped
+        )
         return result
 
 

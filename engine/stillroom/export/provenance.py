@@ -1,8 +1,8 @@
 """The origin of training rows, traced through manifests by content hash, and licences."""
 
 import importlib
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -46,6 +46,8 @@ class DataStep:
     """The models that answered under the teacher's name, as the endpoint reported."""
     other_models: tuple[str, ...] = ()
     """Other models that wrote rows, e.g. in logs of several models."""
+    left_out: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The number of rows that it left out, by reason."""
 
     @property
     def authors(self) -> tuple[str, ...]:
@@ -78,6 +80,7 @@ def data_steps(workspace: Workspace, rows: FileRecord) -> Iterator[DataStep]:
             operation=manifest.operation,
             output=public_name(workspace, record.path),
             counts=manifest.counts,
+            left_out=manifest.left_out,
             teacher=_teacher(workspace, manifest.request) if is_generated else first,
             provider=manifest.request.get("provider") if is_generated else None,
             answered_by=tuple(_answerers(manifest)),

@@ -216,6 +216,7 @@ class _Import:
                 inputs=[*inputs, *model_records(part.models)],
                 request=self._request,
                 counts={"rows": new.rows.num_rows, **counts},
+                left_out=self._tally.reasons,
             )
 
     def result(self, sources: ImportSources, grown: Sequence[Path]) -> ImportResult:

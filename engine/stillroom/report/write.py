@@ -11,6 +11,7 @@ from stillroom.report.environment import render_page, write_page
 from stillroom.report.examples import before_after
 from stillroom.report.folders import TRAINING_KINDS, FolderReader
 from stillroom.report.headline import headline
+from stillroom.report.left_out import StagesOf, left_out_rows
 from stillroom.report.lineup import Lineup, read_lineup
 from stillroom.report.run_list import run_rows, totals
 from stillroom.report.scoreboard import scoreboard
@@ -24,11 +25,13 @@ def write_report(
     *,
     title: str,
     command_of: Callable[[RunRequest], str] | None = None,
+    stages_of: StagesOf = lambda _rows: (),
 ) -> Path:
     """Writes one HTML page about all runs in the folder `runs`, and returns its path.
 
     The page needs no other files and no network. Unreadable files are left out and listed.
-    `command_of` returns the command that starts a run again.
+    `command_of` returns the command that starts a run again, and `stages_of` the operations that
+    made a training's rows.
     """
     reader = FolderReader()
     all_runs = reader.runs(runs)
@@ -42,6 +45,7 @@ def write_report(
         trainings=trainings(reader, all_runs, settings),
         num_trainings=sum(run.state.kind in TRAINING_KINDS for run in all_runs),
         before_after=before_after(reader, lineup),
+        left_out=left_out_rows(all_runs, stages_of),
         runs=run_rows(all_runs, command_of),
         totals=totals(all_runs),
         unreadable=reader.unreadable,

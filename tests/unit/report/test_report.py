@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from fakes.html_pages import parse, text_of
+from fakes.lineages import RUN, Lineages
 from fakes.run_folders import answer, evaluate, write_evaluation, write_run, write_training
+from stillroom.api.reports import write_report as write_report_of
 from stillroom.evaluate.files import TaskCost
 from stillroom.evaluate.intervals import Estimate
 from stillroom.files import write_json
+from stillroom.report.request import WriteReport
 from stillroom.report.write import write_report
 
 SUFFIX = "abcdefghijkmnpqrstuvwxyz23"
@@ -63,6 +66,41 @@ def test_the_time_of_runs_elsewhere_says_what_it_leaves_out(runs: Path, written:
     text = text_of(written())
 
     assert "they took 30.5 s without installation and transfers on other machines." in text
+
+
+def test_rows_that_each_stage_left_out_are_counted_by_reason_on_the_way_to_a_training(
+    tmp_path: Path,
+) -> None:
+    project = Lineages(tmp_path)
+    project.all()
+    result = {
+        "checkpoint": f"runs/{RUN}/checkpoints/final",
+        "rows": 3,
+        "skipped": {"over 64 tokens": 1},
+    }
+    write_run(tmp_path / "runs", RUN, result=result)
+
+    write_report_of(project.workspace, WriteReport(output="r.html"))
+
+    text = text_of(tmp_path / "r.html")
+    stages = [
+        "generate_rollouts rollouts.jsonl 8 rows; left out: none",
+        "filter_dataset good.jsonl 4 rows; left out: 4 reward below 1",
+        "convert_rollouts sft.jsonl 4 rows; left out: none",
+        "start_training sft-run 3 rows; left out: 1 over 64 tokens",
+    ]
+    assert "Rows left out" in text
+    assert [stage for stage in stages if stage not in text] == []
+    places = [text.index(stage) for stage in stages]
+    assert places == sorted(places)
+
+    # A manifest of an older version has no reasons, but the sums.
+    manifest = tmp_path / "good.jsonl.manifest.json"
+    write_json(manifest, json.loads(manifest.read_text("utf-8")) | {"left_out": {}})
+    write_report_of(project.workspace, WriteReport(output="r.html", overwrite=True))
+    assert "left out: 4 for reasons that an older version did not record" in text_of(
+        tmp_path / "r.html"
+    )
 
 
 def test_it_says_what_a_task_costs_with_student_and_teacher_and_when_that_pays(

@@ -1,7 +1,7 @@
 """filter_dataset: reads and judges rows, writes those that pass, and counts all of them."""
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -181,7 +181,9 @@ class Filtering:
         """Writes the manifest of the outputs, which names the input files."""
         counts = {"read": tally.num_read, "kept": tally.num_kept}
         inputs = self.inputs.records(input_records)
-        self.output.record(inputs=inputs, request=self._request, counts=counts)
+        self.output.record(
+            inputs=inputs, request=self._request, counts=counts, left_out=tally.dropped
+        )
 
     def result(self, tally: "FilterTally", context: FilterContext) -> FilterResult:
         """Returns the result, once all rows are counted."""
@@ -367,6 +369,11 @@ class FilterTally:
     def num_kept(self) -> int:
         """The number of rows that are kept."""
         return self._kept_rows.num_rows
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """The number of dropped rows by their first reason."""
+        return self._dropped
 
     def add(self, row: CuratedRow, reasons: Reasons, renderer: ChatRenderer | None) -> None:
         """Adds a row with the reasons to drop it; with a renderer, also counts its tokens."""
