@@ -101,6 +101,7 @@ def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunRep
 def run_recipe(workspace: Workspace, request: RunRecipe) -> RunReport:
     """Starts a recipe. Raises EngineError for an invalid request, before spending anything."""
     plan = plan_recipe(workspace, request)
+    check_free(plan.lock_name)
     keys = workspace.read_keys(plan.key_names)
     return _start(workspace, RunKind.RECIPE, request, keys=keys, new=NewRun(inputs=plan.inputs))
 

@@ -8,48 +8,15 @@ from typing import Any
 
 import pytest
 
-from fakes.loopback import LoopbackHandler, LoopbackServer
+from fakes.colours import COLOURS, ColourTeacher, make_data
 from fakes.reporters import KeptReporter
 from fakes.runs_here import do_runs_here
+from stillroom.api import run_recipe
 from stillroom.api.recipe.run import make_student
 from stillroom.errors import DataError, InputError, RunError
+from stillroom.outputs import OutputHeldError, output_lock
 from stillroom.recipe.request import RecipeResult, RunRecipe
 from stillroom.settings import Workspace
-
-COLOURS = {"rose": "red", "sky": "blue", "leaf": "green"}
-
-
-class ColourTeacher(LoopbackServer):
-    """Knows the colour of each thing, or always says what it is given; counts its calls."""
-
-    @property
-    def num_calls(self) -> int:
-        return self.asked.total() + self.reworded.total()
-
-    def __init__(self, always: str | None = None) -> None:
-        self.always = always
-        self.asked, self.reworded = Counter[str](), Counter[str]()
-        super().__init__(_Handler)
-
-    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        text = body["messages"][-1]["content"]
-        is_reworded = "Rewrite" in body["messages"][0]["content"]
-        (self.reworded if is_reworded else self.asked)[text] += 1
-        colour = next(colour for thing, colour in COLOURS.items() if thing in text)
-        said = f"Tell me: {text}" if is_reworded else self.always or f"It is **{colour}**."
-        return {
-            "choices": [
-                {"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}
-            ],
-            "usage": {"prompt_tokens": 20, "completion_tokens": 5},
-        }
-
-
-class _Handler(LoopbackHandler):
-    owner: ColourTeacher
-
-    def do_POST(self) -> None:  # noqa: N802 - http.server's name
-        self.send_body(200, json.dumps(self.owner.answer(self.read_body())).encode())
 
 
 @pytest.fixture
@@ -62,22 +29,6 @@ def teacher() -> Iterator[ColourTeacher]:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("OPENAI_API_KEY", "key")
     return do_runs_here(monkeypatch)
-
-
-def things(start: int, count: int) -> list[str]:
-    names = list(COLOURS)
-    return [f"What colour has {names[n % 3]} number {n}?" for n in range(start, start + count)]
-
-
-def make_data(folder: Path, *, num_inputs: int = 40, num_labelled: int = 24) -> Workspace:
-    rows = "".join(f"{text}\n" for text in things(0, num_inputs))
-    (folder / "inputs.csv").write_text(f"text\n{rows}", encoding="utf-8")
-    labelled = things(1000, num_labelled)
-    colours = [next(c for thing, c in COLOURS.items() if thing in text) for text in labelled]
-    rows = "".join(f"{text},{colour}\n" for text, colour in zip(labelled, colours, strict=True))
-    (folder / "labelled.csv").write_text(f"text,label\n{rows}", encoding="utf-8")
-    (folder / "prices.yml").write_text("t: {input: 1, output: 1}\n", encoding="utf-8")
-    return Workspace(folder)
 
 
 def request(server: ColourTeacher, tiny_models: Any, **changes: Any) -> RunRecipe:
@@ -193,6 +144,20 @@ def test_what_cannot_work_is_refused_before_anything_is_started(
 
     with pytest.raises(error, match=problem):
         run(workspace, request(teacher, tiny_models, **changes))
+    assert not started
+
+
+def test_a_second_recipe_in_the_same_folder_is_refused_while_the_first_one_runs(
+    tmp_path: Path, teacher: ColourTeacher, tiny_models: Any, started: list[str]
+) -> None:
+    workspace, recipe = make_data(tmp_path), request(teacher, tiny_models)
+    (tmp_path / "student").mkdir()
+
+    with (
+        output_lock(tmp_path / "student/recipe", "run_recipe", run_id="recipe-1"),
+        pytest.raises(OutputHeldError, match=r"is being written by run_recipe .*run recipe-1"),
+    ):
+        run_recipe(workspace, recipe)
     assert not started
 
 

@@ -33,6 +33,11 @@ class RecipePlan:
     labelled: list[RecipePrompt]
 
     @property
+    def lock_name(self) -> Path:
+        """The name whose lock a run of the recipe holds, so that there is one run at a time."""
+        return self.folder / "recipe"
+
+    @property
     def key_names(self) -> list[str | None]:
         """The environment variables with the keys that the stages need."""
         return [self.teacher_at.api_key_env if isinstance(self.teacher_at, Endpoint) else None]

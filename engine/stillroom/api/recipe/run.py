@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stillroom.api.recipe import measuring, teaching, training
 from stillroom.api.recipe.measuring import answers_to_measure_with, measure_after, measure_before
-from stillroom.api.recipe.plan import plan_recipe
+from stillroom.api.recipe.plan import RecipePlan, plan_recipe
 from stillroom.api.recipe.session import RecipeSession
 from stillroom.api.recipe.stages import Stages
 from stillroom.api.recipe.teaching import Taught, Teaching
@@ -19,6 +19,7 @@ from stillroom.api.recipe.training import TrainedStudent, Trainer
 from stillroom.api.reports import write_report
 from stillroom.errors import EngineError
 from stillroom.export.request import ExportModel
+from stillroom.outputs import output_lock
 from stillroom.recipe.files import RecipeFiles
 from stillroom.recipe.request import RecipeResult, RunRecipe
 from stillroom.recipe.splits import Parts, split
@@ -53,6 +54,12 @@ def make_student(
     """
     plan = plan_recipe(workspace, request)
     plan.folder.mkdir(parents=True, exist_ok=True)
+    with output_lock(plan.lock_name, "run_recipe", run_id=folder.name):
+        return _do_stages(workspace, plan, reporter)
+
+
+def _do_stages(workspace: Workspace, plan: RecipePlan, reporter: Reporter) -> RecipeResult:
+    request = plan.request
     stages = Stages(workspace, reporter, _TITLES, minutes=request.minutes)
     session = RecipeSession(workspace, plan, stages, RecipeFiles(plan.folder))
     session.max_tokens = plan.teacher.max_tokens

@@ -1,0 +1,60 @@
+"""A job for a recipe: name the colour of a thing, which a teacher on the loopback knows."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from fakes.loopback import LoopbackHandler, LoopbackServer
+from stillroom.settings import Workspace
+
+COLOURS = {"rose": "red", "sky": "blue", "leaf": "green"}
+
+
+class ColourTeacher(LoopbackServer):
+    """Knows the colour of each thing, or always says what it is given; counts its calls."""
+
+    @property
+    def num_calls(self) -> int:
+        return self.asked.total() + self.reworded.total()
+
+    def __init__(self, always: str | None = None) -> None:
+        self.always = always
+        self.asked, self.reworded = Counter[str](), Counter[str]()
+        super().__init__(_Handler)
+
+    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        text = body["messages"][-1]["content"]
+        is_reworded = "Rewrite" in body["messages"][0]["content"]
+        (self.reworded if is_reworded else self.asked)[text] += 1
+        colour = next(colour for thing, colour in COLOURS.items() if thing in text)
+        said = f"Tell me: {text}" if is_reworded else self.always or f"It is **{colour}**."
+        return {
+            "choices": [
+                {"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}
+            ],
+            "usage": {"prompt_tokens": 20, "completion_tokens": 5},
+        }
+
+
+class _Handler(LoopbackHandler):
+    owner: ColourTeacher
+
+    def do_POST(self) -> None:  # noqa: N802 - http.server's name
+        self.send_body(200, json.dumps(self.owner.answer(self.read_body())).encode())
+
+
+def things(start: int, count: int) -> list[str]:
+    names = list(COLOURS)
+    return [f"What colour has {names[n % 3]} number {n}?" for n in range(start, start + count)]
+
+
+def make_data(folder: Path, *, num_inputs: int = 40, num_labelled: int = 24) -> Workspace:
+    rows = "".join(f"{text}\n" for text in things(0, num_inputs))
+    (folder / "inputs.csv").write_text(f"text\n{rows}", encoding="utf-8")
+    labelled = things(1000, num_labelled)
+    colours = [next(c for thing, c in COLOURS.items() if thing in text) for text in labelled]
+    rows = "".join(f"{text},{colour}\n" for text, colour in zip(labelled, colours, strict=True))
+    (folder / "labelled.csv").write_text(f"text,label\n{rows}", encoding="utf-8")
+    (folder / "prices.yml").write_text("t: {input: 1, output: 1}\n", encoding="utf-8")
+    return Workspace(folder)
