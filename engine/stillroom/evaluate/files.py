@@ -100,6 +100,8 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     """The average cost of a task; None in evaluations of earlier versions."""
     guard: GuardResult | None = None
     """The result on the guard set; None without one."""
+    commonest_answer: Estimate | None = None
+    """The accuracy of always giving the commonest expected answer; None unless answers repeat."""
     unjudged: int = 0
     """The number of tasks that were left out, because nothing could judge their answers."""
     contained: int = 0
@@ -130,6 +132,8 @@ def other_measures(result: EvaluationResult) -> Iterator[str]:
     if (cost := result.per_task) is not None:
         usd = "at an unknown price" if cost.usd is None else f"{dollars(cost.usd)}"
         yield f"a task: {task_time(cost)}, {usd}, {cost.tokens:.0f} tokens"
+    if (commonest := result.commonest_answer) is not None:
+        yield f"always giving the commonest answer: {_percent(commonest)}"
     if result.unjudged:
         yield f"{result.unjudged} tasks were left out: no reward function, judge or expected answer"
     if result.contained:

@@ -25,6 +25,7 @@ from stillroom.evaluate.request import EvaluateModel, EvaluationPlan, plan_evalu
 from stillroom.evaluate.scores import (
     accuracy_by_group,
     accuracy_of,
+    commonest_answer_of,
     cost_of,
     count_truncated,
     guard_result,
@@ -139,6 +140,7 @@ def _result(
             usd_per_hour=usd_per_hour,
         ),
         guard=guard_result(others.guard, str(request.guard)) if others.guard else None,
+        commonest_answer=commonest_answer_of(rollouts),
         unjudged=answers.num_unjudged,
         contained=answers.num_contained,
         omitted=answers.num_omitted,

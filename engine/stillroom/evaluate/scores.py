@@ -54,6 +54,18 @@ def accuracy_by_group(
     return grouped
 
 
+def commonest_answer_of(rollouts: Sequence[Trajectory]) -> Estimate | None:
+    """Returns the accuracy of always giving the expected answer that most tasks have.
+
+    None if a task has no single expected answer, or if most tasks have different ones.
+    """
+    expected = {one.task_id: one.metadata.get("expected_answer") for one in rollouts}
+    texts = [answer for answer in expected.values() if isinstance(answer, str)]
+    if len(texts) < len(expected) or 2 * len(set(texts)) > len(texts):
+        return None
+    return share_estimate(Counter(texts).most_common(1)[0][1], len(texts))
+
+
 def count_truncated(rollouts: Sequence[Trajectory], max_tokens: int) -> dict[str, int]:
     """Returns the number of truncated answers, by stop reason.
 

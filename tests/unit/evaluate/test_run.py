@@ -114,6 +114,31 @@ def test_tasks_that_need_the_expected_answer_somewhere_in_the_text_are_counted(
     assert "5 tasks count as right if the answer contains" in " ".join(other_measures(result))
 
 
+@pytest.mark.parametrize(
+    ("expected", "commonest"),
+    [
+        (["42", "42", "42", "blue", "blue", "42"], 4 / 6),
+        (["42", "42", "1", "2", "3", "4"], None),
+        (["42", "42", "42", "42", "42", ["42", "43"]], None),
+    ],
+)
+def test_always_giving_the_commonest_answer_is_a_baseline_where_answers_repeat(
+    project: Path, expected: list[Any], commonest: float | None
+) -> None:
+    rows = [json.loads(row) for row in (project / "prompts.jsonl").read_text("utf-8").splitlines()]
+    for row, answer in zip(rows, expected, strict=True):
+        row["metadata"]["expected_answer"] = answer
+    (project / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+
+    with ScriptedEndpoint() as endpoint:
+        result = evaluated(project, endpoint)
+
+    found = result.commonest_answer
+    assert (found and found.value) == (commonest and pytest.approx(commonest))
+    is_told = "always giving the commonest answer: 66.7%" in " ".join(other_measures(result))
+    assert is_told == (commonest is not None)
+
+
 def test_tasks_of_which_none_is_judged_are_refused_before_any_call(project: Path) -> None:
     (project / "prompts.jsonl").write_text('{"prompt": "Say hello."}\n', "utf-8")
     with ScriptedEndpoint() as endpoint, pytest.raises(EngineError) as caught:
