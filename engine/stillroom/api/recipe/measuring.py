@@ -47,6 +47,7 @@ _NUM_REWORDED, _MIN_REWORDED = 60, 10
 _CONCURRENCY = 16
 _LONGEST_KNOWN = 80
 _MIN_TEACHER = 0.5
+_MIN_TEACHER_TOKENS = 256
 _CHOICE, _TEST, _REWORDED_PROMPTS = "prompts for choosing", "test prompts", "reworded test prompts"
 
 
@@ -116,7 +117,7 @@ def measure_before(session: RecipeSession, parts: Parts, choice: Path, test: Pat
     Raises RunError if the teacher is not good enough (gate `teacher`).
     """
     teacher = evaluate(session, TEACHER, None, choice, "teacher", _CHOICE)
-    session.max_tokens = _turn_tokens(session, teacher)
+    _limit_turns(session, teacher)
     before = evaluate(session, BEFORE, session.request.student, test, "untrained student", _TEST)
     best = before.result.accuracy.value
     if session.plan.rewards == NO_FILE and (system := _few_shot(session, parts)) is not None:
@@ -136,16 +137,19 @@ def measure_before(session: RecipeSession, parts: Parts, choice: Path, test: Pat
     return before.run_id
 
 
-def _turn_tokens(session: RecipeSession, teacher: "Evaluated") -> int:
-    """Returns the tokens that a student's turn may have, from what the teacher's turns had."""
-    if "max_tokens" in session.plan.teacher.model_fields_set:
-        return session.plan.teacher.max_tokens
-    if session.known is not None:
-        # A token is at least about two characters of an answer.
-        return max(map(len, session.known)) // 2 + 8
+def _limit_turns(session: RecipeSession, teacher: "Evaluated") -> None:
+    """Limits the tokens of the teacher's and the students' turns by those of the teacher so far."""
     folder = find_run(session.workspace, teacher.run_id).path
     rollouts = [decode_trajectory(line.data) for line in read_lines(folder / "rollouts.jsonl")]
-    return 32 + math.ceil(1.5 * max(r.usage.completion_tokens / max(1, r.turns) for r in rollouts))
+    longest = max(one.usage.completion_tokens / max(1, one.turns) for one in rollouts)
+    session.teacher_tokens = max(_MIN_TEACHER_TOKENS, math.ceil(4 * longest))
+    if "max_tokens" in session.plan.teacher.model_fields_set:
+        return
+    if session.known is not None:
+        # A token is a byte or more.
+        session.max_tokens = 8 + max(len(answer.encode()) for answer in session.known)
+    else:
+        session.max_tokens = 32 + math.ceil(1.5 * longest)
 
 
 def _few_shot(session: RecipeSession, parts: Parts) -> str | None:

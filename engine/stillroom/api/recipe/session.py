@@ -27,6 +27,11 @@ class RecipeSession:
     files: RecipeFiles
     known: Sequence[str] | None = None
     """All possible answers; None if answers are not from a small set."""
+    teacher_tokens: int | None = None
+    """The maximum number of tokens of a teacher's turn, once it is known how long its turns are.
+
+    A budget reserves the price of so many tokens for each call that is under way.
+    """
     max_tokens: int = 0
     """The maximum number of tokens of a student's turn."""
     prompt_s: float = 0.0
@@ -119,7 +124,9 @@ def ask_teacher(
     """
     shown = session.workspace.shown
     output = session.files.folder / f"{name}.jsonl"
+    limit = {} if session.teacher_tokens is None else {"max_tokens": session.teacher_tokens}
     fields = {
+        **limit,
         **session.plan.teacher_options,
         "input": shown(prompts),
         "output": shown(output),

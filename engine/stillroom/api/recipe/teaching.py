@@ -13,7 +13,6 @@ from stillroom.api.recipe.rewording import can_reword, in_words, reworded_by_tea
 from stillroom.api.recipe.session import RecipeSession, ask_teacher
 from stillroom.curate.convert import ConvertResult, ConvertRollouts
 from stillroom.errors import RunError
-from stillroom.files import file_sha256
 from stillroom.lines import read_lines
 from stillroom.recipe.files import is_up_to_date
 from stillroom.recipe.inputs import RecipePrompt
@@ -33,12 +32,6 @@ _MAX_DOUBT = 0.25
 _MIN_ROWS = 20
 _MAX_REWORDED, _REWORDING_SHARE = 0.5, 0.8
 """The most rewordings, as a share of the rows, and their share of the dollars that are left."""
-
-
-class _Rewordings(msgspec.Struct, frozen=True):
-    """How many texts are reworded."""
-
-    num: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +121,8 @@ class Teaching:
         examples = [self._asked[one.text] for one in self._kept]
         if session.known is None or not can_reword(session, examples):
             return taught
-        key = {"rows": file_sha256(taught.train_file), "budget_usd": session.request.budget_usd}
-        planned = session.files.document("rewordings", key, _Rewordings, self._plan_rewordings)
-        if planned.num < _MIN_ROWS:
-            return taught
-        rng = Random(session.request.seed)
-        chosen = rng.sample(examples, planned.num)
+        num = round(_MAX_REWORDED * len(examples))
+        chosen = Random(session.request.seed).sample(examples, num)
         said = reworded_by_teacher(
             session, REWORD_MORE, "rewordings", chosen, budget_share=_REWORDING_SHARE
         )
@@ -149,15 +138,6 @@ class Teaching:
         )
         counts = msgspec.structs.replace(taught.counts, reworded=len(rows))
         return Taught(train_file, counts)
-
-    def _plan_rewordings(self) -> "_Rewordings":
-        """Returns how many texts are reworded: what the dollars that are left suffice for."""
-        session, num = self._session, round(_MAX_REWORDED * len(self._kept))
-        if (left := session.left_usd) is None:
-            return _Rewordings(num=num)
-        usd = sum(stage.usd for stage in session.stages.done if stage.stage in (ASK, ASK_REST))
-        price = usd / max(1, len(self._asked))
-        return _Rewordings(num=min(num, int(_REWORDING_SHARE * left / max(1e-9, price))))
 
     def _doubts(self, answers: Sequence[TeacherAnswer]) -> dict[str, str]:
         """Returns what similar texts suggest in place of each doubtful answer, by rollout id."""
