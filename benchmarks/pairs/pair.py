@@ -80,7 +80,7 @@ def judged(side: str, job: Path) -> dict[str, Any]:
         lines = (job / "stdout.txt").read_text(encoding="utf-8").splitlines()
         result = json.loads(lines[-1])["result"]
         system = result["system"] or None
-        model = {"path": str(job / result["model"]), "system": system}
+        model = {"path": str(job / result["folder"]), "system": system}
         (job / "model.json").write_text(json.dumps(model), encoding="utf-8")
     command = [sys.executable, str(HERE / "judge.py"), str(job)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=True)

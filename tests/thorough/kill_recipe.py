@@ -52,8 +52,8 @@ def start(workspace: Workspace, teacher: ColourTeacher, student: Path) -> str:
 
 def outcome(workspace: Workspace, result: dict[str, Any]) -> dict[str, Any]:
     """What must be the same however often a recipe was killed."""
-    weights = (workspace.root / result["model"] / "model.safetensors").read_bytes()
-    accuracy = [[one["model"], one["prompts"], one["accuracy"]] for one in result["accuracy"]]
+    weights = (workspace.root / result["folder"] / "model.safetensors").read_bytes()
+    accuracy = [[one["name"], one["prompts"], one["accuracy"]] for one in result["accuracy"]]
     return {
         "weights": hashlib.sha256(weights).hexdigest(),
         "accuracy": accuracy,

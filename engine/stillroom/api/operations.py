@@ -46,10 +46,10 @@ OPERATIONS = (
         function="stillroom.api.start_runs:run_recipe",
         request=RunRecipe,
         result=RunReport,
-        title="Run the recipe",
+        title="Distil in one run",
         description=(
-            "From prompts and a teacher to a trained, measured, exported student, within money and "
-            "minutes; starts a run. The same call goes on after a stop and pays nothing twice."
+            "Distil a teacher into a student: ask, check, train, evaluate, export, within "
+            "budget_usd and minutes; starts a run. The same call resumes it."
         ),
         positional=("input",),
         is_open_world=True,

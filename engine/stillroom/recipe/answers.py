@@ -7,6 +7,9 @@ from collections.abc import Sequence
 _MAX_ANSWERS = 60
 _MIN_REPEATS = 2
 """How often an answer occurs on average, if answers are from a small set."""
+_NUMBER = re.compile(r"[-+]?[\d.,]+\s*\S{0,3}")
+_MIN_REPEATS_OF_NUMBERS = 10
+"""For ratings, say; of other numbers more may be right than were seen."""
 
 
 def known_answers(expected: Sequence[str]) -> list[str] | None:
@@ -14,7 +17,10 @@ def known_answers(expected: Sequence[str]) -> list[str] | None:
     counts = Counter(answer.strip() for answer in expected)
     if len(counts) < 2 or len(counts) > _MAX_ANSWERS or "" in counts:
         return None
-    if sum(counts.values()) < _MIN_REPEATS * len(counts):
+    num_numbers = sum(_NUMBER.fullmatch(answer) is not None for answer in counts)
+    are_numbers = 2 * num_numbers > len(counts)
+    min_repeats = _MIN_REPEATS_OF_NUMBERS if are_numbers else _MIN_REPEATS
+    if sum(counts.values()) < min_repeats * len(counts):
         return None
     return [answer for answer, _ in counts.most_common()]
 

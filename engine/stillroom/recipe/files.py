@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 from pydantic import BaseModel
 
+from stillroom.data.formats import load_tasks
 from stillroom.files import content_hash, read_json, write_atomic, write_json
 from stillroom.lineage import is_as_recorded, read_manifest, record_file
 from stillroom.outputs import new_output
@@ -17,6 +18,7 @@ from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.selection import TeacherAnswer
 
 _Document = TypeVar("_Document", bound=msgspec.Struct)
+_MAX_FILES = 1000
 _ANSWERS_TOOL = '''"""Reduces an answer of the teacher to the one of these that it names."""
 
 from stillroom.recipe.answers import named_answer
@@ -38,11 +40,23 @@ class RecipeFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def prompts(self, name: str, examples: Iterable[RecipePrompt], answers: bool = True) -> Path:
-        """Writes prompts, one per line; without `answers`, the right answers are left out."""
-        rows = [one.row if answers else _without_answer(one) for one in examples]
-        data = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+    def prompts(self, name: str, prompts: Iterable[RecipePrompt]) -> Path:
+        """Writes prompts, one per line."""
+        data = b"".join(msgspec.json.encode(one.row) + b"\n" for one in prompts)
         return self._write(f"{name}.jsonl", data)
+
+    def prompts_to_ask(self, name: str, prompts: Iterable[RecipePrompt]) -> list[Path]:
+        """Returns the prompts files of this name, with a new one for those that none has.
+
+        Their runs go on or are done: a prompt is in one file, so it is paid for once.
+        """
+        files = [self.folder / f"{name}-{n}.prompts.jsonl" for n in range(1, _MAX_FILES)]
+        there = [file for file in files if file.exists()]
+        known = {task.task_id for file in there for task in load_tasks(file)}
+        new = {one.task_id: one for one in prompts if one.task_id not in known}
+        if new:
+            there.append(self.prompts(f"{name}-{len(there) + 1}.prompts", new.values()))
+        return there
 
     def answers_tool(self, answers: Sequence[str]) -> Path:
         """Writes the file that reduces answers to one of the known ones (`convert_rollouts`)."""
@@ -117,12 +131,3 @@ def is_up_to_date(output: Path, request: BaseModel) -> bool:
         and manifest.request == request.model_dump(mode="json")
         and all(is_as_recorded(one.file, one) for one in (manifest.output, *manifest.inputs))
     )
-
-
-def _without_answer(example: RecipePrompt) -> dict[str, object]:
-    metadata = {
-        name: value
-        for name, value in (example.row.get("metadata") or {}).items()
-        if name != "expected_answer"
-    }
-    return {**example.row, "metadata": metadata}

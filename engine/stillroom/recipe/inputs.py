@@ -1,7 +1,8 @@
 """Reads the texts and right answers of a recipe from prompt files and tables."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -10,20 +11,21 @@ from stillroom.data.formats import RowFormat, detect_format, read_rows, task_fro
 from stillroom.data.instruction import Instruction
 from stillroom.data.words import user_texts
 from stillroom.errors import DataError
+from stillroom.files import content_hash
 from stillroom.importing.records import RejectedRow
 from stillroom.importing.table_rows import read_any_rows
 
 _TEXT_NAMES = ("text", "prompt", "question", "message", "input", "query", "body", "content")
-_ANSWER_NAMES = ("label", "expected_answer", "answer", "category", "class", "target", "output")
+_LABEL_NAMES = ("label", "expected_answer")
+_ANSWER_NAMES = (*_LABEL_NAMES, "answer", "category", "class", "target", "output")
+_MAX_REJECTED = 0.05
 _IMPORT_FIX = (
     "import_rollouts(input=…, prompts=true) makes prompts of logs and conversations; give those"
 )
-_TABLE_FIX = (
-    f"name the column of texts {_TEXT_NAMES[0]!r}, and that of answers {_ANSWER_NAMES[0]!r}"
-)
+_TABLE_FIX = "rename the column of texts to 'text', and that of labels to 'label'"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RecipePrompt:
     """A prompt, as a row of a prompts file, with its text and the right answer if it is known."""
 
@@ -31,36 +33,75 @@ class RecipePrompt:
     text: str
     """What the user says in it."""
     answer: str | None
+    """The right answer; None if it is not known, or not a single text."""
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the row says what is right, as a text or otherwise."""
+        return (self.row.get("metadata") or {}).get("expected_answer") is not None
+
+    @cached_property
+    def task_id(self) -> str:
+        """The id of the prompt's task, which rollouts of it have."""
+        return task_from_row(self.row).task_id
+
+    def without_answer(self) -> "RecipePrompt":
+        """Returns the prompt without its right answer."""
+        metadata = dict(self.row.get("metadata") or {})
+        metadata.pop("expected_answer", None)
+        return RecipePrompt({**self.row, "metadata": metadata}, self.text, None)
 
 
-def read_examples(
-    path: Path, *, system: str | None, with_answers: bool = False
-) -> list[RecipePrompt]:
-    """Returns the prompts of a file, each once: of a prompts file, or of a table of texts.
+@dataclass(slots=True)
+class PromptsRead:
+    """The prompts of a file, each once, and what the user should know of rows left out."""
 
-    system: replaces the prompts' system messages; None keeps them. Raises DataError if the file
-    has no prompts, or, `with_answers`, if a prompt has no answer.
+    prompts: list[RecipePrompt] = field(default_factory=list[RecipePrompt])
+    notes: list[str] = field(default_factory=list[str])
+
+
+def read_prompts(path: Path, *, system: str | None, is_labelled: bool = False) -> PromptsRead:
+    """Returns the prompts of a file, which may be a prompts file or a table of texts.
+
+    system: replaces the prompts' system messages; None keeps them. is_labelled: every prompt must
+    have its right answer; equal prompts with different answers are left out.
+    Raises DataError if there are no prompts, if over a twentieth of the rows cannot be read, or if
+    an answer is missing.
     """
-    is_prompts = _is_prompts_file(path)
-    rows = read_rows(path, RowFormat.PROMPTS) if is_prompts else _table_rows(path, with_answers)
-    found: dict[str, RecipePrompt] = {}
-    for row in rows:
-        task = task_from_row(row)
-        messages = Instruction(system=system).put_before(task.messages)
-        text = "\n".join(user_texts(map(dict, messages)))
-        given = task.metadata.get("expected_answer")
-        kept = {k: v for k, v in row.items() if k not in ("prompt", "system", "system_prompt")}
-        answer = given if isinstance(given, str) else None
-        if with_answers and given is None:
+    read, found = PromptsRead(), dict[str, RecipePrompt]()
+    contradicted = set[str]()
+    rows = read_rows(path, RowFormat.PROMPTS) if _is_prompts_file(path) else None
+    for row in _table_rows(path, read, is_labelled=is_labelled) if rows is None else rows:
+        prompt = _prompt(row, system)
+        if is_labelled and not prompt.is_answered:
             raise DataError(
-                f"{path} has a prompt without an answer: {text[:80]!r}",
+                f"{path} has a prompt without an answer: {prompt.text[:80]!r}",
                 "put the right answer of every row into metadata.expected_answer, or into the "
-                f"column {_ANSWER_NAMES[0]!r}",
+                "column 'label'",
             )
-        found.setdefault(text, RecipePrompt({**kept, "messages": messages}, text, answer))
+        key = content_hash(prompt.row["messages"])
+        if found.setdefault(key, prompt).answer != prompt.answer:
+            contradicted.add(key)
     if not found:
         raise DataError(f"{path} has no prompts", "write one text per row")
-    return list(found.values())
+    if contradicted:
+        read.notes.append(f"{path.name}: {len(contradicted)} texts have several labels: left out")
+    read.prompts = [prompt for key, prompt in found.items() if key not in contradicted]
+    return read
+
+
+def _prompt(row: dict[str, Any], system: str | None) -> RecipePrompt:
+    """Returns a row as a prompt with one form: messages and metadata."""
+    task = task_from_row(row)
+    messages = Instruction(system=system).put_before(task.messages)
+    kept = {k: v for k, v in row.items() if k not in ("prompt", "system", "system_prompt")}
+    answer = task.metadata.get("expected_answer")
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        answer = str(answer)
+    text = "\n".join(user_texts(map(dict, messages)))
+    return RecipePrompt(
+        {**kept, "messages": messages}, text, answer if isinstance(answer, str) else None
+    )
 
 
 def _is_prompts_file(path: Path) -> bool:
@@ -79,9 +120,9 @@ def _is_prompts_file(path: Path) -> bool:
     return kind is RowFormat.PROMPTS and path.suffix == ".jsonl"
 
 
-def _table_rows(path: Path, with_answers: bool) -> Iterator[dict[str, Any]]:
+def _table_rows(path: Path, read: PromptsRead, *, is_labelled: bool) -> Iterator[dict[str, Any]]:
     """Yields the rows of a table as prompts; other columns than text and answer become metadata."""
-    rows = [row.data for row in read_any_rows(path) if not isinstance(row, RejectedRow)]
+    rows = _readable_rows(path, read)
     columns = [
         name
         for name in dict.fromkeys(name for row in rows for name in row)
@@ -91,14 +132,14 @@ def _table_rows(path: Path, with_answers: bool) -> Iterator[dict[str, Any]]:
     if text is None:
         raise DataError(f"{path} has no column of texts", _TABLE_FIX)
     others = [name for name in columns if name != text]
-    answer = _named(others, _ANSWER_NAMES)
-    if answer is None and with_answers and len(others) == 1:
+    # A category of texts without labels may be anything, such as that of a product.
+    answer = _named(others, _ANSWER_NAMES if is_labelled else _LABEL_NAMES)
+    if answer is None and is_labelled and len(others) == 1:
         [answer] = others
-    if answer is None and with_answers:
+    if answer is None and is_labelled:
         raise DataError(
-            f"{path}: which of the columns {', '.join(others) or '(none)'} has the right answers "
-            "is not clear",
-            f"rename it to {_ANSWER_NAMES[0]!r}",
+            f"{path}: cannot tell which column has the labels: {', '.join(others) or '(none)'}",
+            "rename it to 'label'",
         )
     for row in rows:
         if not str(row.get(text) or "").strip():
@@ -107,6 +148,26 @@ def _table_rows(path: Path, with_answers: bool) -> Iterator[dict[str, Any]]:
         if answer is not None and answer in metadata:
             metadata["expected_answer"] = str(metadata.pop(answer)).strip()
         yield {"messages": [{"role": "user", "content": str(row[text])}], "metadata": metadata}
+
+
+def _readable_rows(path: Path, read: PromptsRead) -> list[dict[str, Any]]:
+    """Returns the rows of a table, and notes how many are refused. Raises DataError for many."""
+    rows, rejected = list[dict[str, Any]](), list[RejectedRow]()
+    for row in read_any_rows(path):
+        if isinstance(row, RejectedRow):
+            rejected.append(row)
+        else:
+            rows.append(row.data)
+    if len(rejected) > _MAX_REJECTED * (len(rows) + len(rejected)):
+        first = rejected[0]
+        raise DataError(
+            f"{path}: {len(rejected)} of {len(rows) + len(rejected)} rows cannot be read, the "
+            f"first at line {first.location.line}: {first.reason}",
+            "correct them; a file from a spreadsheet must be saved as UTF-8",
+        )
+    if rejected:
+        read.notes.append(f"{path.name}: {len(rejected)} rows cannot be read and are left out")
+    return rows
 
 
 def _named(columns: Sequence[str], names: Sequence[str]) -> str | None:

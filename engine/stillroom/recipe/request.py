@@ -10,33 +10,36 @@ from stillroom.teachers.providers import ProviderName
 from stillroom.types import OthersText, OwnText
 from stillroom.validation import StrictModel
 
-Gate = Literal["teacher", "labels", "gain"]
-"""A point at which a recipe stops for a decision: the teacher is not good enough, too many of its
-answers look wrong, or the student has not gained anything."""
+Gate = Literal["teacher", "answers", "gain"]
+"""A check at which a recipe stops for a decision: the teacher is not good enough, too many of its
+answers look wrong, or the student is not better than before."""
 
 
 class RunRecipe(StrictModel):
     """The request of `run_recipe`: data, teacher and student, and the limits of the whole."""
 
-    input: Annotated[str, Field(description="Prompts, or a table (CSV) with a column of texts")]
+    input: Annotated[str, Field(description="CSV, .txt or prompts.jsonl of texts for the teacher")]
     labelled: Annotated[
-        str | None, Field(description="Texts with right answers: only to measure; never trained")
+        str | None,
+        Field(
+            description="Texts with right answers (column label), to evaluate; else part of input"
+        ),
     ] = None
     teacher: str
-    student: Annotated[str, Field(description="Hub id, folder or GGUF file")]
-    output: Annotated[str, Field(description="Folder for all files")] = "student"
-    provider: Annotated[ProviderName | None, Field(description="Of the teacher")] = None
+    student: Annotated[str, Field(description="Model to train: hub id, folder or GGUF file")]
+    output: Annotated[str, Field(description="Folder for data, model and report")] = "student"
+    provider: Annotated[ProviderName | None, Field(description="The teacher's")] = None
     base_url: str | None = None
     api_key_env: str | None = None
     system: Annotated[
         str | None,
-        Field(description="What the teacher is told to do with each text; the student learns it"),
+        Field(description="What the teacher is told; the student learns to do it untold"),
     ] = None
-    budget_usd: Annotated[float | None, Field(gt=0, description="Cap of the whole")] = None
-    minutes: Annotated[float | None, Field(gt=0, description="Cap of the whole")] = None
-    accept: Annotated[
-        tuple[Gate, ...], Field(description="Go on where an earlier call stopped and asked")
-    ] = ()
+    budget_usd: Annotated[
+        float | None, Field(gt=0, description="Most to pay the teacher, over all calls")
+    ] = None
+    minutes: Annotated[float | None, Field(gt=0, description="Over all calls")] = None
+    accept: Annotated[tuple[Gate, ...], Field(description="Failed checks to go on after")] = ()
     seed: int = 0
 
 
@@ -44,7 +47,7 @@ class AnswerCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the teacher's answers. Always prompts = trained + the sum of left_out."""
 
     prompts: int
-    """The number of prompts that the teacher was given."""
+    """The number of prompts that were selected for the teacher."""
     trained: int
     left_out: dict[OwnText, int]
     doubtful: int | None = None
@@ -58,9 +61,9 @@ class AnswerCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """The accuracy of a model on one set of prompts that nothing was trained on."""
+    """The accuracy of a model on one set of held-out prompts."""
 
-    model: OwnText
+    name: OwnText
     prompts: OwnText
     accuracy: Estimate
     run_id: str | None = None
@@ -79,20 +82,21 @@ class StageRun(msgspec.Struct, frozen=True, kw_only=True):
 class RecipeResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a recipe: the student, what it is worth, and what it cost."""
 
-    student: str
-    """The training run of the student."""
-    model: str
-    """The folder with the exported student."""
+    training_run: str
+    folder: str
+    """The exported student."""
     gguf: str | None
     """The GGUF file of the student; None if it could not be written."""
     report: str
     system: OthersText | None
     """The system message to use the student with: "" for none, None for that of the prompts."""
     gain: Estimate
-    """The student's accuracy minus that of the untrained model, paired by prompt."""
+    """The student's accuracy on test prompts minus that of the untrained model without examples,
+    with its 95 % interval; paired by prompt."""
     accuracy: list[Measured]
     answers: AnswerCounts
     spent_usd: float
+    """What the teacher has billed, or may still bill, over all calls."""
     minutes: float
     stages: list[StageRun]
     caveats: list[OwnText]

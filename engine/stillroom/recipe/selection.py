@@ -1,20 +1,21 @@
-"""Chooses which of the teacher's answers are trained, and asks again about those in doubt."""
+"""Selects the teacher's answers to train on."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from stillroom.data.formats import decode_trajectory
-from stillroom.data.words import final_answer, user_texts
+from stillroom.data.words import final_answer
 from stillroom.lines import read_lines
 from stillroom.recipe.answers import named_answer
 from stillroom.types import Trajectory
 
-_WRONG = "the answer is not the expected one"
-_CUT = "the answer is cut off or missing"
-_UNKNOWN = "names none or several of the known answers"
-UNSETTLED = "contradicts similar texts, also when asked again"
+_WRONG = "the reward says it is wrong"
+_CUT = "cut off or missing"
+_UNKNOWN = "not exactly one of the known labels"
+UNSETTLED = "still contradicts similar texts when asked again"
+_MIN_REWARD = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +24,13 @@ class TeacherAnswer:
 
     line: bytes
     rollout: Trajectory
-    text: str
-    """What the user says in the prompt."""
     answer: str
     """The final turn; if answers are from a small set, the member of the set that it names."""
+
+    @property
+    def task_id(self) -> str:
+        """The id of the prompt's task."""
+        return self.rollout.task_id
 
 
 @dataclass(slots=True)
@@ -37,27 +41,36 @@ class TeacherAnswers:
     left_out: Counter[str] = field(default_factory=Counter[str])
 
 
-def read_answers(files: Iterable[Path], known: Sequence[str] | None) -> TeacherAnswers:
-    """Returns the answers in rollout files; `known` are all possible ones, None if there are more.
+def read_answers(
+    files: Iterable[Path], known: Sequence[str] | None, *, task_ids: Collection[str]
+) -> TeacherAnswers:
+    """Returns the answers to some prompts in rollout files.
 
-    Left out are answers that the task's reward calls wrong, that are cut off or missing, or that
-    name none or several of the known answers.
+    known: all possible answers; None if there are more. Left out are answers that the task's reward
+    calls wrong, that are cut off or missing, or that name none or several of the known answers.
     """
     answers = TeacherAnswers()
     for line in (line for file in files for line in read_lines(file)):
         rollout = decode_trajectory(line.data)
+        if rollout.task_id not in task_ids:
+            continue
         text = final_answer([dict(message) for message in rollout.messages]).strip()
         answer = text if known is None else named_answer(text, known)
-        if rollout.success is False:
+        if _is_wrong(rollout):
             answers.left_out[_WRONG] += 1
         elif rollout.truncated or rollout.error is not None or not text:
             answers.left_out[_CUT] += 1
         elif answer is None:
             answers.left_out[_UNKNOWN] += 1
         else:
-            prompt = "\n".join(user_texts(map(dict, rollout.messages)))
-            answers.usable.append(TeacherAnswer(bytes(line.data), rollout, prompt, answer))
+            answers.usable.append(TeacherAnswer(bytes(line.data), rollout, answer))
     return answers
+
+
+def _is_wrong(rollout: Trajectory) -> bool:
+    if rollout.success is None and rollout.reward is not None:
+        return rollout.reward < _MIN_REWARD
+    return rollout.success is False
 
 
 def settle(
@@ -65,18 +78,18 @@ def settle(
     again: Iterable[TeacherAnswer],
     likely: Callable[[TeacherAnswer], str],
 ) -> dict[str, TeacherAnswer | None]:
-    """Returns what becomes of each doubtful answer, by its rollout's id: the answer to train.
+    """Returns what becomes of each doubtful answer, by its rollout's id: the answer to train on.
 
     That is one from when the teacher was asked again, if at least as many of its answers to the
     prompt are what similar texts suggest (`likely`) as are anything else. Otherwise it is None, and
-    nothing is trained: either similar texts or the teacher mislead.
+    nothing is trained on: either similar texts or the teacher mislead.
     """
-    by_text: dict[str, list[TeacherAnswer]] = {}
+    by_task: dict[str, list[TeacherAnswer]] = {}
     for other in again:
-        by_text.setdefault(other.text, []).append(other)
+        by_task.setdefault(other.task_id, []).append(other)
     settled: dict[str, TeacherAnswer | None] = {}
     for answer in doubtful:
-        others = by_text.get(answer.text, [])
+        others = by_task.get(answer.task_id, [])
         votes = Counter(one.answer for one in (answer, *others))
         suggested = likely(answer)
         is_settled = votes[suggested] == max(votes.values())

@@ -62,7 +62,7 @@ def test_a_recipe_that_is_cut_off_goes_on_and_repeats_nothing(
 ) -> None:
     workspace, recipe = make_data(tmp_path), request(teacher, tiny_models)
     with monkeypatch.context() as cut:
-        cut.setattr("stillroom.api.recipe.training.measure_choice", _cut_off)
+        cut.setattr("stillroom.api.recipe.training.measure_validation", _cut_off)
         with pytest.raises(KeyboardInterrupt):
             run(workspace, recipe)
     before, asked = Counter(started), Counter(teacher.asked)
@@ -75,8 +75,8 @@ def test_a_recipe_that_is_cut_off_goes_on_and_repeats_nothing(
     assert Counter(started) == {"rollouts": 2, "sft": 1, "evaluate": 4, "export": 2}
     assert teacher.asked == asked
     assert result.answers.reworded == 20
-    by_model = {one.model: one.accuracy.value for one in result.accuracy}
-    assert by_model["teacher"] == 1.0
+    by_name = {one.name: one.accuracy.value for one in result.accuracy}
+    assert by_name["teacher"] == 1.0
     assert result.answers.prompts == 40
     assert result.answers.trained + sum(result.answers.left_out.values()) == 40
     lines = (tmp_path / "student/sft-1.jsonl").read_text(encoding="utf-8").splitlines()
@@ -86,7 +86,7 @@ def test_a_recipe_that_is_cut_off_goes_on_and_repeats_nothing(
     assert {messages[-1]["content"] for messages in rows} == set(COLOURS.values())
     assert result.system == ""
     assert result.spent_usd == pytest.approx(teacher.num_calls * 25e-6)
-    assert (tmp_path / result.model / "model.safetensors").is_file()
+    assert (tmp_path / result.folder / "model.safetensors").is_file()
     assert (tmp_path / result.report).is_file()
 
     started.clear()
@@ -95,8 +95,8 @@ def test_a_recipe_that_is_cut_off_goes_on_and_repeats_nothing(
 
     assert not started
     assert teacher.num_calls == num_calls
-    assert (again.student, again.accuracy, again.answers, again.spent_usd) == (
-        result.student,
+    assert (again.training_run, again.accuracy, again.answers, again.spent_usd) == (
+        result.training_run,
         result.accuracy,
         result.answers,
         result.spent_usd,
@@ -125,10 +125,10 @@ def test_a_teacher_that_is_often_wrong_stops_the_recipe_until_that_is_accepted(
     ("changes", "error", "problem"),
     [
         ({"input": "none.csv"}, InputError, "does not exist"),
-        ({"labelled": "inputs.csv"}, DataError, "has the right answers is not clear"),
+        ({"labelled": "inputs.csv"}, DataError, "cannot tell which column has the labels"),
         ({"output": "inputs.csv"}, InputError, "is a file"),
         ({"teacher": "unpriced"}, InputError, "price"),
-        ({"base_url": None, "budget_usd": None, "teacher": "gpt-5"}, InputError, "costs money"),
+        ({"base_url": None, "budget_usd": None, "teacher": "gpt-5"}, InputError, "may be billed"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_started(
@@ -166,6 +166,6 @@ def test_too_few_prompts_are_refused(
 ) -> None:
     workspace = make_data(tmp_path, num_inputs=10)
 
-    with pytest.raises(DataError, match="10 prompts to train on and 24 to measure with"):
+    with pytest.raises(DataError, match="10 to train on, 24 to evaluate on"):
         run(workspace, request(teacher, tiny_models))
     assert not started

@@ -37,4 +37,6 @@ def test_answers_that_repeat_are_a_set_and_others_are_not() -> None:
     assert known_answers(["1", "2", "3", "4"]) is None
     assert known_answers(["same"] * 5) is None
     assert known_answers([]) is None
+    assert known_answers([str(n % 42) for n in range(110)]) is None
+    assert known_answers([str(n % 5) for n in range(110)]) is not None
     assert known_answers(["a", "", "a", ""]) is None

@@ -4,6 +4,7 @@ import runpy
 from pathlib import Path
 
 from fakes.rollout_rows import rollout_row
+from stillroom.data.formats import load_tasks
 from stillroom.lineage import read_manifest
 from stillroom.recipe.files import RecipeFiles, is_up_to_date
 from stillroom.recipe.inputs import RecipePrompt
@@ -37,8 +38,18 @@ def test_a_file_with_the_same_content_is_not_written_again(tmp_path: Path) -> No
 
     assert json.loads(path.read_text())["metadata"] == {"expected_answer": "1", "id": 7}
     assert untouched_after(path, lambda: files.prompts("test", examples))
-    files.prompts("test", examples, answers=False)
-    assert json.loads(path.read_text())["metadata"] == {"id": 7}
+
+
+def test_prompts_to_ask_are_in_one_file_each(tmp_path: Path) -> None:
+    files, prompts = RecipeFiles(tmp_path), [example(f"{n}?", "1") for n in range(4)]
+
+    [first] = files.prompts_to_ask("teacher", prompts[:2])
+
+    assert files.prompts_to_ask("teacher", prompts[1::-1]) == [first]
+    assert files.prompts_to_ask("again", prompts[:1]) != [first]
+    both = files.prompts_to_ask("teacher", prompts)
+    assert both[0] == first
+    assert [task.task_id for task in load_tasks(both[1])] == [one.task_id for one in prompts[2:]]
 
 
 def test_a_configuration_stays_as_it_was_for_the_same_inputs(tmp_path: Path) -> None:
@@ -55,7 +66,7 @@ def test_a_configuration_stays_as_it_was_for_the_same_inputs(tmp_path: Path) -> 
 def test_chosen_rollouts_have_a_manifest_and_are_written_once(tmp_path: Path) -> None:
     source = tmp_path / "teacher.jsonl"
     source.write_text("".join(json.dumps(rollout_row(task_id=name)) + "\n" for name in "abc"))
-    files, answers = RecipeFiles(tmp_path), read_answers([source], None).usable
+    files, answers = RecipeFiles(tmp_path), read_answers([source], None, task_ids=set("abc")).usable
 
     path = files.rollouts("chosen", answers[1:], REQUEST, [source])
 

@@ -5,7 +5,7 @@ import pytest
 
 from fakes.rollout_rows import assistant, user
 from stillroom.errors import DataError
-from stillroom.recipe.inputs import read_examples
+from stillroom.recipe.inputs import read_prompts
 
 
 def written(path: Path, text: str) -> Path:
@@ -18,7 +18,7 @@ def test_a_table_gives_prompts_with_the_system_message_and_other_columns_as_meta
 ) -> None:
     table = written(tmp_path / "in.csv", 'id,text,label\n1,"Where is it, please?",delivery\n')
 
-    [example] = read_examples(table, system="Sort it.", with_answers=True)
+    [example] = read_prompts(table, system="Sort it.", is_labelled=True).prompts
 
     assert example.row == {
         "messages": [
@@ -39,7 +39,7 @@ def test_a_table_gives_prompts_with_the_system_message_and_other_columns_as_meta
     ],
 )
 def test_the_columns_of_texts_and_answers_are_found(tmp_path: Path, name: str, text: str) -> None:
-    [example] = read_examples(written(tmp_path / name, text), system=None, with_answers=True)
+    [example] = read_prompts(written(tmp_path / name, text), system=None, is_labelled=True).prompts
 
     assert (example.text, example.answer) == ("Where is my parcel?", "delivery")
 
@@ -47,31 +47,31 @@ def test_the_columns_of_texts_and_answers_are_found(tmp_path: Path, name: str, t
 def test_an_unclear_column_of_answers_is_asked_for(tmp_path: Path) -> None:
     table = written(tmp_path / "in.csv", "text,queue,team\nWhere is it?,delivery,north\n")
 
-    with pytest.raises(DataError, match="queue, team has the right answers is not clear") as error:
-        read_examples(table, system=None, with_answers=True)
+    with pytest.raises(DataError, match="which column has the labels: queue, team") as error:
+        read_prompts(table, system=None, is_labelled=True)
     assert "'label'" in error.value.fix
 
 
 def test_prompts_keep_their_fields_and_equal_texts_count_once(tmp_path: Path) -> None:
     rows = [
         {"prompt": "2 + 2?", "tools": ["sum"], "metadata": {"expected_answer": "4"}},
-        {"prompt": "2 + 2?"},
+        {"prompt": "2 + 2?", "metadata": {"expected_answer": "4"}},
         {"messages": [{"role": "system", "content": "Old."}, {"role": "user", "content": "Hi"}]},
     ]
     path = written(tmp_path / "in.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
-    first, second = read_examples(path, system="New.")
+    first, second = read_prompts(path, system="New.").prompts
 
     assert first.row["tools"] == ["sum"]
     assert first.answer == "4"
     assert [message["content"] for message in second.row["messages"]] == ["New.", "Hi"]
-    assert read_examples(path, system=None)[1].row["messages"][0]["content"] == "Old."
+    assert read_prompts(path, system=None).prompts[1].row["messages"][0]["content"] == "Old."
 
 
 def test_a_text_file_has_a_prompt_per_line(tmp_path: Path) -> None:
     path = written(tmp_path / "in.txt", "One?\nTwo?\n")
 
-    assert [example.text for example in read_examples(path, system=None)] == ["One?", "Two?"]
+    assert [example.text for example in read_prompts(path, system=None).prompts] == ["One?", "Two?"]
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,71 @@ def test_a_file_without_prompts_is_refused(
     tmp_path: Path, name: str, text: str, problem: str
 ) -> None:
     with pytest.raises(DataError, match=problem):
-        read_examples(written(tmp_path / name, text), system=None)
+        read_prompts(written(tmp_path / name, text), system=None)
 
 
 def test_every_labelled_prompt_needs_its_answer(tmp_path: Path) -> None:
     path = written(tmp_path / "in.jsonl", '{"prompt": "Where is it?"}\n')
 
     with pytest.raises(DataError, match="a prompt without an answer: 'Where is it"):
-        read_examples(path, system=None, with_answers=True)
+        read_prompts(path, system=None, is_labelled=True)
+
+
+@pytest.mark.parametrize(("given", "answer"), [(7, "7"), (0.5, "0.5"), (["a", "b"], None)])
+def test_answers_that_are_no_texts_count_as_given(
+    tmp_path: Path, given: object, answer: str | None
+) -> None:
+    row = {"prompt": "How many?", "metadata": {"expected_answer": given}}
+    path = written(tmp_path / "in.jsonl", json.dumps(row) + "\n")
+
+    [prompt] = read_prompts(path, system=None, is_labelled=True).prompts
+
+    assert prompt.is_answered
+    assert prompt.answer == answer
+    assert not prompt.without_answer().is_answered
+
+
+def test_prompts_with_the_same_question_about_other_documents_are_different(
+    tmp_path: Path,
+) -> None:
+    rows = [{"prompt": "Summarise.", "system": f"Document {n}"} for n in range(3)]
+    path = written(tmp_path / "in.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+    prompts = read_prompts(path, system=None).prompts
+
+    assert len({prompt.task_id for prompt in prompts}) == 3
+
+
+def test_texts_with_several_labels_are_left_out_and_counted(tmp_path: Path) -> None:
+    table = written(tmp_path / "in.csv", "text,label\nA,1\nB,1\nA,2\n")
+
+    read = read_prompts(table, system=None, is_labelled=True)
+
+    assert [prompt.text for prompt in read.prompts] == ["B"]
+    assert read.notes == ["in.csv: 1 texts have several labels: left out"]
+
+
+def test_a_category_of_texts_without_labels_is_no_answer(tmp_path: Path) -> None:
+    table = written(tmp_path / "in.csv", "text,category\nIt broke.,lamps\n")
+
+    [prompt] = read_prompts(table, system=None).prompts
+
+    assert not prompt.is_answered
+    assert prompt.row["metadata"] == {"category": "lamps"}
+
+
+@pytest.mark.parametrize(("num_bad", "is_refused"), [(1, False), (4, True)])
+def test_rows_that_cannot_be_read_are_counted_and_many_are_refused(
+    tmp_path: Path, num_bad: int, is_refused: bool
+) -> None:
+    path = tmp_path / "in.csv"
+    bad = [f"Caf\xe9 {n}\n".encode("latin-1") for n in range(num_bad)]
+    path.write_bytes(b"".join([b"text\n", *(b"Cafe %d\n" % n for n in range(30)), *bad]))
+
+    if is_refused:
+        with pytest.raises(DataError, match="4 of 34 rows cannot be read, the first at line 32"):
+            read_prompts(path, system=None)
+    else:
+        read = read_prompts(path, system=None)
+        assert len(read.prompts) == 30
+        assert read.notes == ["in.csv: 1 rows cannot be read and are left out"]

@@ -5,6 +5,8 @@ from typing import Any
 from fakes.rollout_rows import assistant, rollout_row, user
 from stillroom.recipe.selection import TeacherAnswer, read_answers, settle
 
+TEXTS = ("insists", "changes", "ties", "says more", "is not asked")
+
 
 def answered(text: str, *answers: str, start: int = 0, **fields: Any) -> list[dict[str, Any]]:
     return [
@@ -19,7 +21,7 @@ def written(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def read(path: Path, rows: list[dict[str, Any]]) -> list[TeacherAnswer]:
-    return read_answers([written(path, rows)], ["a", "b", "c"]).usable
+    return read_answers([written(path, rows)], ["a", "b", "c"], task_ids=set(TEXTS)).usable
 
 
 def test_unusable_answers_are_left_out_with_a_reason(tmp_path: Path) -> None:
@@ -29,23 +31,29 @@ def test_unusable_answers_are_left_out_with_a_reason(tmp_path: Path) -> None:
         *answered("cut off", "a", truncated=True, success=None),
         *answered("silent", " ", success=None),
         *answered("undecided", "a or b", success=None),
+        *answered("low reward", "a", success=None, reward=0.0),
+        *answered("of no prompt", "a"),
     ]
 
-    answers = read_answers([written(tmp_path / "rows.jsonl", rows)], ["a", "b"])
+    path, tasks = written(tmp_path / "rows.jsonl", rows), {row["task_id"] for row in rows[:-1]}
 
-    assert [(one.text, one.answer) for one in answers.usable] == [("right", "a")]
+    answers = read_answers([path], ["a", "b"], task_ids=tasks)
+
+    assert [(one.task_id, one.answer) for one in answers.usable] == [("right", "a")]
     assert json.loads(answers.usable[0].line) == rows[0]
     assert answers.left_out == {
-        "the answer is not the expected one": 1,
-        "the answer is cut off or missing": 2,
-        "names none or several of the known answers": 1,
+        "the reward says it is wrong": 2,
+        "cut off or missing": 2,
+        "not exactly one of the known labels": 1,
     }
 
 
 def test_any_answer_counts_where_the_possible_ones_are_not_known(tmp_path: Path) -> None:
     rows = answered("why", "Because it rained.\nAnd then?")
 
-    [answer] = read_answers([written(tmp_path / "rows.jsonl", rows)], None).usable
+    path = written(tmp_path / "rows.jsonl", rows)
+
+    [answer] = read_answers([path], None, task_ids={"why"}).usable
 
     assert answer.answer == "Because it rained.\nAnd then?"
 
@@ -53,9 +61,8 @@ def test_any_answer_counts_where_the_possible_ones_are_not_known(tmp_path: Path)
 def test_a_doubtful_answer_is_replaced_if_the_teacher_says_what_similar_texts_suggest(
     tmp_path: Path,
 ) -> None:
-    texts = ("insists", "changes", "ties", "says more", "is not asked")
     doubtful = read(
-        tmp_path / "first.jsonl", [row for text in texts for row in answered(text, "a")]
+        tmp_path / "first.jsonl", [row for text in TEXTS for row in answered(text, "a")]
     )
     again = read(
         tmp_path / "again.jsonl",
@@ -69,7 +76,7 @@ def test_a_doubtful_answer_is_replaced_if_the_teacher_says_what_similar_texts_su
 
     settled = settle(doubtful, again, lambda _: "b")
 
-    chosen = {one.text: settled[one.rollout.id] for one in doubtful}
+    chosen = {one.task_id: settled[one.rollout.id] for one in doubtful}
     assert {text: one and (one.answer, one.rollout.sample) for text, one in chosen.items()} == {
         "insists": None,
         "changes": ("b", 1),

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -44,11 +44,19 @@ REFERENCE, TEACHER, BEFORE, EXAMPLES, REWORD, AFTER, REWORDED = (
 )
 _NUM_EXAMPLES, _MIN_EXAMPLES = 5, 2
 _NUM_REWORDED, _MIN_REWORDED = 60, 10
+_ANSWER_LINE = "\nAnswer: "
 _CONCURRENCY = 16
 _LONGEST_KNOWN = 80
 _MIN_TEACHER = 0.5
+_MIN_JUDGES = 5
+_MEASURING_SHARE = 0.3
+"""The most of the time that is left which an evaluation may take."""
 _MIN_TEACHER_TOKENS = 256
-_CHOICE, _TEST, _REWORDED_PROMPTS = "prompts for choosing", "test prompts", "reworded test prompts"
+_VALIDATION, _TEST, _REWORDED_PROMPTS = (
+    "validation prompts",
+    "test prompts",
+    "reworded test prompts",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,77 +72,100 @@ def answers_to_measure_with(session: RecipeSession, parts: Parts) -> Parts:
 
     Raises RunError if nothing could judge a student.
     """
-    judges = {one.text: one for one in (*parts.choice, *parts.test)}
-    answers = {one.text: one.answer for one in judges.values() if one.answer is not None}
-    session.known = known_answers(list(answers.values()))
-    if len(answers) == len(judges) or session.plan.rewards != NO_FILE:
+    judges = [*parts.validation, *parts.test]
+    if session.plan.rewards != NO_FILE:
         return parts
-    prompts = session.files.prompts(
-        "unanswered", [one for one in judges.values() if not one.answer]
+    session.known = known_answers(session.plan.given_answers)
+    unanswered = [one for one in judges if not one.is_answered]
+    if not unanswered:
+        return parts
+    # The teacher's stage names the prompts without the marks that measuring adds.
+    plain = {one.task_id: _unmarked(one) for one in unanswered}
+    files = ask_teacher(
+        session, REFERENCE, "reference", list(plain.values()), temperature=0, budget_share=0.4
     )
-    given = _answer_with_teacher(session, prompts)
+    given = final_answers(files)
     if session.known is None:
         short = [answer for answer in given.values() if len(answer) <= _LONGEST_KNOWN]
         session.known = known_answers(short)
     if session.known is None:
         raise RunError(
-            "nothing can judge a student here: there are no right answers, and the teacher's are "
-            "free texts",
-            "give labelled (texts with right answers), or a rewards.py next to the prompts",
+            "the student cannot be evaluated: there are no labels, and the teacher's answers are "
+            "free text",
+            "pass labelled, or put a rewards.py next to the prompts",
         )
+    answers = {
+        task_id: named_answer(given.get(prompt.task_id, ""), session.known)
+        for task_id, prompt in plain.items()
+    }
     session.caveats.append(
-        "some or all right answers are the teacher's own, so accuracy is agreement with it, and "
-        "its mistakes count as right: give labelled to know more"
+        f"{len(answers)} evaluation prompts without a label got the teacher's answer as one "
+        f"({sum(answer is None for answer in answers.values())} without a usable answer are left "
+        "out), so accuracy there is agreement with the teacher; pass labelled to measure accuracy"
     )
-    for text, answer in given.items():
-        if (named := named_answer(answer, session.known)) is not None:
-            answers.setdefault(text, named)
-    return replace(
-        parts, choice=_with_answers(parts.choice, answers), test=_with_answers(parts.test, answers)
+    parts = replace(
+        parts,
+        validation=_with_answers(parts.validation, answers),
+        test=_with_answers(parts.test, answers),
     )
+    if len(parts.validation) < _MIN_JUDGES or len(parts.test) < _MIN_JUDGES:
+        raise RunError(
+            f"the teacher gave usable answers to {len(parts.validation)} validation and "
+            f"{len(parts.test)} test prompts, and {_MIN_JUDGES} each are needed",
+            "pass labelled, a clearer system, or a larger budget_usd",
+        )
+    return parts
 
 
-def _answer_with_teacher(session: RecipeSession, prompts: Path) -> dict[str, str]:
-    """Returns the teacher's final answer to each prompt, by the prompt's text."""
-    return final_answers(
-        ask_teacher(session, REFERENCE, prompts, "reference", temperature=0, budget_share=0.4)
-    )
+def _unmarked(prompt: RecipePrompt) -> RecipePrompt:
+    metadata = {**(prompt.row.get("metadata") or {})}
+    metadata.pop(FORM_FIELD, None)
+    return RecipePrompt({**prompt.row, "metadata": metadata}, prompt.text, prompt.answer)
 
 
-def _with_answers(examples: Sequence[RecipePrompt], answers: dict[str, str]) -> list[RecipePrompt]:
+def _with_answers(
+    prompts: Sequence[RecipePrompt], answers: Mapping[str, str | None]
+) -> list[RecipePrompt]:
+    """Returns the prompts that are answered, or get one of `answers` by the id of their task."""
     answered = list[RecipePrompt]()
-    for example in examples:
-        if (answer := answers.get(example.text)) is not None:
-            metadata = {**(example.row.get("metadata") or {}), "expected_answer": answer}
-            row = {**example.row, "metadata": metadata}
-            answered.append(replace(example, row=row, answer=answer))
+    for prompt in prompts:
+        if prompt.is_answered:
+            answered.append(prompt)
+        elif (answer := answers.get(prompt.task_id)) is not None:
+            metadata = {**(prompt.row.get("metadata") or {}), "expected_answer": answer}
+            answered.append(RecipePrompt({**prompt.row, "metadata": metadata}, prompt.text, answer))
     return answered
 
 
-def measure_before(session: RecipeSession, parts: Parts, choice: Path, test: Path) -> str:
-    """Measures the teacher and the untrained student; returns the student's evaluation.
+def measure_before(session: RecipeSession, parts: Parts, validation: Path, test: Path) -> str:
+    """Measures the teacher and the untrained student; returns the student's best evaluation.
 
     Raises RunError if the teacher is not good enough (gate `teacher`).
     """
-    teacher = evaluate(session, TEACHER, None, choice, "teacher", _CHOICE)
+    teacher = evaluate(session, TEACHER, None, validation, "teacher", _VALIDATION)
     _limit_turns(session, teacher)
-    before = evaluate(session, BEFORE, session.request.student, test, "untrained student", _TEST)
-    best = before.result.accuracy.value
+    student = session.request.student
+    untrained = evaluate(
+        session, BEFORE, student, test, "untrained student", _TEST, is_trained=False
+    )
+    best = untrained
     if session.plan.rewards == NO_FILE and (system := _few_shot(session, parts)) is not None:
-        name = f"untrained student with {_NUM_EXAMPLES} examples"
-        student = session.request.student
-        shown = evaluate(session, EXAMPLES, student, test, name, _TEST, system=system)
-        best = max(best, shown.result.accuracy.value)
+        name = f"untrained student, {system.count(_ANSWER_LINE)}-shot"
+        shown = evaluate(
+            session, EXAMPLES, student, test, name, _TEST, system=system, is_trained=False
+        )
+        best = max(untrained, shown, key=lambda one: one.result.accuracy.value)
     if session.known is not None:
         session.add(_commonest(parts))
     accuracy = teacher.result.accuracy
-    if (accuracy.high or accuracy.value) < max(_MIN_TEACHER, best):
+    before = best.result.accuracy.value
+    if (accuracy.high or accuracy.value) < max(_MIN_TEACHER, before):
         session.stop_at(
             "teacher",
             f"the teacher is right on {accuracy.value:.0%} of {accuracy.n} prompts "
-            f"(the untrained student: {best:.0%}), and a student learns its mistakes too",
+            f"(the untrained student: {before:.0%}), and a student learns its mistakes too",
         )
-    return before.run_id
+    return best.run_id
 
 
 def _limit_turns(session: RecipeSession, teacher: "Evaluated") -> None:
@@ -142,10 +173,11 @@ def _limit_turns(session: RecipeSession, teacher: "Evaluated") -> None:
     folder = find_run(session.workspace, teacher.run_id).path
     rollouts = [decode_trajectory(line.data) for line in read_lines(folder / "rollouts.jsonl")]
     longest = max(one.usage.completion_tokens / max(1, one.turns) for one in rollouts)
-    session.teacher_tokens = max(_MIN_TEACHER_TOKENS, math.ceil(4 * longest))
+    # A power of two, so that it is seldom another one when the prompts change.
+    session.teacher_tokens = max(_MIN_TEACHER_TOKENS, 2 ** math.ceil(math.log2(4 * longest + 1)))
     if "max_tokens" in session.plan.teacher.model_fields_set:
         return
-    if session.known is not None:
+    if session.known is not None and not session.has_tools:
         # A token is a byte or more.
         session.max_tokens = 8 + max(len(answer.encode()) for answer in session.known)
     else:
@@ -154,27 +186,27 @@ def _limit_turns(session: RecipeSession, teacher: "Evaluated") -> None:
 
 def _few_shot(session: RecipeSession, parts: Parts) -> str | None:
     """Returns a system message with examples of different answers; None if there are too few."""
-    by_answer = {one.answer: one for one in parts.choice if one.answer is not None}
+    by_answer = {one.answer: one for one in parts.validation if one.answer is not None}
     chosen = list(by_answer.values())[:_NUM_EXAMPLES]
     if len(chosen) < _MIN_EXAMPLES:
         return None
-    lines = [f"Input: {one.text}\nAnswer: {one.answer}" for one in chosen]
+    lines = [f"Input: {one.text}{_ANSWER_LINE}{one.answer}" for one in chosen]
     return "\n\n".join([*([session.request.system] if session.request.system else []), *lines])
 
 
 def _commonest(parts: Parts) -> Measured:
     """Returns the accuracy of always giving the answer that is the commonest elsewhere."""
-    answer = Counter(one.answer for one in parts.choice).most_common(1)[0][0]
+    answer = Counter(one.answer for one in parts.validation).most_common(1)[0][0]
     num_right = sum(one.answer == answer for one in parts.test)
     return Measured(
-        model=f"always {fences.name(str(answer))!r}",
+        name=f"majority baseline (always {fences.name(str(answer))!r})",
         prompts=_TEST,
         accuracy=share_estimate(num_right, len(parts.test)),
     )
 
 
-def measure_choice(
-    session: RecipeSession, title: str, name: str, run_id: str, choice: Path, *, is_first: bool
+def measure_validation(
+    session: RecipeSession, title: str, name: str, run_id: str, validation: Path, *, is_first: bool
 ) -> float:
     """Measures a student on the prompts that decide which student is kept; returns the accuracy.
 
@@ -182,12 +214,12 @@ def measure_choice(
     a figure of its own.
     """
     system = session.student_system
-    measured = evaluate(session, title, run_id, choice, name, _CHOICE, system=system)
+    measured = evaluate(session, title, run_id, validation, name, _VALIDATION, system=system)
     forms = measured.result.by_group.get(FORM_FIELD, {})
     if is_first and NEW_FORM in forms:
-        prompts = "prompts of forms that it was not trained on"
+        prompts = "validation prompts of templates that it was not trained on"
         session.add(
-            Measured(model=name, prompts=prompts, accuracy=forms[NEW_FORM], run_id=measured.run_id)
+            Measured(name=name, prompts=prompts, accuracy=forms[NEW_FORM], run_id=measured.run_id)
         )
     return measured.result.accuracy.value
 
@@ -208,7 +240,7 @@ def measure_after(
         session.stop_at(
             "gain",
             f"the student is right on {comparison.candidate_accuracy:.0%} of the test prompts, and "
-            f"was on {comparison.baseline_accuracy:.0%} before: no gain is shown",
+            f"was on {comparison.baseline_accuracy:.0%} before training: no significant gain",
         )
     if reworded := _reworded(session, parts):
         prompts, name = session.files.prompts("test-reworded", reworded), _REWORDED_PROMPTS
@@ -223,16 +255,16 @@ def _reworded(session: RecipeSession, parts: Parts) -> list[RecipePrompt]:
     """
     chosen, rng = parts.test[:_NUM_REWORDED], Random(session.request.seed)
     if can_reword(session, chosen):
-        said = reworded_by_teacher(session, REWORD, "test-rewordings", chosen, budget_share=1)
-        usable = [in_words(one, said[one.text]) for one in chosen if one.text in said]
+        reworded = reworded_by_teacher(session, REWORD, "test-rewordings", chosen, budget_share=1)
+        usable = list(reworded.prompts.values())
         if len(usable) >= min(_MIN_REWORDED, len(chosen)):
             return usable
     if session.known is None or not is_single(chosen):
-        session.caveats.append("how it answers reworded prompts was not measured")
+        session.caveats.append("accuracy on reworded prompts was not measured")
         return []
     session.caveats.append(
-        "the reworded prompts were made by rules (greetings, case, typing errors), which is less "
-        "than other people's words"
+        "prompts were reworded by rules (greetings, case, typing errors), a weaker test than other "
+        "people's words"
     )
     return [in_words(one, reword(one.text, rng)) for one in chosen]
 
@@ -246,8 +278,13 @@ def evaluate(
     prompts: str,
     *,
     system: str | None = None,
+    is_trained: bool = True,
 ) -> Evaluated:
-    """Evaluates a model in this process, or the teacher (None), and adds what was measured."""
+    """Evaluates a model in this process, or the teacher (None), and adds what was measured.
+
+    is_trained: of a student, whether it must give the bare answer. The teacher and the untrained
+    student may say more, as long as that contains the answer.
+    """
     options: dict[str, Any] = {
         **session.acting,
         "rewards": session.plan.rewards,
@@ -261,19 +298,21 @@ def evaluate(
             "model": model,
             "provider": "hf",
             "concurrency": _CONCURRENCY,
-            "max_tokens": session.max_tokens,
+            "max_tokens": session.max_tokens if is_trained else max(64, session.max_tokens),
             "system": system,
         }
-    # A teacher may talk; a student is taught to give the answer alone.
-    is_exact = session.known is not None and model is not None
-    if prompts == _CHOICE:
+    is_exact = session.known is not None and model is not None and is_trained
+    if prompts == _VALIDATION:
         options["group_by"] = (FORM_FIELD,)
     options["answer_match"] = "exact" if is_exact else "contained"
     request = EvaluateModel.model_validate(options)
-    run = session.stages.run(title, "evaluate_model", request)
+    left = session.stages.left_s
+    limit_s = None if left is None else max(60.0, _MEASURING_SHARE * left)
+    run = session.stages.run(title, "evaluate_model", request, limit_s=limit_s)
+    session.note_gaps(title, run.result or {})
     file = find_run(session.workspace, run.run_id).path / RESULT_FILE
     result = read_json(file, Evaluation).result
     if model is not None:
         session.prompt_s = max(session.prompt_s, result.seconds / max(1, result.accuracy.n))
-    session.add(Measured(model=name, prompts=prompts, accuracy=result.accuracy, run_id=run.run_id))
+    session.add(Measured(name=name, prompts=prompts, accuracy=result.accuracy, run_id=run.run_id))
     return Evaluated(run.run_id, result)

@@ -9,7 +9,7 @@ from stillroom.api.prompts_folder import complete_evaluation, complete_rollouts
 from stillroom.errors import InputError
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.models.resolve import ModelLocation, locate_model
-from stillroom.recipe.inputs import RecipePrompt, read_examples
+from stillroom.recipe.inputs import PromptsRead, RecipePrompt, read_prompts
 from stillroom.recipe.request import RunRecipe
 from stillroom.rollout.request import NO_FILE, GenerateRollouts
 from stillroom.secrecy.keys import is_loopback
@@ -29,13 +29,21 @@ class RecipePlan:
     """The project's rewards.py; `none` without one."""
     teacher_at: Endpoint | ModelLocation
     inputs: list[Path]
-    examples: list[RecipePrompt]
+    prompts: list[RecipePrompt]
     labelled: list[RecipePrompt]
+    notes: list[str]
+    """What the user should know of the rows that were read."""
 
     @property
     def lock_name(self) -> Path:
         """The name whose lock a run of the recipe holds, so that there is one run at a time."""
         return self.folder / "recipe"
+
+    @property
+    def given_answers(self) -> list[str]:
+        """All right answers that the user gave."""
+        every = (*self.labelled, *self.prompts)
+        return [prompt.answer for prompt in every if prompt.answer is not None]
 
     @property
     def key_names(self) -> list[str | None]:
@@ -60,21 +68,24 @@ def plan_recipe(workspace: Workspace, request: RunRecipe) -> RecipePlan:
         for name in ("provider", "base_url", "api_key_env")
         if (value := getattr(request, name)) is not None
     }
-    unplaced = GenerateRollouts(input=request.input, model=request.teacher, **given)
+    # Its own output, so that no other one's settings are taken over.
+    output = workspace.shown(folder / "teacher.jsonl")
+    unplaced = GenerateRollouts(input=request.input, output=output, model=request.teacher, **given)
     teacher = complete_rollouts(workspace, unplaced).request
     place = teacher.locate(workspace)
     if _is_paid(place) and request.budget_usd is None:
         raise InputError(
-            f"the teacher {request.teacher!r} costs money, and budget_usd is not set",
-            "set budget_usd to the most that the whole recipe may spend, in US dollars",
+            f"the teacher {request.teacher!r} may be billed, and budget_usd is not set",
+            "set budget_usd to the most to pay, in US dollars",
         )
     teacher.price(workspace, is_needed=request.budget_usd is not None)
     evaluation = EvaluateModel(data=request.input, model=request.student, provider="hf")
     rewards = complete_evaluation(workspace, evaluation).request.rewards
-    labelled, files = list[RecipePrompt](), [source]
+    read, labelled, files = read_prompts(source, system=request.system), PromptsRead(), [source]
     if request.labelled is not None:
         files.append(workspace.existing(request.labelled, label="labelled"))
-        labelled = read_examples(files[-1], system=request.system, with_answers=rewards == NO_FILE)
+        is_labelled = rewards == NO_FILE
+        labelled = read_prompts(files[-1], system=request.system, is_labelled=is_labelled)
     return RecipePlan(
         request=request,
         folder=folder,
@@ -82,8 +93,9 @@ def plan_recipe(workspace: Workspace, request: RunRecipe) -> RecipePlan:
         rewards=rewards,
         teacher_at=place,
         inputs=files,
-        examples=read_examples(source, system=request.system),
-        labelled=labelled,
+        prompts=read.prompts,
+        labelled=labelled.prompts,
+        notes=[*read.notes, *labelled.notes],
     )
 
 

@@ -1,11 +1,12 @@
 """Prompts in other words, by the teacher: to measure with, and as more rows to train on."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from stillroom.api.recipe.session import RecipeSession, ask_teacher
 from stillroom.data.formats import decode_trajectory
+from stillroom.data.instruction import Instruction
 from stillroom.data.words import final_answer, user_texts
 from stillroom.lines import read_lines
 from stillroom.recipe.inputs import RecipePrompt
@@ -14,41 +15,68 @@ from stillroom.teachers.providers import Endpoint
 
 _SYSTEM = (
     "Rewrite the user's message in other words, as another person would put it. Keep its meaning, "
-    "its language and every name and number. TeacherAnswer with the rewritten message alone."
+    "its language and every name and number. Answer with the rewritten message alone."
 )
 _MIN_LENGTH, _MAX_LENGTH = 0.3, 3
 """How long a rewording may be, as a share of the text."""
 
 
-def can_reword(session: RecipeSession, examples: Sequence[RecipePrompt]) -> bool:
+@dataclass(frozen=True, slots=True)
+class Rewordings:
+    """Prompts in other words, by the task id of the original, and the files with the rollouts."""
+
+    prompts: dict[str, RecipePrompt]
+    files: list[Path]
+
+
+def can_reword(session: RecipeSession, prompts: Sequence[RecipePrompt]) -> bool:
     """Returns whether the teacher can put prompts in other words: an API, and single messages."""
-    return isinstance(session.plan.teacher_at, Endpoint) and is_single(examples)
+    return isinstance(session.plan.teacher_at, Endpoint) and is_single(prompts)
 
 
-def is_single(examples: Sequence[RecipePrompt]) -> bool:
+def is_single(prompts: Sequence[RecipePrompt]) -> bool:
     """Returns whether each prompt has one message of the user."""
-    return all(len(user_texts(one.row["messages"])) == 1 for one in examples)
+    return all(len(user_texts(one.row["messages"])) == 1 for one in prompts)
 
 
 def reworded_by_teacher(
     session: RecipeSession,
     title: str,
     name: str,
-    examples: Sequence[RecipePrompt],
+    prompts: Sequence[RecipePrompt],
     *,
     budget_share: float,
-) -> dict[str, str]:
-    """Returns the prompts' texts in other words, by the text; those that look wrong are left out.
+) -> Rewordings:
+    """Lets the teacher put the prompts' texts in other words; those that look wrong are left out.
 
-    title: the stage. name: of the file with the rollouts.
+    title: the stage. name: of the files.
     """
-    prompts = session.files.prompts(f"{name}-prompts", examples, answers=False)
-    output = ask_teacher(
-        session, title, prompts, name, budget_share=budget_share,
-        tools=NO_FILE, max_turns=1, system=_SYSTEM,
-    )  # fmt: skip
-    said = final_answers(output)
-    return {text: words for text, words in said.items() if _is_rewording(text, words)}
+    asked = {_to_reword(prompt).task_id: prompt for prompt in prompts}
+    files = ask_teacher(
+        session,
+        title,
+        name,
+        [_to_reword(prompt) for prompt in prompts],
+        budget_share=budget_share,
+        tools=NO_FILE,
+        mcp_servers=(),
+        browse=False,
+        max_turns=1,
+    )
+    said = final_answers(files)
+    reworded = {
+        asked[task_id].task_id: in_words(asked[task_id], words)
+        for task_id, words in said.items()
+        if task_id in asked and _is_rewording(asked[task_id].text, words)
+    }
+    return Rewordings(reworded, files)
+
+
+def _to_reword(prompt: RecipePrompt) -> RecipePrompt:
+    """Returns the prompt that asks for other words."""
+    bare = prompt.without_answer()
+    messages = Instruction(_SYSTEM).put_before(bare.row["messages"])
+    return RecipePrompt({**bare.row, "messages": messages}, bare.text, None)
 
 
 def _is_rewording(before: str, after: str) -> bool:
@@ -56,17 +84,18 @@ def _is_rewording(before: str, after: str) -> bool:
     return is_alike and before.strip() != after.strip()
 
 
-def in_words(example: RecipePrompt, text: str) -> RecipePrompt:
+def in_words(prompt: RecipePrompt, text: str) -> RecipePrompt:
     """Returns a prompt with another text as its last user message."""
-    *earlier, last = example.row["messages"]
-    row = {**example.row, "messages": [*earlier, {**last, "content": text}]}
-    return replace(example, row=row, text=text)
+    *earlier, last = prompt.row["messages"]
+    row = {**prompt.row, "messages": [*earlier, {**last, "content": text}]}
+    return RecipePrompt(row, text, prompt.answer)
 
 
-def final_answers(rollouts: Path) -> dict[str, str]:
-    """Returns the final answer of each rollout in a file, by the text of its prompt."""
+def final_answers(files: Iterable[Path]) -> dict[str, str]:
+    """Returns the final answer of each rollout, by the id of its prompt's task."""
     answers: dict[str, str] = {}
-    for line in read_lines(rollouts):
-        messages = [dict(message) for message in decode_trajectory(line.data).messages]
-        answers["\n".join(user_texts(messages))] = final_answer(messages).strip()
+    for line in (line for file in files for line in read_lines(file)):
+        rollout = decode_trajectory(line.data)
+        messages = [dict(message) for message in rollout.messages]
+        answers[rollout.task_id] = final_answer(messages).strip()
     return answers

@@ -13,20 +13,23 @@ from stillroom.api.recipe import measuring, teaching, training
 from stillroom.api.recipe.measuring import answers_to_measure_with, measure_after, measure_before
 from stillroom.api.recipe.plan import RecipePlan, plan_recipe
 from stillroom.api.recipe.session import RecipeSession
-from stillroom.api.recipe.stages import Stages
+from stillroom.api.recipe.stages import Limits, Stages
 from stillroom.api.recipe.teaching import Taught, Teaching
 from stillroom.api.recipe.training import TrainedStudent, Trainer
 from stillroom.api.reports import write_report
 from stillroom.errors import EngineError
 from stillroom.export.request import ExportModel
+from stillroom.lineage import now
 from stillroom.outputs import output_lock
 from stillroom.recipe.files import RecipeFiles
 from stillroom.recipe.request import RecipeResult, RunRecipe
 from stillroom.recipe.splits import Parts, split
 from stillroom.report.request import WriteReport
 from stillroom.reporting import Reporter
+from stillroom.run_folder import RunRequest, all_runs
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import Endpoint
+from stillroom.types import RunKind
 
 _EXPORT, _GGUF = "export model", "write GGUF"
 _TITLES = (
@@ -60,22 +63,24 @@ def make_student(
 
 def _do_stages(workspace: Workspace, plan: RecipePlan, reporter: Reporter) -> RecipeResult:
     request = plan.request
-    stages = Stages(workspace, reporter, _TITLES, minutes=request.minutes)
+    limits = Limits(plan.folder, request.minutes, since=_limited_since(workspace, plan))
+    stages = Stages(workspace, reporter, _TITLES, limits)
     session = RecipeSession(workspace, plan, stages, RecipeFiles(plan.folder))
     session.max_tokens = plan.teacher.max_tokens
-    parts = split(plan.examples, plan.labelled, seed=request.seed)
+    session.caveats += plan.notes
+    parts = split(plan.prompts, plan.labelled, seed=request.seed)
     parts = answers_to_measure_with(session, parts)
     _note_forms(session, parts)
-    choice = session.files.prompts("choice", parts.choice)
+    validation = session.files.prompts("validation", parts.validation)
     test = session.files.prompts("test", parts.test)
-    before = measure_before(session, parts, choice, test)
-    taught, student = _teach(session, parts, choice)
+    before = measure_before(session, parts, validation, test)
+    taught, student = _teach(session, parts, validation)
     gain = measure_after(session, student.run_id, before, parts, test)
-    model, gguf = _export(session, student)
+    folder, gguf = _export(session, student)
     page = WriteReport(output=session.shown("report.html"))
     return RecipeResult(
-        student=student.run_id,
-        model=model,
+        training_run=student.run_id,
+        folder=folder,
         gguf=gguf,
         report=write_report(workspace, page).output,
         system=session.student_system,
@@ -89,12 +94,36 @@ def _do_stages(workspace: Workspace, plan: RecipePlan, reporter: Reporter) -> Re
     )
 
 
-def _teach(session: RecipeSession, parts: Parts, choice: Path) -> tuple[Taught, TrainedStudent]:
+def _limited_since(workspace: Workspace, plan: RecipePlan) -> str:
+    """Returns when a recipe in this folder first had as much money and time as this one has."""
+
+    def is_enough(recorded: RunRequest) -> bool:
+        pairs = [
+            (recorded.request.get(name), getattr(plan.request, name))
+            for name in ("budget_usd", "minutes")
+        ]
+        return all(then is None or (here is not None and then >= here) for then, here in pairs)
+
+    recipes = (
+        (recorded, folder)
+        for folder in all_runs(workspace)
+        if (recorded := folder.known_request()) is not None and recorded.kind is RunKind.RECIPE
+    )
+    times = [
+        folder.read().created_at
+        for recorded, folder in recipes
+        if workspace.path(str(recorded.request.get("output"))) == plan.folder
+        and is_enough(recorded)
+    ]
+    return min(times, default=now())
+
+
+def _teach(session: RecipeSession, parts: Parts, validation: Path) -> tuple[Taught, TrainedStudent]:
     """Asks, trains and measures until more would not help.
 
     Returns the rows of the last training, and the student that did best.
     """
-    teacher, trainer = Teaching(session), Trainer(session, parts, choice)
+    teacher, trainer = Teaching(session), Trainer(session, parts, validation)
     asked_at = time.monotonic()
     taught = teacher.ask(1, parts.first, budget_share=_FIRST_BUDGET)
     asking_s = (time.monotonic() - asked_at) * len(parts.rest) / len(parts.first)
@@ -117,14 +146,17 @@ def _teach(session: RecipeSession, parts: Parts, choice: Path) -> tuple[Taught, 
 def _may_ask_more(session: RecipeSession, parts: Parts, student: TrainedStudent) -> bool:
     """Returns whether there are more prompts, money to ask about them, and something to gain."""
     if student.accuracy >= _GOOD_ENOUGH:
-        session.caveats.append(
-            f"{len(parts.rest)} prompts were not used: after the others the student was right on "
-            f"{student.accuracy:.0%} of the {len(parts.choice)} prompts for choosing"
-        )
+        if parts.rest:
+            session.caveats.append(
+                f"{len(parts.rest)} prompts were not sent to the teacher: the student was already "
+                f"right on {student.accuracy:.0%} of {len(parts.validation)} validation prompts"
+            )
         return False
     left, budget = session.left_usd, session.request.budget_usd
     if left is not None and budget is not None and left < _MIN_USD_SHARE * budget:
-        session.caveats.append(f"the budget did not suffice for {len(parts.rest)} more prompts")
+        session.caveats.append(
+            f"not enough budget left to ask about {len(parts.rest)} more prompts"
+        )
         return False
     return True
 
@@ -132,8 +164,9 @@ def _may_ask_more(session: RecipeSession, parts: Parts, student: TrainedStudent)
 def _note_forms(session: RecipeSession, parts: Parts) -> None:
     if parts.num_texts >= _TEMPLATED * parts.num_forms:
         session.caveats.append(
-            f"the {parts.num_texts} texts have about {parts.num_forms} forms, so test prompts are "
-            "like trained ones: for other wordings look at the reworded and held-out prompts"
+            f"{parts.num_texts} texts follow about {parts.num_forms} templates, so test prompts "
+            "resemble training prompts: for other wordings look at the reworded prompts and at "
+            "templates that were not trained on"
         )
 
 

@@ -1,6 +1,6 @@
 """What the stages of one recipe share: its plan, files, limits and findings so far."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,11 +8,16 @@ from typing import Any
 from stillroom.api.recipe.plan import RecipePlan
 from stillroom.api.recipe.stages import Stages
 from stillroom.errors import RunError
+from stillroom.files import content_hash
 from stillroom.recipe.files import RecipeFiles
+from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import Gate, Measured, RunRecipe
-from stillroom.rollout.request import GenerateRollouts
+from stillroom.rollout.request import NO_FILE, GenerateRollouts
 from stillroom.settings import Workspace
 
+_ACTING = (
+    "tools", "mcp_servers", "max_turns", "browse", "browse_allow", "termination_policy", "nudge"
+)  # fmt: skip
 _ASKING_SHARE = 0.3
 """The most of the time that is left which a stage may ask the teacher for."""
 
@@ -56,8 +61,13 @@ class RecipeSession:
     @property
     def acting(self) -> dict[str, Any]:
         """The options of any model's rollouts on these tasks: tools and limits of turns."""
-        names = ("tools", "mcp_servers", "max_turns", "browse", "browse_allow")
-        return {name: getattr(self.plan.teacher, name) for name in names}
+        return {name: getattr(self.plan.teacher, name) for name in _ACTING}
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether models may call tools."""
+        options = self.plan.teacher
+        return bool(options.tools != NO_FILE or options.mcp_servers or options.browse)
 
     @property
     def left_usd(self) -> float | None:
@@ -80,7 +90,7 @@ class RecipeSession:
             else ""
         )
         self.stages.note(
-            f"{measured.model}: {accuracy.value:.0%}{interval} of {accuracy.n} {measured.prompts}"
+            f"{measured.name}: {accuracy.value:.0%}{interval} of {accuracy.n} {measured.prompts}"
         )
 
     def share_of_time(self, share: float) -> dict[str, float]:
@@ -91,6 +101,15 @@ class RecipeSession:
     def shown(self, name: str) -> str:
         """Returns the path of a file in the recipe's folder, as requests name it."""
         return self.workspace.shown(self.files.folder / name)
+
+    def note_gaps(self, title: str, result: Mapping[str, Any]) -> None:
+        """Adds a caveat if a limit or failures left a stage with less than was to be done."""
+        counts = {name: result.get(name) for name in ("failed", "omitted", "unjudged")}
+        missing = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+        limit = result.get("stopped_by")
+        if missing or limit:
+            because = f" ({limit} was reached)" if limit else ""
+            self.caveats.append(f"{title}: {missing or 'ended early'}{because}")
 
     def stop_at(self, gate: Gate, problem: str) -> None:
         """Stops the recipe for a decision, unless the request has made it.
@@ -103,37 +122,50 @@ class RecipeSession:
         accepted = [*self.request.accept, gate]
         raise RunError(
             problem,
-            f"decide with the user; run_recipe(<the same>, accept=[{', '.join(accepted)}]) goes on "
-            "from here, and does and pays for nothing twice",
+            f"ask the user; to go on, run_recipe(<the same>, accept=[{', '.join(accepted)}]) uses "
+            "all that is done and paid for",
         )
 
 
 def ask_teacher(
     session: RecipeSession,
     title: str,
-    prompts: Path,
     name: str,
+    prompts: Sequence[RecipePrompt],
     *,
     budget_share: float,
     **options: object,
-) -> Path:
+) -> list[Path]:
     """Lets the teacher answer prompts with a share of the dollars that are left.
 
-    title: the stage. options: those of generate_rollouts that differ from the recipe's.
-    Returns the file with the rollouts, NAME.jsonl.
+    title: the stage. name: of the files. options: those of generate_rollouts that differ from the
+    recipe's. Returns the files with rollouts of these and of earlier calls' prompts, under the same
+    options: what the teacher was asked once, it is not asked again.
     """
-    shown = session.workspace.shown
-    output = session.files.folder / f"{name}.jsonl"
-    limit = {} if session.teacher_tokens is None else {"max_tokens": session.teacher_tokens}
+    shown, limit = session.workspace.shown, dict[str, object]()
+    if session.teacher_tokens is not None:
+        limit["max_tokens"] = session.teacher_tokens
     fields = {
         **limit,
+        "tools": session.plan.teacher.tools,
         **session.plan.teacher_options,
-        "input": shown(prompts),
-        "output": shown(output),
         "seed": session.request.seed,
-        **session.share_of_budget(budget_share),
-        **session.share_of_time(_ASKING_SHARE),
         **options,
     }
-    session.stages.run(title, "generate_rollouts", GenerateRollouts.model_validate(fields))
-    return output
+    outputs = list[Path]()
+    marked = f"{name}-{content_hash(fields)[:6]}"
+    for file in session.files.prompts_to_ask(marked, prompts):
+        output = file.with_name(file.name.replace(".prompts.", ".rollouts."))
+        request = {
+            **fields,
+            "input": shown(file),
+            "output": shown(output),
+            **session.share_of_budget(budget_share),
+            **session.share_of_time(_ASKING_SHARE),
+        }
+        run = session.stages.run(
+            title, "generate_rollouts", GenerateRollouts.model_validate(request)
+        )
+        session.note_gaps(title, run.result or {})
+        outputs.append(output)
+    return outputs

@@ -1,12 +1,14 @@
 """Carries out the stages of a recipe as ordinary runs, or takes over runs that did them before.
 
 A stage that an earlier call of the recipe has finished is recognised by its run: the same operation
-and request, on files that have not changed since. So a recipe needs no record of its own, and goes
-on after any interruption.
+and request, on files that have not changed since. What the recipe has cost is what all runs on
+files of its folder have cost, so nothing is forgotten when it is interrupted or its data change.
 """
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -19,9 +21,10 @@ from stillroom.errors import DataError, RunCancelledError, RunError
 from stillroom.jobs import supervise
 from stillroom.jobs.failures import resume_hint
 from stillroom.jobs.operations import Operation
+from stillroom.lineage import is_as_recorded, read_manifest
 from stillroom.recipe.request import StageRun
 from stillroom.reporting import Reporter
-from stillroom.run_folder import RunFolder, all_runs, find_run
+from stillroom.run_folder import RunFolder, RunState, all_runs, find_run
 from stillroom.settings import Workspace
 from stillroom.train.config.request import StartTraining
 from stillroom.types import RunKind, RunStatus
@@ -33,56 +36,77 @@ _LIMITS = ("budget_usd", "max_minutes")
 _Result = TypeVar("_Result", bound=msgspec.Struct)
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds the stages of a recipe."""
+
+    folder: Path
+    """The folder with the recipe's files."""
+    minutes: float | None
+    since: str
+    """When a call first had as much money and time; what a limit ended earlier may go on."""
+
+
 class Stages:
     """The stages of one recipe: starts and follows their runs, and adds up time and money."""
 
     def __init__(
-        self,
-        workspace: Workspace,
-        reporter: Reporter,
-        titles: Sequence[str],
-        *,
-        minutes: float | None,
+        self, workspace: Workspace, reporter: Reporter, titles: Sequence[str], limits: Limits
     ) -> None:
         self.done: list[StageRun] = []
-        """The runs of the stages so far, in order."""
+        """The runs of this recipe's stages so far, in order."""
         self._workspace, self._reporter, self._titles = workspace, reporter, titles
-        self._limit_s = None if minutes is None else minutes * 60
-        self._started, self._earlier_s = time.monotonic(), 0.0
+        self._limits, self._started = limits, time.monotonic()
+        self._usd: dict[str, float] = {}
+        """What each run on files of the recipe's folder has cost, by its id."""
+        self._earlier_s = 0.0
+        for folder in all_runs(workspace):
+            if self._is_of_recipe(folder):
+                state = folder.read()
+                self._usd[folder.run_id] = _cost(state)
+                self._earlier_s += state.seconds or 0.0
 
     @property
     def spent_usd(self) -> float:
-        """What the runs of all stages have cost, in US dollars, with what may still be billed."""
-        return sum(stage.usd for stage in self.done)
+        """What all calls of the recipe have cost, in US dollars, with what may still be billed."""
+        return sum(self._usd.values())
 
     @property
     def seconds(self) -> float:
-        """The seconds of this call, and those that earlier calls spent on stages taken over."""
+        """The seconds of this call, and those of the runs of earlier calls."""
         return time.monotonic() - self._started + self._earlier_s
 
     @property
     def left_s(self) -> float | None:
         """The seconds that are left of the recipe's time; None without a limit."""
-        return None if self._limit_s is None else self._limit_s - self.seconds
+        minutes = self._limits.minutes
+        return None if minutes is None else minutes * 60 - self.seconds
 
-    def run(self, title: str, name: str, request: BaseModel) -> RunReport:
+    def _is_of_recipe(self, folder: RunFolder) -> bool:
+        """Returns whether a run reads or writes files of the recipe's folder."""
+        recorded = folder.known_request()
+        if recorded is None or recorded.kind is RunKind.RECIPE:
+            return False
+        names = (recorded.request.get(field) for field in ("output", "data", "config"))
+        paths = (self._workspace.path(name) for name in names if isinstance(name, str))
+        return any(path.is_relative_to(self._limits.folder) for path in paths)
+
+    def run(
+        self, title: str, name: str, request: BaseModel, *, limit_s: float | None = None
+    ) -> RunReport:
         """Does a stage with the operation of this name, which starts a run; returns its end.
 
-        Raises RunError if the run fails, and RunCancelledError if the recipe is cancelled.
+        limit_s: the seconds after which the run is cancelled; None: it has a limit of its own.
+        Raises RunError if the run fails or is cancelled, and RunCancelledError if the recipe is.
         """
         operation = operation_named(name)
         before = list(self._runs_of(operation, request))
-        report = self._taken_over(before, request)
+        report = self._taken_over(before)
         if report is None:
-            self._count_earlier(title, before)
-            resumed = _resumed(request, before)
+            resumed = self._resumed(request, before)
             report = cast("RunReport", carry_out(self._workspace, operation, resumed))
-        elif report.status is RunStatus.SUCCEEDED:
-            self._count_earlier(title, before)
-            return report
-        else:
-            self._count_earlier(title, before[1:])
-        report = self._follow(title, report)
+        if not report.status.is_final:
+            report = self._follow(title, report, limit_s)
         self._count(title, find_run(self._workspace, report.run_id))
         if report.status is not RunStatus.SUCCEEDED:
             problem = report.error.problem if report.error else f"the run was {report.status}"
@@ -129,48 +153,68 @@ class Stages:
                 continue
         yield from (folder for _, folder in sorted(found, key=lambda pair: pair[0], reverse=True))
 
-    def _taken_over(self, runs: Sequence[RunFolder], request: BaseModel) -> RunReport | None:
-        """Returns the newest run of a stage if it did all of it or is still doing it, else None."""
+    def _taken_over(self, runs: Sequence[RunFolder]) -> RunReport | None:
+        """Returns the newest run of a stage if it did all of it or is still doing it, else None.
+
+        A run that a limit ended has done all of it, unless the recipe's limits have been raised.
+        """
         if not runs:
             return None
         state = supervise.read_run(runs[0])
         if state.status is RunStatus.SUCCEEDED:
             result = state.result or {}
-            output, limit = result.get("output"), result.get("stopped_by")
-            is_there = not isinstance(output, str) or self._workspace.path(output).exists()
-            recorded = runs[0].read_request().request
-            may_go_on = limit is not None and getattr(request, limit, None) != recorded.get(limit)
-            if not is_there or may_go_on:
+            is_old = state.created_at < self._limits.since
+            if is_old and result.get("stopped_by") in _LIMITS:
+                return None
+            checkpoint = result.get("checkpoint")
+            if isinstance(checkpoint, str) and not self._workspace.path(checkpoint).exists():
+                return None
+            if not self._is_intact(result.get("output"), runs[0].run_id):
                 return None
         elif state.status.is_final:
             return None
         return get_run(self._workspace, GetRun(run_id=runs[0].run_id))
 
-    def _count_earlier(self, title: str, runs: Sequence[RunFolder]) -> None:
-        for folder in reversed(runs):
-            self._earlier_s += self._count(title, folder)
+    def _is_intact(self, output: object, run_id: str) -> bool:
+        """Returns whether what a run wrote is still there, and no later run has replaced it."""
+        if not isinstance(output, str):
+            return True
+        path = self._workspace.path(output)
+        manifest = read_manifest(path) if path.exists() else None
+        if manifest is None or path.is_dir():
+            return manifest is not None and manifest.run_id == run_id
+        return is_as_recorded(path, manifest.output)
 
-    def _count(self, title: str, folder: RunFolder) -> float:
-        """Adds a run to `done` and returns its seconds."""
+    def _resumed(self, request: BaseModel, before: Sequence[RunFolder]) -> BaseModel:
+        """Returns a training's request so that it resumes the newest run with a checkpoint."""
+        if not isinstance(request, StartTraining):
+            return request
+        for folder in before:
+            if resume_hint(folder, RunKind(folder.run_id.partition("-")[0])):
+                left = self.left_s
+                limit = () if left is None else (f"trainer.max_minutes={max(0.1, left / 60):.2f}",)
+                return StartTraining(resume=folder.run_id, overrides=limit)
+        return request
+
+    def _count(self, title: str, folder: RunFolder) -> None:
+        """Adds a run that has ended to `done` and to the costs."""
         state = folder.read()
-        result, seconds = state.result or {}, state.seconds or 0.0
-        usd = result.get("cost_usd") or state.metrics.get("cost_usd") or 0.0
-        usd += result.get("unconfirmed_usd") or 0.0
-        self.done.append(
-            StageRun(stage=title, run_id=folder.run_id, seconds=round(seconds, 1), usd=usd)
-        )
+        usd, seconds = _cost(state), round(state.seconds or 0.0, 1)
+        self._usd[folder.run_id] = usd
+        self.done.append(StageRun(stage=title, run_id=folder.run_id, seconds=seconds, usd=usd))
         self._reporter.metrics(len(self.done), {"spent_usd": self.spent_usd})
-        return seconds
 
-    def _follow(self, title: str, report: RunReport) -> RunReport:
-        """Waits for the end of a run while reporting its progress.
+    def _follow(self, title: str, report: RunReport, limit_s: float | None = None) -> RunReport:
+        """Waits for the end of a run while reporting its progress; cancels it after `limit_s`.
 
         If the recipe is cancelled, the run is cancelled too, and RunCancelledError is raised once
         it has ended or a minute has passed.
         """
         cancelled_at: float | None = None
+        begun = time.monotonic()
         while not report.status.is_final:
-            if self._reporter.is_cancelled():
+            is_late = limit_s is not None and time.monotonic() - begun > limit_s
+            if self._reporter.is_cancelled() or is_late:
                 cancelled_at = cancelled_at or time.monotonic()
                 supervise.cancel_run(find_run(self._workspace, report.run_id))
                 if time.monotonic() - cancelled_at > _CANCEL_WAIT_S:
@@ -179,8 +223,14 @@ class Stages:
             self._report(title, f" {progress.done}/{progress.total}" if progress else "")
             time.sleep(_POLL_S)
             report = get_run(self._workspace, GetRun(run_id=report.run_id))
-        if cancelled_at is not None:
+        if self._reporter.is_cancelled():
             raise RunCancelledError
+        if cancelled_at is not None:
+            raise RunError(
+                f"{title} ({report.run_id}) was stopped after {limit_s:.0f} seconds, its share of "
+                "the minutes",
+                "raise minutes, or give fewer labelled texts",
+            )
         return report
 
     def _report(self, title: str, details: str) -> None:
@@ -189,14 +239,11 @@ class Stages:
         self._reporter.progress(number, len(self._titles), unit="stages", phase=phase)
 
 
-def _resumed(request: BaseModel, before: Sequence[RunFolder]) -> BaseModel:
-    """Returns a training's request so that it resumes the newest run with a checkpoint, if any."""
-    if not isinstance(request, StartTraining):
-        return request
-    for folder in before:
-        if resume_hint(folder, RunKind(folder.run_id.partition("-")[0])):
-            return StartTraining(resume=folder.run_id)
-    return request
+def _cost(state: RunState) -> float:
+    """Returns what a run has cost in US dollars, with what may still be billed."""
+    result = state.result or {}
+    known = [result.get("cost_usd"), state.metrics.get("cost_usd")]
+    return max(cost or 0.0 for cost in known) + (result.get("unconfirmed_usd") or 0.0)
 
 
 def _without_limits(document: dict[str, Any]) -> dict[str, Any]:

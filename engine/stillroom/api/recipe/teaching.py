@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from stillroom.api.recipe.rewording import can_reword, in_words, reworded_by_teacher
+from stillroom.api.recipe.rewording import can_reword, reworded_by_teacher
 from stillroom.api.recipe.session import RecipeSession, ask_teacher
 from stillroom.curate.convert import ConvertResult, ConvertRollouts
 from stillroom.errors import RunError
@@ -22,10 +22,10 @@ from stillroom.recipe.selection import UNSETTLED, TeacherAnswer, read_answers, s
 
 ASK, ASK_REST, AGAIN, AGAIN_REST, REWORD_MORE = (
     "ask teacher",
-    "ask more",
+    "ask teacher (2)",
     "ask again",
     "ask again (2)",
-    "reword more",
+    "reword training",
 )
 _TIMES_AGAIN = 2
 _MAX_DOUBT = 0.25
@@ -53,37 +53,37 @@ class Teaching:
     def __init__(self, session: RecipeSession) -> None:
         self._session = session
         self._asked: dict[str, RecipePrompt] = {}
-        """The prompts that the teacher was given, by their text."""
+        """The prompts that the teacher was given, by the ids of their tasks."""
         self._files: list[Path] = []
-        self._again: list[Path] = []
+        """The files with the teacher's rollouts of the present round."""
         self._kept: list[TeacherAnswer] = []
-        """The answers of the last round that are trained."""
+        """The answers of the last round to train on."""
 
-    def ask(self, number: int, examples: Sequence[RecipePrompt], *, budget_share: float) -> Taught:
+    def ask(self, number: int, prompts: Sequence[RecipePrompt], *, budget_share: float) -> Taught:
         """Asks the teacher, checks all its answers so far, and returns the rows to train on.
 
-        Raises RunError if too many answers look wrong (gate `labels`), or too few are usable.
+        Raises RunError if too many answers look wrong (gate `answers`), or too few are usable.
         """
         session = self._session
         ask, again = ((ASK, AGAIN), (ASK_REST, AGAIN_REST))[number - 1]
-        self._asked |= {one.text: one for one in examples}
-        prompts = session.files.prompts(f"prompts-{number}", examples)
-        is_closed = session.known is not None
+        self._asked |= {one.task_id: one for one in prompts}
         options: dict[str, object] = {"rewards": session.plan.rewards}
-        if is_closed:
+        if session.known is not None:
             options["temperature"] = 0
-        output = ask_teacher(
-            session, ask, prompts, f"teacher-{number}", budget_share=budget_share, **options
+        everything = list(self._asked.values())
+        self._files = ask_teacher(
+            session, ask, "teacher", everything, budget_share=budget_share, **options
         )
-        self._files.append(output)
-        answers = read_answers(self._files, session.known)
+        answers = read_answers(self._files, session.known, task_ids=self._asked)
         kept, left_out = answers.usable, Counter(answers.left_out)
+        num_silent = len(self._asked) - len(kept) - left_out.total()
+        left_out["no answer (a limit or an error)"] += num_silent
         doubtful, corrected = None, 0
-        if is_closed:
+        if session.known is not None:
             doubts = self._doubts(kept)
             doubtful = len(doubts)
             self._check_share(doubtful, len(kept))
-            settled = self._settle(again, number, kept, doubts)
+            settled = self._settle(again, kept, doubts)
             checked = [settled.get(one.rollout.id, one) for one in kept]
             corrected = sum(
                 new is not None and new.answer != old.answer
@@ -91,16 +91,7 @@ class Teaching:
             )
             left_out[UNSETTLED] += checked.count(None)
             kept = [one for one in checked if one is not None]
-        left_out["not asked or no reply: a limit or an error"] += len(self._asked) - (
-            len(answers.usable) + sum(answers.left_out.values())
-        )
-        if len(kept) < _MIN_ROWS:
-            reasons = ", ".join(f"{reason}: {count}" for reason, count in left_out.items() if count)
-            raise RunError(
-                f"only {len(kept)} answers of the teacher can be trained ({reasons})",
-                f"look at them with inspect_examples(path={session.workspace.shown(output)}); a "
-                "clearer system message, more prompts or a larger budget_usd may help",
-            )
+        self._check_number(len(kept), left_out)
         counts = AnswerCounts(
             prompts=len(self._asked),
             trained=len(kept),
@@ -114,35 +105,32 @@ class Teaching:
     def with_rewordings(self, taught: Taught) -> Taught:
         """Returns the rows with more of them, whose texts the teacher has put in other words.
 
-        A share of the dollars that are left pays for it. Only answers from a small set stay right
-        whatever the words are.
+        A share of the dollars that are left pays for it. It is for labels alone: other answers may
+        depend on the words, and tools on what they are given.
         """
         session = self._session
-        examples = [self._asked[one.text] for one in self._kept]
-        if session.known is None or not can_reword(session, examples):
+        prompts = [self._asked[one.task_id] for one in self._kept]
+        if session.known is None or session.has_tools or not can_reword(session, prompts):
             return taught
-        num = round(_MAX_REWORDED * len(examples))
-        chosen = Random(session.request.seed).sample(examples, num)
-        said = reworded_by_teacher(
+        num = round(_MAX_REWORDED * len(prompts))
+        chosen = Random(session.request.seed).sample(prompts, num)
+        reworded = reworded_by_teacher(
             session, REWORD_MORE, "rewordings", chosen, budget_share=_REWORDING_SHARE
         )
-        answers = {one.text: one.answer for one in self._kept}
         rows = [
-            _reworded_row(example, said[example.text], answers[example.text], session)
-            for example in chosen
-            if example.text in said
+            _reworded_row(reworded.prompts[one.task_id], one, session)
+            for one in self._kept
+            if one.task_id in reworded.prompts
         ]
-        rollouts = session.files.folder / "rewordings.jsonl"
         train_file = session.files.rows(
-            "sft-reworded", taught.train_file, rows, session.request, [rollouts]
+            "sft-reworded", taught.train_file, rows, session.request, reworded.files
         )
-        counts = msgspec.structs.replace(taught.counts, reworded=len(rows))
-        return Taught(train_file, counts)
+        return Taught(train_file, msgspec.structs.replace(taught.counts, reworded=len(rows)))
 
     def _doubts(self, answers: Sequence[TeacherAnswer]) -> dict[str, str]:
         """Returns what similar texts suggest in place of each doubtful answer, by rollout id."""
         found = doubtful_labels(
-            [one.text for one in answers],
+            [self._asked[one.task_id].text for one in answers],
             [one.answer for one in answers],
             seed=self._session.request.seed,
         )
@@ -151,36 +139,48 @@ class Teaching:
     def _check_share(self, num_doubtful: int, num_answers: int) -> None:
         if num_doubtful > _MAX_DOUBT * num_answers:
             self._session.stop_at(
-                "labels",
+                "answers",
                 f"{num_doubtful} of the teacher's {num_answers} answers contradict those to "
                 "similar texts: either many are wrong, or similar texts need different answers",
             )
 
+    def _check_number(self, num_kept: int, left_out: Counter[str]) -> None:
+        if num_kept >= _MIN_ROWS:
+            return
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in left_out.items() if count)
+        file = self._session.workspace.shown(self._files[0])
+        raise RunError(
+            f"only {num_kept} of the teacher's answers can be trained on ({reasons}), and "
+            f"{_MIN_ROWS} are needed",
+            f"look at them: inspect_examples(path={file}); a clearer system, more texts or a "
+            "larger budget_usd may help",
+        )
+
     def _settle(
-        self, title: str, number: int, answers: Sequence[TeacherAnswer], doubts: dict[str, str]
+        self, title: str, answers: Sequence[TeacherAnswer], doubts: dict[str, str]
     ) -> dict[str, TeacherAnswer | None]:
         """Asks the teacher again about doubtful answers; returns what becomes of each."""
         session = self._session
         doubtful = [one for one in answers if one.rollout.id in doubts]
-        before = read_answers(self._again, session.known).usable
-        known_again = {one.text for one in before}
-        new = [self._asked[one.text] for one in doubtful if one.text not in known_again]
-        if new:
-            prompts = session.files.prompts(f"doubtful-{number}", new)
-            output = ask_teacher(
-                session, title, prompts, f"again-{number}", budget_share=0.5,
-                temperature=0.7, samples_per_prompt=_TIMES_AGAIN,
-            )  # fmt: skip
-            self._again.append(output)
-        again = read_answers(self._again, session.known).usable
-        return settle(doubtful, again, lambda one: doubts[one.rollout.id])
+        if not doubtful:
+            return {}
+        files = ask_teacher(
+            session,
+            title,
+            "again",
+            [self._asked[one.task_id] for one in doubtful],
+            budget_share=0.5,
+            temperature=0.7,
+            samples_per_prompt=_TIMES_AGAIN,
+        )
+        again = read_answers(files, session.known, task_ids={one.task_id for one in doubtful})
+        self._files = [*self._files, *files]
+        return settle(doubtful, again.usable, lambda one: doubts[one.rollout.id])
 
     def _rows(self, number: int, kept: Sequence[TeacherAnswer]) -> Path:
         """Writes the chosen rollouts and makes training rows of them; returns the rows' file."""
         session = self._session
-        chosen = session.files.rollouts(
-            f"chosen-{number}", kept, session.request, [*self._files, *self._again]
-        )
+        chosen = session.files.rollouts(f"chosen-{number}", kept, session.request, self._files)
         rewrite = None
         if session.known is not None:
             rewrite = session.workspace.shown(session.files.answers_tool(session.known))
@@ -198,20 +198,21 @@ class Teaching:
         if num_rows != len(kept):
             raise RunError(
                 f"of {len(kept)} chosen answers, {num_rows} became rows of {path}",
-                "this is a bug in stillroom; convert_rollouts on that file says which are left out",
+                f"convert_rollouts(input={session.workspace.shown(chosen)}, output=…) says which "
+                "are left out, and why",
             )
         return path
 
 
 def _reworded_row(
-    example: RecipePrompt, text: str, answer: str, session: RecipeSession
+    prompt: RecipePrompt, answer: TeacherAnswer, session: RecipeSession
 ) -> dict[str, Any]:
     """Returns a training row: a prompt in other words, with the answer to the original one."""
-    messages = in_words(example, text).row["messages"]
+    messages = prompt.row["messages"]
     if session.student_system is not None:
         messages = [message for message in messages if message["role"] != "system"]
     return {
-        "messages": [*messages, {"role": "assistant", "content": answer}],
+        "messages": [*messages, {"role": "assistant", "content": answer.answer}],
         "tools": [],
-        "metadata": {"reworded_from": example.text},
+        "metadata": {"reworded_from": answer.rollout.id},
     }

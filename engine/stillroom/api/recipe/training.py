@@ -3,14 +3,15 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from stillroom.api.recipe.measuring import measure_choice
+from stillroom.api.recipe.measuring import measure_validation
 from stillroom.api.recipe.session import RecipeSession
 from stillroom.api.recipe.teaching import Taught
 from stillroom.errors import EngineError, RunError
 from stillroom.files import file_sha256
+from stillroom.models.resolve import ModelLocation
 from stillroom.recipe.splits import Parts
 from stillroom.recipe.training import Pace, PlannedTraining, wanted_epochs
-from stillroom.train.config.request import PlanTraining, StartTraining
+from stillroom.train.config.request import PlanTraining, StartTraining, plan_request
 from stillroom.train.planning.forecast import (
     SftSettings,
     TrainingForecast,
@@ -20,10 +21,10 @@ from stillroom.train.planning.forecast import (
 PLAN, TRAIN, TRAIN_ALL, DISTIL = (
     "plan training",
     "train",
-    "train further",
+    "train (2)",
     "distil on-policy",
 )
-MEASURE = {TRAIN: "evaluate trained", TRAIN_ALL: "evaluate further", DISTIL: "evaluate distilled"}
+MEASURE = {TRAIN: "validate", TRAIN_ALL: "validate (2)", DISTIL: "validate (3)"}
 _NAMES = {
     TRAIN: "student after the first answers",
     TRAIN_ALL: "student after all answers",
@@ -46,8 +47,8 @@ class TrainedStudent:
 class Trainer:
     """Trains the student of a recipe within the time that is left."""
 
-    def __init__(self, session: RecipeSession, parts: Parts, choice: Path) -> None:
-        self._session, self._parts, self._choice = session, parts, choice
+    def __init__(self, session: RecipeSession, parts: Parts, validation: Path) -> None:
+        self._session, self._parts, self._validation = session, parts, validation
         self._settings = _GUESS
         self._pace: Pace | None = None
         """How fast the student trains; known after the plan, if that measured it."""
@@ -59,6 +60,11 @@ class Trainer:
         """
         self._plan(taught)
         available = self._time_left(num_measures=2, other_s=asking_s)
+        if available is not None and available < _MIN_S:
+            raise RunError(
+                f"{max(0.0, available):.0f} seconds are left to train in, less than {_MIN_S:.0f}",
+                "raise minutes, or give fewer labelled texts; what is done is not done again",
+            )
         if available is not None and self._parts.rest:
             available *= _FIRST_SHARE
         return self._sft(TRAIN, self._session.request.student, taught, available)
@@ -68,8 +74,7 @@ class Trainer:
         available = self._time_left(num_measures=1)
         if available is not None and available < _MIN_S:
             self._session.caveats.append(
-                f"the time did not suffice to train on all {taught.num_rows} answers; more minutes "
-                "would"
+                f"not enough time to train on all {taught.num_rows} answers; raise minutes"
             )
             return None
         return self._sft(TRAIN_ALL, student.run_id, taught, available)
@@ -79,29 +84,34 @@ class Trainer:
         session = self._session
         available = self._time_left(num_measures=1)
         if available is not None and available < _MIN_S:
-            session.caveats.append("the time did not suffice for on-policy distillation")
+            session.caveats.append("not enough time for on-policy distillation; raise minutes")
             return None
-        prompts = session.files.prompts(
-            "distil", [*self._parts.first, *self._parts.rest], answers=False
-        )
+        prompts = session.files.prompts("distil", [*self._parts.first, *self._parts.rest])
         training = PlannedTraining(
             student.run_id, prompts.name, self._settings, session.request.seed, 1, available
         )
         config = session.files.config(
             "distil",
-            {"start": student.run_id, "teacher": session.request.teacher},
+            {"start": student.run_id, "minutes": session.request.minutes},
             lambda: training.distill_config(
-                session.request.teacher,
+                self._teacher_path,
                 max_turns=session.plan.teacher.max_turns,
                 max_tokens=session.max_tokens,
                 system=session.student_system,
             ),
         )
         try:
-            return self._train(DISTIL, config)
+            plan_request(session.workspace, StartTraining(config=session.workspace.shown(config)))
         except EngineError as error:
-            session.caveats.append(f"on-policy distillation was not done: {error.problem}")
+            session.caveats.append(f"on-policy distillation cannot be done: {error.problem}")
             return None
+        return self._train(DISTIL, config)
+
+    @property
+    def _teacher_path(self) -> str:
+        """The teacher's name as config.yml takes it."""
+        place = self._session.plan.teacher_at
+        return place.name if isinstance(place, ModelLocation) else self._session.request.teacher
 
     def _plan(self, taught: Taught) -> None:
         """Finds the settings that suit the student's size, and its pace with them."""
@@ -143,7 +153,7 @@ class Trainer:
         left = self._session.stages.left_s
         if left is None:
             return None
-        num_prompts = num_measures * len(self._parts.choice) + 1.5 * len(self._parts.test)
+        num_prompts = num_measures * len(self._parts.validation) + 1.5 * len(self._parts.test)
         return left - num_prompts * self._session.prompt_s - _EXPORT_S - other_s
 
     def _sft(
@@ -154,13 +164,17 @@ class Trainer:
             possible = self._pace.epochs_within(taught.num_rows, available_s)
             if possible < 1:
                 session.caveats.append(
-                    f"{title}: the time did not suffice for all {taught.num_rows} rows once"
+                    f"{title}: not enough time for an epoch over {taught.num_rows} rows"
                 )
             epochs = max(1, min(epochs, possible))
         training = PlannedTraining(
             start, taught.train_file.name, self._settings, session.request.seed, epochs, available_s
         )
-        key = {"start": start, "rows": file_sha256(taught.train_file)}
+        key = {
+            "start": start,
+            "rows": file_sha256(taught.train_file),
+            "minutes": session.request.minutes,
+        }
         name = "sft-first" if title == TRAIN else "sft-all"
         return self._train(title, session.files.config(name, key, training.sft_config))
 
@@ -168,8 +182,13 @@ class Trainer:
         session = self._session
         request = StartTraining(config=session.workspace.shown(config))
         run = session.stages.run(title, "start_training", request)
-        accuracy = measure_choice(
-            session, MEASURE[title], _NAMES[title], run.run_id, self._choice,
+        if (result := run.result or {}).get("stopped_by"):
+            session.caveats.append(
+                f"{title}: ended at its share of the minutes, after step {result.get('steps')} of "
+                f"{result.get('planned_steps')}"
+            )
+        accuracy = measure_validation(
+            session, MEASURE[title], _NAMES[title], run.run_id, self._validation,
             is_first=title == TRAIN,
         )  # fmt: skip
         return TrainedStudent(run.run_id, accuracy)
