@@ -1,5 +1,6 @@
 """Runs the evaluated model's rollouts on a list of tasks, within a budget."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
@@ -21,6 +22,8 @@ from stillroom.rollout.rewards.matchers import AnswerMatch
 from stillroom.rollout.rewards.rewards import Rewarder
 from stillroom.teachers.endpoint.client import Spending
 from stillroom.types import Trajectory
+
+_MEASURE_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +81,15 @@ class EvaluationPart:
                 specs, unjudged = judged_specs(specs, context.rewarder)
             contained = _contained_match_ids(specs, context.rewarder)
             on_open([*context.notes, *_notes_on(unjudged, contained, tasks)])
-            started = time.monotonic()
+            started, measured_at = time.monotonic(), -math.inf
 
             async def keep(outcome: Outcome) -> None:
+                nonlocal measured_at
                 done[key_of(outcome)] = outcome
+                is_last = len(done) == len(specs)
+                if is_last or time.monotonic() - measured_at >= _MEASURE_EVERY_S:
+                    measured_at = time.monotonic()
+                    self._report_cost(reporter, len(done))
                 reporter.progress(len(done), len(specs), unit="rollouts", phase=self.phase)
 
             async with background_tasks() as watching:
@@ -99,6 +107,13 @@ class EvaluationPart:
             num_contained=len(contained),
             num_omitted=len(specs) - len(done),
         )
+
+    def _report_cost(self, reporter: Reporter, num_done: int) -> None:
+        """Reports what the calls cost so far, with the most that those under way may cost."""
+        if self.spending is not None and self.spending.price is not None:
+            budget = self.spending.budget
+            usd = budget.spent.usd + budget.reserved.usd
+            reporter.metrics(num_done, {"cost_usd": round(usd, 6)})
 
 
 def judged_specs(

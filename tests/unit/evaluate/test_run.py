@@ -77,6 +77,15 @@ def test_one_evaluation_measures_temperature_1_the_guard_set_and_what_a_task_cos
     assert kept.result == result
 
 
+def test_what_an_evaluation_costs_is_known_while_it_runs(project: Path) -> None:
+    reporter = KeptReporter()
+
+    with ScriptedEndpoint() as endpoint:
+        result = evaluated(project, endpoint, reporter)
+
+    assert reporter.measured[-1]["cost_usd"] == pytest.approx(result.cost_usd)
+
+
 def test_tasks_that_nothing_judges_are_left_out_and_counted(project: Path) -> None:
     rows = [json.loads(row) for row in (project / "prompts.jsonl").read_text("utf-8").splitlines()]
     for row in rows[:2]:
