@@ -147,6 +147,33 @@ def test_what_cannot_work_is_refused_before_anything_is_started(
     assert not started
 
 
+def test_more_money_asks_on_and_pays_for_nothing_again(
+    tmp_path: Path, teacher: ColourTeacher, tiny_models: Any, started: list[str]
+) -> None:
+    workspace = make_data(tmp_path)
+    (tmp_path / "prices.yml").write_text("t: {input: 100, output: 0.01}\n", encoding="utf-8")
+    little = request(teacher, tiny_models, budget_usd=0.09, minutes=30)
+
+    ended = run_recipe(workspace, little)
+
+    assert ended.error is not None
+    assert "of the teacher's answers can be trained on" in ended.error.problem
+    assert 8 < teacher.num_calls < 48
+    assert teacher.num_calls * 20 * 100e-6 < 0.09
+
+    more = run_recipe(workspace, little.model_copy(update={"budget_usd": 10.0}))
+
+    assert more.result is not None, more.error
+    assert set(teacher.asked.values()) == {1}
+    assert more.result["answers"]["trained"] == 40
+    assert more.result["spent_usd"] == pytest.approx(teacher.num_calls * 0.00200005, abs=1e-5)
+    num_calls = teacher.num_calls
+    assert started.count("sft") == 2
+    again = run_recipe(workspace, little.model_copy(update={"budget_usd": 10.0}))
+    assert again.result is not None
+    assert (teacher.num_calls, started.count("sft")) == (num_calls, 2)
+
+
 def test_a_second_recipe_in_the_same_folder_is_refused_while_the_first_one_runs(
     tmp_path: Path, teacher: ColourTeacher, tiny_models: Any, started: list[str]
 ) -> None:

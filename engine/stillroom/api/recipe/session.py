@@ -109,7 +109,9 @@ class RecipeSession:
         limit = result.get("stopped_by")
         if missing or limit:
             because = f" ({limit} was reached)" if limit else ""
-            self.caveats.append(f"{title}: {missing or 'ended early'}{because}")
+            caveat = f"{title}: {missing or 'ended early'}{because}"
+            if caveat not in self.caveats:
+                self.caveats.append(caveat)
 
     def stop_at(self, gate: Gate, problem: str) -> None:
         """Stops the recipe for a decision, unless the request has made it.

@@ -111,6 +111,8 @@ class Stages:
         if report.status is not RunStatus.SUCCEEDED:
             problem = report.error.problem if report.error else f"the run was {report.status}"
             fix = report.error.fix if report.error else "start it again"
+            if any(limit in problem for limit in _LIMITS):
+                fix = "raise budget_usd or minutes of the recipe, of which a stage has a share"
             raise RunError(f"{title} ({report.run_id}): {problem}", fix)
         return report
 
@@ -156,15 +158,16 @@ class Stages:
     def _taken_over(self, runs: Sequence[RunFolder]) -> RunReport | None:
         """Returns the newest run of a stage if it did all of it or is still doing it, else None.
 
-        A run that a limit ended has done all of it, unless the recipe's limits have been raised.
+        A run that a limit ended has done all of it, but for rollouts under limits since raised.
         """
         if not runs:
             return None
         state = supervise.read_run(runs[0])
         if state.status is RunStatus.SUCCEEDED:
             result = state.result or {}
-            is_old = state.created_at < self._limits.since
-            if is_old and result.get("stopped_by") in _LIMITS:
+            # Only rollouts go on without paying for anything again.
+            may_go_on = state.kind is RunKind.ROLLOUTS and state.created_at < self._limits.since
+            if may_go_on and result.get("stopped_by") in _LIMITS:
                 return None
             checkpoint = result.get("checkpoint")
             if isinstance(checkpoint, str) and not self._workspace.path(checkpoint).exists():
@@ -201,7 +204,9 @@ class Stages:
         state = folder.read()
         usd, seconds = _cost(state), round(state.seconds or 0.0, 1)
         self._usd[folder.run_id] = usd
-        self.done.append(StageRun(stage=title, run_id=folder.run_id, seconds=seconds, usd=usd))
+        # A later stage may take over an earlier one's run.
+        if folder.run_id not in {stage.run_id for stage in self.done}:
+            self.done.append(StageRun(stage=title, run_id=folder.run_id, seconds=seconds, usd=usd))
         self._reporter.metrics(len(self.done), {"spent_usd": self.spent_usd})
 
     def _follow(self, title: str, report: RunReport, limit_s: float | None = None) -> RunReport:
