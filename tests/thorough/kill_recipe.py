@@ -108,7 +108,8 @@ def main() -> None:
             figures["calls again"] += teacher.num_calls - before - calls
     figures["most calls again"] = CONCURRENCY * options.kills
     print(json.dumps({"seconds": round(took_s, 1), "calls": calls, **figures}))
-    sys.exit(figures["same"] != figures["recipes"])
+    is_paid_once = figures["calls again"] <= figures["most calls again"]
+    sys.exit(figures["same"] != figures["recipes"] or not is_paid_once)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ _MIN_TRAINED, _MIN_MEASURED = 20, 20
 _MAX_TEST, _MAX_VALIDATION = 200, 60
 _HELD_OUT_SHARE = 0.1
 _FIRST_SHARE, _MIN_FIRST = 0.5, 150
+_TEMPLATED = 3
+"""Texts for each form on average, from which on texts count as made from templates."""
 FORM_FIELD, NEW_FORM, TRAINED_FORM = "form", "not trained", "trained"
 """The metadata field of prompts that says whether the first training saw their form."""
 
@@ -25,7 +27,9 @@ class Parts:
     first: list[RecipePrompt]
     """Those of the first training, without any of the held-out forms."""
     rest: list[RecipePrompt]
-    """Those that are added for the second training."""
+    """The others of the same forms, for the second training."""
+    of_new_forms: list[RecipePrompt]
+    """Those of the held-out forms, for the second training."""
     validation: list[RecipePrompt]
     """Those that decide which student is kept, with all prompts of held-out forms."""
     test: list[RecipePrompt]
@@ -33,8 +37,11 @@ class Parts:
     num_forms: int
     """The number of different forms of all prompts; about as many as prompts for free texts."""
     num_texts: int
-    is_labelled: bool
-    """Whether measuring prompts have right answers; else the teacher's answers stand in."""
+
+    @property
+    def are_templated(self) -> bool:
+        """Whether most texts are made from templates."""
+        return self.num_texts >= _TEMPLATED * self.num_forms
 
 
 def split(prompts: Sequence[RecipePrompt], labelled: Sequence[RecipePrompt], *, seed: int) -> Parts:
@@ -75,7 +82,8 @@ def split(prompts: Sequence[RecipePrompt], labelled: Sequence[RecipePrompt], *, 
     others = [one for one, form in zip(pool, of_pool, strict=True) if form in held_out]
     return Parts(
         first=first,
-        rest=[*trainable[num_first:], *others],
+        rest=trainable[num_first:],
+        of_new_forms=others,
         validation=[
             *(_marked(one, NEW_FORM) for one in new[:_MAX_VALIDATION]),
             *(_marked(one, TRAINED_FORM) for one in seen[:num_validation]),
@@ -83,7 +91,6 @@ def split(prompts: Sequence[RecipePrompt], labelled: Sequence[RecipePrompt], *, 
         test=seen[num_validation : num_validation + _MAX_TEST],
         num_forms=len(set(forms)),
         num_texts=len(forms),
-        is_labelled=bool(labelled),
     )
 
 

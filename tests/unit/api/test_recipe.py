@@ -74,7 +74,7 @@ def test_a_recipe_that_is_cut_off_goes_on_and_repeats_nothing(
     # It has reworded prompts to train on, and others to measure with.
     assert Counter(started) == {"rollouts": 2, "sft": 1, "evaluate": 4, "export": 2}
     assert teacher.asked == asked
-    assert result.answers.reworded == 20
+    assert result.answers.reworded == 40
     by_name = {one.name: one.accuracy.value for one in result.accuracy}
     assert by_name["teacher"] == 1.0
     assert result.answers.prompts == 40

@@ -12,6 +12,7 @@ from pathlib import Path
 from stillroom.api.recipe import measuring, teaching, training
 from stillroom.api.recipe.measuring import answers_to_measure_with, measure_after, measure_before
 from stillroom.api.recipe.plan import RecipePlan, plan_recipe
+from stillroom.api.recipe.rewording import can_reword
 from stillroom.api.recipe.session import RecipeSession
 from stillroom.api.recipe.stages import Limits, Stages
 from stillroom.api.recipe.teaching import Taught, Teaching
@@ -22,6 +23,7 @@ from stillroom.export.request import ExportModel
 from stillroom.lineage import now
 from stillroom.outputs import output_lock
 from stillroom.recipe.files import RecipeFiles
+from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import RecipeResult, RunRecipe
 from stillroom.recipe.splits import Parts, split
 from stillroom.report.request import WriteReport
@@ -43,8 +45,6 @@ _TITLES = (
 _GOOD_ENOUGH = 0.99
 _FIRST_BUDGET, _REST_BUDGET = 0.5, 0.8
 _MIN_USD_SHARE = 0.05
-_TEMPLATED = 3
-"""Texts for each form on average, from which on texts count as made from templates."""
 
 
 def make_student(
@@ -126,10 +126,11 @@ def _teach(session: RecipeSession, parts: Parts, validation: Path) -> tuple[Taug
     teacher, trainer = Teaching(session), Trainer(session, parts, validation)
     asked_at = time.monotonic()
     taught = teacher.ask(1, parts.first, budget_share=_FIRST_BUDGET)
-    asking_s = (time.monotonic() - asked_at) * len(parts.rest) / len(parts.first)
+    rest = _still_to_ask(session, parts)
+    asking_s = (time.monotonic() - asked_at) * len(rest) / len(parts.first)
     students = [trainer.train_first(taught, asking_s=asking_s)]
     if _may_ask_more(session, parts, students[0]):
-        more = teacher.ask(2, parts.rest, budget_share=_REST_BUDGET) if parts.rest else taught
+        more = teacher.ask(2, rest, budget_share=_REST_BUDGET) if rest else taught
         more = teacher.with_rewordings(more)
         if (
             more.num_rows > taught.num_rows
@@ -143,26 +144,41 @@ def _teach(session: RecipeSession, parts: Parts, validation: Path) -> tuple[Taug
     return taught, max(reversed(students), key=lambda one: one.accuracy)
 
 
+def _still_to_ask(session: RecipeSession, parts: Parts) -> list[RecipePrompt]:
+    """Returns the prompts for the second round.
+
+    Of templated texts these are those of new templates: more of the known ones teach less than the
+    rewordings that the money also buys.
+    """
+    rest = [*parts.of_new_forms, *parts.rest]
+    can_buy_words = session.known is not None and not session.has_tools
+    if not (can_buy_words and parts.are_templated and can_reword(session, rest)):
+        return rest
+    if parts.rest:
+        session.caveats.append(
+            f"{len(parts.rest)} texts of templates that it knew were not sent to the teacher: the "
+            "budget went to rewordings"
+        )
+    return parts.of_new_forms
+
+
 def _may_ask_more(session: RecipeSession, parts: Parts, student: TrainedStudent) -> bool:
     """Returns whether there are more prompts, money to ask about them, and something to gain."""
     if student.accuracy >= _GOOD_ENOUGH:
-        if parts.rest:
-            session.caveats.append(
-                f"{len(parts.rest)} prompts were not sent to the teacher: the student was already "
-                f"right on {student.accuracy:.0%} of {len(parts.validation)} validation prompts"
-            )
+        session.caveats.append(
+            "only the first answers were trained on: with them the student was right on "
+            f"{student.accuracy:.0%} of {len(parts.validation)} validation prompts"
+        )
         return False
     left, budget = session.left_usd, session.request.budget_usd
     if left is not None and budget is not None and left < _MIN_USD_SHARE * budget:
-        session.caveats.append(
-            f"not enough budget left to ask about {len(parts.rest)} more prompts"
-        )
+        session.caveats.append("not enough budget left to ask about more prompts")
         return False
     return True
 
 
 def _note_forms(session: RecipeSession, parts: Parts) -> None:
-    if parts.num_texts >= _TEMPLATED * parts.num_forms:
+    if parts.are_templated:
         session.caveats.append(
             f"{parts.num_texts} texts follow about {parts.num_forms} templates, so test prompts "
             "resemble training prompts: for other wordings look at the reworded prompts and at "

@@ -30,7 +30,7 @@ ASK, ASK_REST, AGAIN, AGAIN_REST, REWORD_MORE = (
 _TIMES_AGAIN = 2
 _MAX_DOUBT = 0.25
 _MIN_ROWS = 20
-_MAX_REWORDED, _REWORDING_SHARE = 0.5, 0.8
+_MAX_REWORDED, _REWORDING_SHARE = 1.0, 0.85
 """The most rewordings, as a share of the rows, and their share of the dollars that are left."""
 
 

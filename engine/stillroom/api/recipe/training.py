@@ -31,8 +31,10 @@ _NAMES = {
     DISTIL: "student after on-policy distillation",
 }
 _GUESS = SftSettings(0, 2e-4)
-_FIRST_SHARE = 0.45
-"""The first training's share of the time for both; the second one goes on from its weights."""
+_FIRST_SHARE = 0.3
+"""The first training's share of the time for both."""
+_ANEW_EPOCHS = 2
+"""The epochs from which on the second training begins anew; it then does no worse on new texts."""
 _EXPORT_S, _MIN_S = 60.0, 60.0
 
 
@@ -65,19 +67,26 @@ class Trainer:
                 f"{max(0.0, available):.0f} seconds are left to train in, less than {_MIN_S:.0f}",
                 "raise minutes, or give fewer labelled texts; what is done is not done again",
             )
-        if available is not None and self._parts.rest:
+        if available is not None:
             available *= _FIRST_SHARE
         return self._sft(TRAIN, self._session.request.student, taught, available)
 
     def train_all(self, student: TrainedStudent, taught: Taught) -> TrainedStudent | None:
-        """Trains a student further on all answers; None if the time does not suffice."""
+        """Trains on all answers, anew if the time suffices, else the student further.
+
+        Returns None if the time does not suffice.
+        """
         available = self._time_left(num_measures=1)
         if available is not None and available < _MIN_S:
             self._session.caveats.append(
                 f"not enough time to train on all {taught.num_rows} answers; raise minutes"
             )
             return None
-        return self._sft(TRAIN_ALL, student.run_id, taught, available)
+        start = self._session.request.student
+        if available is not None and self._pace is not None:
+            possible = self._pace.epochs_within(taught.num_rows, available)
+            start = start if possible >= _ANEW_EPOCHS else student.run_id
+        return self._sft(TRAIN_ALL, start, taught, available)
 
     def distil(self, student: TrainedStudent) -> TrainedStudent | None:
         """Distils on-policy from an open teacher; None if it cannot be done, or not in time."""
@@ -86,7 +95,9 @@ class Trainer:
         if available is not None and available < _MIN_S:
             session.caveats.append("not enough time for on-policy distillation; raise minutes")
             return None
-        prompts = session.files.prompts("distil", [*self._parts.first, *self._parts.rest])
+        prompts = session.files.prompts(
+            "distil", [*self._parts.first, *self._parts.rest, *self._parts.of_new_forms]
+        )
         training = PlannedTraining(
             student.run_id, prompts.name, self._settings, session.request.seed, 1, available
         )

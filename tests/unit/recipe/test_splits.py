@@ -1,0 +1,72 @@
+import pytest
+
+from stillroom.errors import DataError
+from stillroom.recipe.inputs import RecipePrompt
+from stillroom.recipe.splits import FORM_FIELD, NEW_FORM, Parts, split
+
+TEMPLATES = (
+    "Where is the parcel with order {}?",
+    "I want my money back for invoice {}.",
+    "The lamp number {} does not switch on.",
+    "How do I change the password of account {}?",
+    "Please send a catalogue to customer {}.",
+    "Which colours does chair {} come in?",
+    "Your driver left box {} in the rain.",
+    "Can somebody call me about contract {}?",
+)
+
+
+def prompts(start: int, num: int) -> list[RecipePrompt]:
+    texts = [TEMPLATES[n % len(TEMPLATES)].format(n) for n in range(start, start + num)]
+    return [
+        RecipePrompt({"messages": [{"role": "user", "content": text}], "metadata": {}}, text, "x")
+        for text in texts
+    ]
+
+
+def templates_of(some: list[RecipePrompt]) -> set[int]:
+    starts = [template.split("{}")[0] for template in TEMPLATES]
+    return {next(n for n, start in enumerate(starts) if p.text.startswith(start)) for p in some}
+
+
+def texts_of(parts: Parts) -> list[str]:
+    every = (*parts.first, *parts.rest, *parts.of_new_forms, *parts.validation, *parts.test)
+    return [prompt.text for prompt in every]
+
+
+def test_no_text_is_in_two_parts_and_whole_templates_are_held_out_at_first() -> None:
+    parts = split(prompts(0, 400), prompts(1000, 90), seed=1)
+
+    assert len(set(texts_of(parts))) == len(texts_of(parts)) == 490
+    assert parts.are_templated
+    new = templates_of(parts.of_new_forms)
+    assert new
+    assert not new & templates_of([*parts.first, *parts.rest])
+    marked = [p for p in parts.validation if p.row["metadata"][FORM_FIELD] == NEW_FORM]
+    assert templates_of(marked) == new
+    assert not new & templates_of(parts.test)
+    assert texts_of(split(prompts(0, 400), prompts(1000, 90), seed=1)) == texts_of(parts)
+
+
+def test_labelled_texts_are_not_trained_on_whatever_their_spaces_and_case() -> None:
+    labelled = [
+        RecipePrompt(p.row, f" {p.text.upper()} ", p.answer) for p in prompts(0, 40)
+    ]  # the first of the others, as a spreadsheet may change them
+
+    parts = split(prompts(0, 100), labelled, seed=0)
+
+    trained = {p.text for p in (*parts.first, *parts.rest, *parts.of_new_forms)}
+    assert not trained & {p.text for p in prompts(0, 40)}
+
+
+def test_without_labelled_texts_a_part_is_set_aside() -> None:
+    parts = split(prompts(0, 200), [], seed=0)
+
+    assert len(parts.validation) + len(parts.test) == 50
+    assert len(parts.test) >= 25
+
+
+@pytest.mark.parametrize(("num", "num_labelled"), [(19, 40), (100, 19)])
+def test_too_few_prompts_are_refused(num: int, num_labelled: int) -> None:
+    with pytest.raises(DataError, match="too few prompts"):
+        split(prompts(0, num), prompts(1000, num_labelled), seed=0)
