@@ -51,7 +51,7 @@ def reworded_by_teacher(
 
     title: the stage. name: of the files.
     """
-    asked = {_to_reword(prompt).task_id: prompt for prompt in prompts}
+    by_task_id = {_to_reword(prompt).task_id: prompt for prompt in prompts}
     files = ask_teacher(
         session,
         title,
@@ -65,9 +65,9 @@ def reworded_by_teacher(
     )
     said = final_answers(files)
     reworded = {
-        asked[task_id].task_id: in_words(asked[task_id], words)
+        by_task_id[task_id].task_id: in_words(by_task_id[task_id], words)
         for task_id, words in said.items()
-        if task_id in asked and _is_rewording(asked[task_id].text, words)
+        if task_id in by_task_id and _is_rewording(by_task_id[task_id].text, words)
     }
     return Rewordings(reworded, files)
 

@@ -14,7 +14,7 @@ from stillroom.api.recipe.measuring import answers_to_measure_with, measure_afte
 from stillroom.api.recipe.plan import RecipePlan, plan_recipe
 from stillroom.api.recipe.rewording import can_reword
 from stillroom.api.recipe.session import RecipeSession
-from stillroom.api.recipe.stages import Limits, Stages
+from stillroom.api.recipe.stages import RecipeLimits, Stages
 from stillroom.api.recipe.teaching import Taught, Teaching
 from stillroom.api.recipe.training import TrainedStudent, Trainer
 from stillroom.api.reports import write_report
@@ -63,7 +63,7 @@ def make_student(
 
 def _do_stages(workspace: Workspace, plan: RecipePlan, reporter: Reporter) -> RecipeResult:
     request = plan.request
-    limits = Limits(plan.folder, request.minutes, since=_limited_since(workspace, plan))
+    limits = RecipeLimits(plan.folder, request.minutes, since=_limited_since(workspace, plan))
     stages = Stages(workspace, reporter, _TITLES, limits)
     session = RecipeSession(workspace, plan, stages, RecipeFiles(plan.folder))
     session.max_tokens = plan.teacher.max_tokens

@@ -37,7 +37,7 @@ _Result = TypeVar("_Result", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RecipeLimits:
     """What bounds the stages of a recipe."""
 
     folder: Path
@@ -51,7 +51,7 @@ class Stages:
     """The stages of one recipe: starts and follows their runs, and adds up time and money."""
 
     def __init__(
-        self, workspace: Workspace, reporter: Reporter, titles: Sequence[str], limits: Limits
+        self, workspace: Workspace, reporter: Reporter, titles: Sequence[str], limits: RecipeLimits
     ) -> None:
         self.done: list[StageRun] = []
         """The runs of this recipe's stages so far, in order."""

@@ -49,9 +49,10 @@ def rollout_row(
     last = msgspec.json.decode(rollout.messages[-1])
     is_truncated = kept.finish_reason == "length"
     is_failed = kept.error is not None and not (kept.failure and kept.failure.is_of_reward)
-    stop = kept.stop_reason or infer_stop_reason(
-        [last], is_failed=is_failed, is_truncated=is_truncated
-    )
+    stop = kept.stop_reason
+    # Where only a reward failed, the rollout itself ended as its last message says.
+    if stop is None or (stop is StopReason.ERROR and not is_failed):
+        stop = infer_stop_reason([last], is_failed=is_failed, is_truncated=is_truncated)
     if kept.finish_reason == "content_filter" and kept.error is None:
         stop = StopReason.CONTENT_FILTER
     row: dict[str, Any] = {
