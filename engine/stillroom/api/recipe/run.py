@@ -132,6 +132,11 @@ def _teach(session: RecipeSession, parts: Parts, validation: Path) -> tuple[Taug
     if _may_ask_more(session, parts, students[0]):
         more = teacher.ask(2, rest, budget_share=_REST_BUDGET) if rest else taught
         more = teacher.with_rewordings(more)
+        if num_left := len(parts.rest) + len(parts.of_new_forms) - len(rest):
+            session.caveats.append(
+                f"{num_left} texts of known templates were not sent to the teacher: what was left "
+                f"of the budget went to {more.counts.reworded} rewordings"
+            )
         if (
             more.num_rows > taught.num_rows
             and (student := trainer.train_all(students[0], more)) is not None
@@ -154,17 +159,13 @@ def _still_to_ask(session: RecipeSession, parts: Parts) -> list[RecipePrompt]:
     can_buy_words = session.known is not None and not session.has_tools
     if not (can_buy_words and parts.are_templated and can_reword(session, rest)):
         return rest
-    if parts.rest:
-        session.caveats.append(
-            f"{len(parts.rest)} texts of templates that it knew were not sent to the teacher: the "
-            "budget went to rewordings"
-        )
     return parts.of_new_forms
 
 
 def _may_ask_more(session: RecipeSession, parts: Parts, student: TrainedStudent) -> bool:
     """Returns whether there are more prompts, money to ask about them, and something to gain."""
-    if student.accuracy >= _GOOD_ENOUGH:
+    # That a student is right on texts of known templates says little of others.
+    if student.accuracy >= _GOOD_ENOUGH and not parts.are_templated:
         session.caveats.append(
             "only the first answers were trained on: with them the student was right on "
             f"{student.accuracy:.0%} of {len(parts.validation)} validation prompts"
