@@ -44,7 +44,7 @@ class TeacherAnswers:
 def read_answers(
     files: Iterable[Path], known: Sequence[str] | None, *, task_ids: Collection[str]
 ) -> TeacherAnswers:
-    """Returns the answers to some prompts in rollout files.
+    """Returns the answers to some prompts in rollout files, in the order of `task_ids`.
 
     known: all possible answers; None if there are more. Left out are answers that the task's reward
     calls wrong, that are cut off or missing, or that name none or several of the known answers.
@@ -64,6 +64,9 @@ def read_answers(
             answers.left_out[_UNKNOWN] += 1
         else:
             answers.usable.append(TeacherAnswer(bytes(line.data), rollout, answer))
+    # Files have them in the order in which they ended, which is another one in each run.
+    places = {task_id: place for place, task_id in enumerate(task_ids)}
+    answers.usable.sort(key=lambda one: (places[one.task_id], one.rollout.sample))
     return answers
 
 

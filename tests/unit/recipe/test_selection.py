@@ -21,7 +21,7 @@ def written(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def read(path: Path, rows: list[dict[str, Any]]) -> list[TeacherAnswer]:
-    return read_answers([written(path, rows)], ["a", "b", "c"], task_ids=set(TEXTS)).usable
+    return read_answers([written(path, rows)], ["a", "b", "c"], task_ids=TEXTS).usable
 
 
 def test_unusable_answers_are_left_out_with_a_reason(tmp_path: Path) -> None:
@@ -84,3 +84,12 @@ def test_a_doubtful_answer_is_replaced_if_the_teacher_says_what_similar_texts_su
         "says more": None,
         "is not asked": None,
     }
+
+
+def test_answers_are_in_the_order_of_the_prompts_whichever_ended_first(tmp_path: Path) -> None:
+    rows = [*answered("b", "1", "2"), *answered("a", "3")]
+    path = written(tmp_path / "rows.jsonl", rows[::-1])
+
+    answers = read_answers([path], None, task_ids=["a", "b"]).usable
+
+    assert [one.answer for one in answers] == ["3", "1", "2"]

@@ -173,7 +173,7 @@ class Teaching:
             temperature=0.7,
             samples_per_prompt=_TIMES_AGAIN,
         )
-        again = read_answers(files, session.known, task_ids={one.task_id for one in doubtful})
+        again = read_answers(files, session.known, task_ids=[one.task_id for one in doubtful])
         self._files = [*self._files, *files]
         return settle(doubtful, again.usable, lambda one: doubts[one.rollout.id])
 
