@@ -66,7 +66,7 @@ def test_a_configuration_stays_as_it_was_for_the_same_inputs(tmp_path: Path) -> 
 def test_chosen_rollouts_have_a_manifest_and_are_written_once(tmp_path: Path) -> None:
     source = tmp_path / "teacher.jsonl"
     source.write_text("".join(json.dumps(rollout_row(task_id=name)) + "\n" for name in "abc"))
-    files, answers = RecipeFiles(tmp_path), read_answers([source], None, task_ids=set("abc")).usable
+    files, answers = RecipeFiles(tmp_path), read_answers([source], None, task_ids="abc").usable
 
     path = files.rollouts("chosen", answers[1:], REQUEST, [source])
 
