@@ -24,6 +24,8 @@ from aiohttp import web
 from worlds import World, job_texts, load_world
 
 LIMITED, BROKEN = 0.05, 0.03
+MAX_HOURS = 12
+"""After which it ends by itself."""
 ALWAYS_WRONG, WRONG_BY_CHANCE = 0.035, 0.035
 CHATTY = 0.2
 CHARS_PER_TOKEN, TOKENS_OF_A_MESSAGE, TOKENS_OF_A_REPLY = 4, 4, 3
@@ -198,12 +200,12 @@ def application(teacher: Teacher) -> web.Application:
 
 
 async def serve(teacher: Teacher, port: int) -> None:
-    """Serves the teacher until the process ends."""
+    """Serves the teacher until the process ends, at most for MAX_HOURS."""
     runner = web.AppRunner(application(teacher))
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
     print(json.dumps({"base_url": f"http://127.0.0.1:{runner.addresses[0][1]}/v1"}), flush=True)
-    await asyncio.Event().wait()
+    await asyncio.sleep(MAX_HOURS * 3600)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Runs that are done in this process when they are started, so that no library is loaded again."""
+"""Runs that are done in this process, so that no library is loaded again."""
 
 import signal
 import sys
@@ -10,9 +10,19 @@ import pytest
 
 from stillroom.api.operations import operation_of_run
 from stillroom.jobs import supervise, worker
-from stillroom.run_folder import NewRun, RunState, create_run
+from stillroom.run_folder import NewRun, RunFolder, RunState, create_run
 from stillroom.settings import Workspace
 from stillroom.types import RunKind
+
+
+def do_run(folder: RunFolder, secrets: Mapping[str, str] | None = None) -> None:
+    """Does in this process all that a run's own process would do."""
+    stop_signal = signal.getsignal(signal.SIGTERM)
+    try:
+        with mock.patch.object(sys, "argv", ["worker", str(folder.path)]):
+            worker.main(operation_of_run, secrets)
+    finally:
+        signal.signal(signal.SIGTERM, stop_signal)
 
 
 def do_runs_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -24,18 +34,13 @@ def do_runs_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         kind: RunKind,
         request: dict[str, Any],
         *,
-        environment: dict[str, str],
         secrets: Mapping[str, str] | None = None,
         new: NewRun | None = None,
+        **_environment: object,
     ) -> RunState:
         started.append(kind)
         folder = create_run(workspace, kind, request, new)
-        stop_signal = signal.getsignal(signal.SIGTERM)
-        try:
-            with mock.patch.object(sys, "argv", ["worker", str(folder.path)]):
-                worker.main(operation_of_run, secrets)
-        finally:
-            signal.signal(signal.SIGTERM, stop_signal)
+        do_run(folder, secrets)
         return folder.read()
 
     monkeypatch.setattr(supervise, "start_run", start_run)

@@ -1,16 +1,12 @@
 """Training runs, in processes of their own or in this one, and what they recorded."""
 
-import signal
-import sys
 import time
 from typing import Any
-from unittest import mock
 
+from fakes.runs_here import do_run
 from fakes.training import Project
 from fakes.waiting import wait_until
 from stillroom import api
-from stillroom.api.operations import operation_of_run
-from stillroom.jobs import worker
 from stillroom.run_folder import RunFolder, create_run, find_run
 from stillroom.train.config.request import plan_request, resolve_resume
 from stillroom.types import RunKind
@@ -28,12 +24,7 @@ def run_here(project: Project, **request: Any) -> api.RunReport:
     training = resolve_resume(project.workspace, api.StartTraining(**request))
     kind = RunKind(plan_request(project.workspace, training).config.dataset_type)
     folder = create_run(project.workspace, kind, training.model_dump(mode="json"))
-    stop_signal = signal.getsignal(signal.SIGTERM)
-    try:
-        with mock.patch.object(sys, "argv", ["worker", str(folder.path)]):
-            worker.main(operation_of_run)
-    finally:
-        signal.signal(signal.SIGTERM, stop_signal)
+    do_run(folder)
     return report(project, folder.run_id)
 
 

@@ -33,7 +33,7 @@ class RunRecipe(StrictModel):
     api_key_env: str | None = None
     system: Annotated[
         str | None,
-        Field(description="What the teacher is told; the student learns to do it untold"),
+        Field(description="The teacher's system message; the student is trained without it"),
     ] = None
     budget_usd: Annotated[
         float | None, Field(gt=0, description="Most to pay the teacher, over all calls")
@@ -91,8 +91,8 @@ class RecipeResult(msgspec.Struct, frozen=True, kw_only=True):
     system: OthersText | None
     """The system message to use the student with: "" for none, None for that of the prompts."""
     gain: Estimate
-    """The student's accuracy on test prompts minus that of the untrained model without examples,
-    with its 95 % interval; paired by prompt."""
+    """The student's accuracy on test prompts minus the untrained model's, with or without examples,
+    whichever is higher; with its 95 % interval, paired by prompt."""
     accuracy: list[Measured]
     answers: AnswerCounts
     spent_usd: float

@@ -8,7 +8,6 @@ from stillroom.train.planning.forecast import SftSettings, TrainingForecast
 
 BATCH_SIZE = 8
 _WANTED_STEPS, _MIN_EPOCHS, _MAX_EPOCHS = 200, 2, 6
-_SAVE_EVERY_S = 300.0
 _ON_POLICY_SHARE = 0.25
 """The learning rate of on-policy distillation as a share of that of SFT."""
 

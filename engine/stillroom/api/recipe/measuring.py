@@ -1,14 +1,12 @@
 """The stages of a recipe that measure: the teacher, the untrained student, and what was learnt."""
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from stillroom import fences
 from stillroom.api.evaluations import CompareEvaluations, compare_evaluations
 from stillroom.api.recipe.rewording import (
     can_reword,
@@ -21,7 +19,7 @@ from stillroom.api.recipe.session import RecipeSession, ask_teacher
 from stillroom.data.formats import decode_trajectory
 from stillroom.errors import RunError
 from stillroom.evaluate.files import RESULT_FILE, Evaluation, EvaluationResult
-from stillroom.evaluate.intervals import Estimate, excludes_zero, share_estimate
+from stillroom.evaluate.intervals import Estimate, excludes_zero
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.files import read_json
 from stillroom.lines import read_lines
@@ -155,8 +153,8 @@ def measure_before(session: RecipeSession, parts: Parts, validation: Path, test:
             session, EXAMPLES, student, test, name, _TEST, system=system, is_trained=False
         )
         best = max(untrained, shown, key=lambda one: one.result.accuracy.value)
-    if session.known is not None:
-        session.add(_commonest(parts))
+    if (commonest := untrained.result.commonest_answer) is not None:
+        session.add(Measured(name="majority baseline", prompts=_TEST, accuracy=commonest))
     accuracy = teacher.result.accuracy
     before = best.result.accuracy.value
     if (accuracy.high or accuracy.value) < max(_MIN_TEACHER, before):
@@ -192,17 +190,6 @@ def _few_shot(session: RecipeSession, parts: Parts) -> str | None:
         return None
     lines = [f"Input: {one.text}{_ANSWER_LINE}{one.answer}" for one in chosen]
     return "\n\n".join([*([session.request.system] if session.request.system else []), *lines])
-
-
-def _commonest(parts: Parts) -> Measured:
-    """Returns the accuracy of always giving the answer that is the commonest elsewhere."""
-    answer = Counter(one.answer for one in parts.validation).most_common(1)[0][0]
-    num_right = sum(one.answer == answer for one in parts.test)
-    return Measured(
-        name=f"majority baseline (always {fences.name(str(answer))!r})",
-        prompts=_TEST,
-        accuracy=share_estimate(num_right, len(parts.test)),
-    )
 
 
 def measure_validation(

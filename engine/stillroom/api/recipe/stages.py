@@ -150,7 +150,7 @@ class Stages:
             try:
                 first.check_inputs()
                 found.append((folder.read().created_at, folder))
-            # The files have changed, or its run.json is damaged: it is none of ours.
+            # The files have changed, or its run.json is damaged, so it did another stage.
             except (RunError, DataError, OSError):
                 continue
         yield from (folder for _, folder in sorted(found, key=lambda pair: pair[0], reverse=True))
