@@ -25,7 +25,7 @@ from stillroom_mcp.tools import tool_for
 
 INSTRUCTIONS = """\
 Stillroom distils a strong teacher into a small model the user owns.
-Prompts or a CSV and a teacher: run_recipe does all of it in one run (skill://distil/SKILL.md).
+Prompts or a CSV and a teacher, or logs: run_recipe does all of it in one run (skill://distil/SKILL.md).
 Step by step: skill://off-policy-distillation/SKILL.md and others, or `stillroom setup HOST`.
 From logs, traces or sessions that exist: import_rollouts first (skill://import-traces/SKILL.md).
 Off-policy: generate_rollouts -> filter_dataset -> convert_rollouts -> start_training (sft).

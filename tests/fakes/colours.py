@@ -11,6 +11,10 @@ from stillroom.settings import Workspace
 COLOURS = {"rose": "red", "sky": "blue", "leaf": "green"}
 
 
+def colour_of(text: str) -> str:
+    return next(colour for thing, colour in COLOURS.items() if thing in text)
+
+
 class ColourTeacher(LoopbackServer):
     """Knows the colour of each thing, or always says what it is given; counts its calls."""
 
@@ -27,7 +31,7 @@ class ColourTeacher(LoopbackServer):
         text = body["messages"][-1]["content"]
         is_reworded = "Rewrite" in body["messages"][0]["content"]
         (self.reworded if is_reworded else self.asked)[text] += 1
-        colour = next(colour for thing, colour in COLOURS.items() if thing in text)
+        colour = colour_of(text)
         said = f"Tell me: {text}" if is_reworded else self.always or f"It is **{colour}**."
         return {
             "choices": [
@@ -53,8 +57,20 @@ def make_data(folder: Path, *, num_inputs: int = 40, num_labelled: int = 24) -> 
     rows = "".join(f"{text}\n" for text in things(0, num_inputs))
     (folder / "inputs.csv").write_text(f"text\n{rows}", encoding="utf-8")
     labelled = things(1000, num_labelled)
-    colours = [next(c for thing, c in COLOURS.items() if thing in text) for text in labelled]
-    rows = "".join(f"{text},{colour}\n" for text, colour in zip(labelled, colours, strict=True))
+    rows = "".join(f"{text},{colour_of(text)}\n" for text in labelled)
     (folder / "labelled.csv").write_text(f"text,label\n{rows}", encoding="utf-8")
     (folder / "prices.yml").write_text("t: {input: 1, output: 1}\n", encoding="utf-8")
     return Workspace(folder)
+
+
+def logged_call(text: str, answer: str) -> dict[str, Any]:
+    """A row of an API log, with what a model answered to a text."""
+    messages = [
+        {"role": "system", "content": "Name the colour."},
+        {"role": "user", "content": text},
+    ]
+    choice = {"message": {"role": "assistant", "content": answer}, "finish_reason": "stop"}
+    return {
+        "request": {"model": "gpt-5", "messages": messages},
+        "response": {"model": "gpt-5", "choices": [choice]},
+    }

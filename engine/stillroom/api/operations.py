@@ -48,7 +48,7 @@ OPERATIONS = (
         result=RunReport,
         title="Distil in one run",
         description=(
-            "Distil a teacher into a student: ask, check, train, evaluate, export, within "
+            "Distil a teacher or logs into a student: ask, check, train, evaluate, export, within "
             "budget_usd and minutes; starts a run. The same call resumes it."
         ),
         positional=("input",),

@@ -292,6 +292,21 @@ def files_to_import_for_validation(workspace: Workspace, name: str) -> list[Path
     return None if formats - {None} and may_be_prompts else sources.files
 
 
+def has_answers(workspace: Workspace, name: str) -> bool:
+    """Returns whether an input is a folder, or has conversations with answers in any format.
+
+    A table of columns counts as texts, whatever its columns are.
+    """
+    path = workspace.existing(name, label="input")
+    if path.is_dir():
+        return True
+    formats = set(map(detect_format, _first_rows(path))) if path.suffix == ".jsonl" else set()
+    if formats - {None}:
+        return bool(formats & {RowFormat.ROLLOUTS, RowFormat.SFT})
+    sources = _sources_of(workspace, name)
+    return sources is not None and not any(one.format.read_columns for one in sources.formats)
+
+
 def _is_list(file: Path) -> bool:
     """Returns whether a .json file begins as a list of rows, which counts as one bad row here."""
     if file.suffix != ".json":

@@ -15,7 +15,6 @@ from stillroom.files import content_hash, read_json, write_atomic, write_json
 from stillroom.lineage import is_as_recorded, read_manifest, record_file
 from stillroom.outputs import new_output
 from stillroom.recipe.inputs import RecipePrompt
-from stillroom.recipe.selection import TeacherAnswer
 
 _Document = TypeVar("_Document", bound=msgspec.Struct)
 _MAX_FILES = 1000
@@ -83,12 +82,12 @@ class RecipeFiles:
     def rollouts(
         self,
         name: str,
-        answers: Sequence[TeacherAnswer],
+        lines: Sequence[bytes],
         request: BaseModel,
         inputs: Sequence[Path],
     ) -> Path:
         """Writes chosen rollouts of the `inputs`, with their manifest."""
-        return self._write_recorded(name, [answer.line for answer in answers], request, inputs)
+        return self._write_recorded(name, lines, request, inputs)
 
     def rows(
         self,

@@ -19,9 +19,7 @@ _TEXT_NAMES = ("text", "prompt", "question", "message", "input", "query", "body"
 _LABEL_NAMES = ("label", "expected_answer")
 _ANSWER_NAMES = (*_LABEL_NAMES, "answer", "category", "class", "target", "output")
 _MAX_REJECTED = 0.05
-_IMPORT_FIX = (
-    "import_rollouts(input=…, prompts=true) makes prompts of logs and conversations; give those"
-)
+_ANSWERED_FIX = "give texts or prompts alone; `input` may have answers, `labelled` labels"
 _TABLE_FIX = "rename the column of texts to 'text', and that of labels to 'label'"
 
 
@@ -116,7 +114,7 @@ def _is_prompts_file(path: Path) -> bool:
         raise DataError(f"{path} has no rows that can be read", _TABLE_FIX)
     kind = detect_format(first.data)
     if kind in (RowFormat.ROLLOUTS, RowFormat.SFT, RowFormat.DPO):
-        raise DataError(f"{path} has conversations with answers, not prompts", _IMPORT_FIX)
+        raise DataError(f"{path} has conversations with answers, not prompts", _ANSWERED_FIX)
     return kind is RowFormat.PROMPTS and path.suffix == ".jsonl"
 
 

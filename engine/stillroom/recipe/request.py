@@ -18,14 +18,14 @@ answers look wrong, or the student is not better than before."""
 class RunRecipe(StrictModel):
     """The request of `run_recipe`: data, teacher and student, and the limits of the whole."""
 
-    input: Annotated[str, Field(description="CSV, .txt or prompts.jsonl of texts for the teacher")]
+    input: Annotated[str, Field(description="CSV, .txt or prompts.jsonl of texts, or logs")]
     labelled: Annotated[
         str | None,
         Field(
             description="Texts with right answers (column label), to evaluate; else part of input"
         ),
     ] = None
-    teacher: str
+    teacher: Annotated[str | None, Field(description="Not needed for logs")] = None
     student: Annotated[str, Field(description="Model to train: hub id, folder or GGUF file")]
     output: Annotated[str, Field(description="Folder for data, model and report")] = "student"
     provider: Annotated[ProviderName | None, Field(description="The teacher's")] = None

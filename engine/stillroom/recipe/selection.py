@@ -1,15 +1,16 @@
 """Selects the teacher's answers to train on."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from stillroom.data.formats import decode_trajectory
+import msgspec
+
 from stillroom.data.words import final_answer
 from stillroom.lines import read_lines
 from stillroom.recipe.answers import named_answer
-from stillroom.types import Trajectory
 
 _WRONG = "the reward says it is wrong"
 _CUT = "cut off or missing"
@@ -18,12 +19,34 @@ UNSETTLED = "still contradicts similar texts when asked again"
 _MIN_REWARD = 0.5
 
 
+class AnsweredPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a rollout that the selection needs; imported ones may lack others."""
+
+    id: str
+    task_id: str
+    sample: int
+    messages: list[dict[str, Any]]
+    reward: float | None = None
+    success: bool | None = None
+    truncated: bool = False
+    error: dict[str, Any] | None = None
+
+
+def read_answered(files: Iterable[Path]) -> Iterator[tuple[bytes, AnsweredPrompt]]:
+    """Yields the lines of rollout files, each with the rollout."""
+    for line in (line for file in files for line in read_lines(file)):
+        yield bytes(line.data), _ROLLOUT.decode(line.data)
+
+
+_ROLLOUT = msgspec.json.Decoder(AnsweredPrompt)
+
+
 @dataclass(frozen=True, slots=True)
 class TeacherAnswer:
     """A rollout of the teacher, and the answer that its last turn gives."""
 
     line: bytes
-    rollout: Trajectory
+    rollout: AnsweredPrompt
     answer: str
     """The final turn; if answers are from a small set, the member of the set that it names."""
 
@@ -50,27 +73,27 @@ def read_answers(
     calls wrong, that are cut off or missing, or that name none or several of the known answers.
     """
     answers = TeacherAnswers()
-    for line in (line for file in files for line in read_lines(file)):
-        rollout = decode_trajectory(line.data)
+    for line, rollout in read_answered(files):
         if rollout.task_id not in task_ids:
             continue
-        text = final_answer([dict(message) for message in rollout.messages]).strip()
+        text = final_answer(rollout.messages).strip()
         answer = text if known is None else named_answer(text, known)
-        if _is_wrong(rollout):
+        if is_wrong(rollout):
             answers.left_out[_WRONG] += 1
         elif rollout.truncated or rollout.error is not None or not text:
             answers.left_out[_CUT] += 1
         elif answer is None:
             answers.left_out[_UNKNOWN] += 1
         else:
-            answers.usable.append(TeacherAnswer(bytes(line.data), rollout, answer))
+            answers.usable.append(TeacherAnswer(line, rollout, answer))
     # Files have them in the order in which they ended, which is another one in each run.
     places = {task_id: place for place, task_id in enumerate(task_ids)}
     answers.usable.sort(key=lambda one: (places[one.task_id], one.rollout.sample))
     return answers
 
 
-def _is_wrong(rollout: Trajectory) -> bool:
+def is_wrong(rollout: AnsweredPrompt) -> bool:
+    """Returns whether a rollout's reward, or its success if it has one, says that it failed."""
     if rollout.success is None and rollout.reward is not None:
         return rollout.reward < _MIN_REWARD
     return rollout.success is False

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from fakes.colours import COLOURS, ColourTeacher, make_data
+from fakes.colours import COLOURS, ColourTeacher, colour_of, logged_call, make_data, things
 from fakes.reporters import KeptReporter
+from fakes.rollout_rows import assistant, read_rows, rollout_row, user, write_rows
 from fakes.runs_here import do_runs_here
 from stillroom.api import run_recipe
 from stillroom.api.recipe.run import make_student
@@ -196,3 +198,131 @@ def test_too_few_prompts_are_refused(
     with pytest.raises(DataError, match="10 to train on, 24 to evaluate on"):
         run(workspace, request(teacher, tiny_models))
     assert not started
+
+
+def test_damaged_runs_count_with_their_budget_and_are_done_again(
+    tmp_path: Path, teacher: ColourTeacher, tiny_models: Any, started: list[str]
+) -> None:
+    workspace = make_data(tmp_path)
+    recipe = request(teacher, tiny_models)
+    first = run_recipe(workspace, recipe)
+    assert first.result is not None
+    stages = [stage["run_id"] for stage in first.result["stages"]]
+    asked = next(run_id for run_id in stages if run_id.startswith("rollouts"))
+    budget = json.loads((workspace.runs / asked / "request.json").read_bytes())["request"][
+        "budget_usd"
+    ]
+    for run_id in (asked, first.run_id):
+        (workspace.runs / run_id / "run.json").write_text("{", encoding="utf-8")
+
+    again = run_recipe(workspace, recipe)
+
+    assert again.result is not None, again.error
+    caveat = f"what {asked} cost is not known, as its run.json is damaged: all of its budget_usd"
+    assert any(text.startswith(caveat) for text in again.result["caveats"])
+    assert again.result["spent_usd"] >= budget
+    assert again.result["accuracy"] == first.result["accuracy"]
+
+
+def test_logs_with_answers_need_no_teacher(
+    tmp_path: Path, tiny_models: Any, started: list[str]
+) -> None:
+    workspace, texts = Workspace(tmp_path), things(0, 120)
+    wrong = dict.fromkeys(texts[:6], "blue") | {texts[1]: "red"}
+    rows = [logged_call(text, wrong.get(text, colour_of(text))) for text in texts]
+    write_rows(tmp_path / "logs" / "calls.jsonl", [*rows, {"no": "call"}])
+    recipe = logs_request(tiny_models)
+
+    ended = run_recipe(workspace, recipe)
+
+    assert ended.result is not None, ended.error
+    result = msgspec.convert(ended.result, RecipeResult)
+    assert "rollouts" not in started
+    names = [one.name for one in result.accuracy]
+    assert "teacher" not in names
+    assert {"student", "untrained student", "majority baseline"} <= set(names)
+    lines = read_rows(tmp_path / "student/sft-1.jsonl")
+    assert len(lines) == result.answers.trained
+    assert result.answers.prompts == result.answers.trained + sum(result.answers.left_out.values())
+    for line in lines:
+        system, question, answer = (message["content"] for message in line["messages"])
+        assert (system, answer) == ("Name the colour.", colour_of(question))
+    # Wrong answers among the prompts to train on have been found; those to measure with stay.
+    assert 0 < (result.answers.doubtful or 0) <= 6
+    assert (result.spent_usd, result.system) == (0.0, None)
+    assert "the right answers are the input's own" in " ".join(result.caveats)
+    assert "1 of 121 rows of the input could not be imported" in " ".join(result.caveats)
+
+    started.clear()
+    again = run_recipe(workspace, recipe)
+
+    assert again.result is not None, again.error
+    assert started == ["recipe"]
+    assert again.result["accuracy"] == ended.result["accuracy"]
+
+
+def logs_request(tiny_models: Any, **changes: Any) -> RunRecipe:
+    student = str(tiny_models.folder("llama", "chatml"))
+    return RunRecipe.model_validate(
+        {"input": "logs", "student": student, "accept": ("gain",), **changes}
+    )
+
+
+def test_of_several_logged_answers_the_one_with_the_best_reward_is_trained(
+    tmp_path: Path, tiny_models: Any, started: list[str]
+) -> None:
+    rows = []
+    for number, text in enumerate(things(0, 90)):
+        right = colour_of(text)
+        for sample, answer in enumerate(["red", right] if number < 8 else [right]):
+            rows.append(
+                rollout_row(
+                    messages=[user(text), assistant(answer)],
+                    task_id=str(number),
+                    sample=sample,
+                    reward=float(answer == right),
+                    success=None,
+                    rewards={},
+                )
+            )
+    write_rows(tmp_path / "rollouts.jsonl", rows)
+    recipe = logs_request(tiny_models, input="rollouts.jsonl")
+
+    ended = run_recipe(Workspace(tmp_path), recipe)
+
+    assert ended.result is not None, ended.error
+    assert ended.result["answers"]["left_out"] == {}
+    for line in read_rows(tmp_path / "student/sft-1.jsonl"):
+        assert line["messages"][-1]["content"] == colour_of(line["messages"][0]["content"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"input": "inputs.csv"}, "has no answers to train on"),
+        ({"system": "Name it."}, "system is for texts"),
+        ({"output": "logs/student"}, "is inside input"),
+    ],
+)
+def test_what_does_not_go_with_logs_is_refused(
+    tmp_path: Path, tiny_models: Any, started: list[str], changes: dict[str, str], problem: str
+) -> None:
+    workspace = make_data(tmp_path)
+    write_rows(tmp_path / "logs" / "calls.jsonl", [logged_call("What colour has sky?", "blue")])
+
+    with pytest.raises(InputError, match=problem):
+        run_recipe(workspace, logs_request(tiny_models, **changes))
+    assert not started
+
+
+def test_logs_of_free_text_need_something_that_judges(
+    tmp_path: Path, tiny_models: Any, started: list[str]
+) -> None:
+    rows = [logged_call(text, f"{text} I think so. " * 5) for text in things(0, 90)]
+    write_rows(tmp_path / "logs" / "calls.jsonl", rows)
+
+    ended = run_recipe(Workspace(tmp_path), logs_request(tiny_models))
+
+    assert ended.error is not None
+    assert "the input's answers are free text" in ended.error.problem
+    assert "evaluate" not in started

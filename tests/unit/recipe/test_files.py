@@ -66,16 +66,17 @@ def test_a_configuration_stays_as_it_was_for_the_same_inputs(tmp_path: Path) -> 
 def test_chosen_rollouts_have_a_manifest_and_are_written_once(tmp_path: Path) -> None:
     source = tmp_path / "teacher.jsonl"
     source.write_text("".join(json.dumps(rollout_row(task_id=name)) + "\n" for name in "abc"))
-    files, answers = RecipeFiles(tmp_path), read_answers([source], None, task_ids="abc").usable
+    files = RecipeFiles(tmp_path)
+    lines = [one.line for one in read_answers([source], None, task_ids="abc").usable]
 
-    path = files.rollouts("chosen", answers[1:], REQUEST, [source])
+    path = files.rollouts("chosen", lines[1:], REQUEST, [source])
 
     assert [json.loads(line)["task_id"] for line in path.read_text().splitlines()] == ["b", "c"]
     manifest = read_manifest(path)
     assert manifest is not None
     assert [Path(record.path).name for record in manifest.inputs] == ["teacher.jsonl"]
     assert is_up_to_date(path, REQUEST)
-    assert untouched_after(path, lambda: files.rollouts("chosen", answers[1:], REQUEST, [source]))
+    assert untouched_after(path, lambda: files.rollouts("chosen", lines[1:], REQUEST, [source]))
     source.write_text("changed")
     assert not is_up_to_date(path, REQUEST)
 

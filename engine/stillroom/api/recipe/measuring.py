@@ -5,7 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from statistics import median
 from typing import Any
+
+import msgspec
 
 from stillroom.api.evaluations import CompareEvaluations, compare_evaluations
 from stillroom.api.recipe.rewording import (
@@ -27,6 +30,7 @@ from stillroom.recipe.answers import known_answers, named_answer
 from stillroom.recipe.forms import reword
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import Measured
+from stillroom.recipe.selection import read_answered
 from stillroom.recipe.splits import FORM_FIELD, NEW_FORM, Parts
 from stillroom.rollout.request import NO_FILE
 from stillroom.run_folder import find_run
@@ -50,6 +54,8 @@ _MIN_JUDGES = 5
 _MEASURING_SHARE = 0.3
 """The most of the time that is left which an evaluation may take."""
 _MIN_TEACHER_TOKENS = 256
+_MAX_TOKENS_A_BYTE = 0.5
+"""Nearly all answers have fewer tokens a byte."""
 _VALIDATION, _TEST, _REWORDED_PROMPTS = (
     "validation prompts",
     "test prompts",
@@ -74,11 +80,23 @@ def answers_to_measure_with(session: RecipeSession, parts: Parts) -> Parts:
     if session.plan.rewards != NO_FILE:
         return parts
     session.known = known_answers(session.plan.given_answers)
+    _check_short(session, judges)
+    if session.plan.logged is not None and session.request.labelled is None:
+        session.caveats.append(
+            "the right answers are the input's own, so accuracy is agreement with them; pass "
+            "labelled to measure accuracy"
+        )
     unanswered = [one for one in judges if not one.is_answered]
     if not unanswered:
         return parts
     # The teacher's stage names the prompts without the marks that measuring adds.
     plain = {one.task_id: _unmarked(one) for one in unanswered}
+    if session.plan.logged is not None:
+        session.caveats.append(
+            f"{len(plain)} prompts to evaluate with have no right answer in the input, and are "
+            "left out"
+        )
+        return _with_enough(parts, {})
     files = ask_teacher(
         session, REFERENCE, "reference", list(plain.values()), temperature=0, budget_share=0.4
     )
@@ -101,6 +119,26 @@ def answers_to_measure_with(session: RecipeSession, parts: Parts) -> Parts:
         f"({sum(answer is None for answer in answers.values())} without a usable answer are left "
         "out), so accuracy there is agreement with the teacher; pass labelled to measure accuracy"
     )
+    return _with_enough(parts, answers)
+
+
+def _check_short(session: RecipeSession, judges: Sequence[RecipePrompt]) -> None:
+    """Raises RunError if the input's answers are free text, which no student repeats exactly."""
+    lengths = [len(one.answer) for one in judges if one.answer is not None]
+    if session.plan.logged is None or session.known is not None or not lengths:
+        return
+    if median(lengths) > _LONGEST_KNOWN:
+        raise RunError(
+            "the student cannot be evaluated: the input's answers are free text",
+            "pass labelled, or put a rewards.py next to the input",
+        )
+
+
+def _with_enough(parts: Parts, answers: Mapping[str, str | None]) -> Parts:
+    """Returns the parts with the prompts to measure with that have an answer, or get one.
+
+    Raises RunError if there are too few.
+    """
     parts = replace(
         parts,
         validation=_with_answers(parts.validation, answers),
@@ -108,9 +146,10 @@ def answers_to_measure_with(session: RecipeSession, parts: Parts) -> Parts:
     )
     if len(parts.validation) < _MIN_JUDGES or len(parts.test) < _MIN_JUDGES:
         raise RunError(
-            f"the teacher gave usable answers to {len(parts.validation)} validation and "
+            f"there are usable answers to {len(parts.validation)} validation and "
             f"{len(parts.test)} test prompts, and {_MIN_JUDGES} each are needed",
-            "pass labelled, a clearer system, or a larger budget_usd",
+            "pass labelled; if the teacher's answers are missing, a clearer system or a larger "
+            "budget_usd",
         )
     return parts
 
@@ -140,7 +179,9 @@ def measure_before(session: RecipeSession, parts: Parts, validation: Path, test:
 
     Raises RunError if the teacher is not good enough (gate `teacher`).
     """
-    teacher = evaluate(session, TEACHER, None, validation, "teacher", _VALIDATION)
+    teacher = None
+    if session.plan.teacher_at is not None:
+        teacher = evaluate(session, TEACHER, None, validation, "teacher", _VALIDATION)
     _limit_turns(session, teacher)
     student = session.request.student
     untrained = evaluate(
@@ -155,6 +196,8 @@ def measure_before(session: RecipeSession, parts: Parts, validation: Path, test:
         best = max(untrained, shown, key=lambda one: one.result.accuracy.value)
     if (commonest := untrained.result.commonest_answer) is not None:
         session.add(Measured(name="majority baseline", prompts=_TEST, accuracy=commonest))
+    if teacher is None:
+        return best.run_id
     accuracy = teacher.result.accuracy
     before = best.result.accuracy.value
     if (accuracy.high or accuracy.value) < max(_MIN_TEACHER, before):
@@ -166,11 +209,23 @@ def measure_before(session: RecipeSession, parts: Parts, validation: Path, test:
     return best.run_id
 
 
-def _limit_turns(session: RecipeSession, teacher: "Evaluated") -> None:
-    """Limits the tokens of the teacher's and the students' turns by those of the teacher so far."""
-    folder = find_run(session.workspace, teacher.run_id).path
-    rollouts = [decode_trajectory(line.data) for line in read_lines(folder / "rollouts.jsonl")]
-    longest = max(one.usage.completion_tokens / max(1, one.turns) for one in rollouts)
+def _limit_turns(session: RecipeSession, teacher: "Evaluated | None") -> None:
+    """Limits the tokens of the teacher's and the students' turns by those of the teacher so far.
+
+    Without an evaluation of the teacher its turns are the input's.
+    """
+    if teacher is not None:
+        folder = find_run(session.workspace, teacher.run_id).path
+        rollouts = [decode_trajectory(line.data) for line in read_lines(folder / "rollouts.jsonl")]
+        longest = max(one.usage.completion_tokens / max(1, one.turns) for one in rollouts)
+    else:
+        files = [session.plan.logged] if session.plan.logged is not None else []
+        longest = _MAX_TOKENS_A_BYTE * max(
+            len(msgspec.json.encode(message))
+            for _, one in read_answered(files)
+            for message in one.messages
+            if message["role"] == "assistant"
+        )
     # A power of two, so that it is seldom another one when the prompts change.
     session.teacher_tokens = max(_MIN_TEACHER_TOKENS, 2 ** math.ceil(math.log2(4 * longest + 1)))
     if "max_tokens" in session.plan.teacher.model_fields_set:

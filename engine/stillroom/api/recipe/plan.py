@@ -6,8 +6,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from stillroom.api.prompts_folder import complete_evaluation, complete_rollouts
+from stillroom.curate.sources import has_answers
 from stillroom.errors import InputError
 from stillroom.evaluate.request import EvaluateModel
+from stillroom.importing.input_files import input_files
 from stillroom.models.resolve import ModelLocation, locate_model
 from stillroom.recipe.inputs import PromptsRead, RecipePrompt, read_prompts
 from stillroom.recipe.request import RunRecipe
@@ -24,15 +26,21 @@ class RecipePlan:
     request: RunRecipe
     folder: Path
     teacher: GenerateRollouts
-    """How the teacher answers: a request without its prompts and output."""
+    """How the teacher answers: a request without its prompts and output. Without a teacher its
+    options for tools and turns are the student's alone."""
     rewards: str
     """The project's rewards.py; `none` without one."""
-    teacher_at: Endpoint | ModelLocation
+    teacher_at: Endpoint | ModelLocation | None
+    """None if there is no teacher, only the input's answers."""
     inputs: list[Path]
     prompts: list[RecipePrompt]
     labelled: list[RecipePrompt]
     notes: list[str]
     """What the user should know of the rows that were read."""
+    are_answered: bool
+    """Whether the input has conversations with answers, which a stage imports."""
+    logged: Path | None = None
+    """The rollouts with the input's answers, one for each prompt, once they are imported."""
 
     @property
     def lock_name(self) -> Path:
@@ -70,18 +78,25 @@ def plan_recipe(workspace: Workspace, request: RunRecipe) -> RecipePlan:
     }
     # Its own output, so that no other one's settings are taken over.
     output = workspace.shown(folder / "teacher.jsonl")
-    unplaced = GenerateRollouts(input=request.input, output=output, model=request.teacher, **given)
+    model = request.teacher or request.student
+    unplaced = GenerateRollouts(input=request.input, output=output, model=model, **given)
     teacher = complete_rollouts(workspace, unplaced).request
-    place = teacher.locate(workspace)
-    if _is_paid(place) and request.budget_usd is None:
+    place = teacher.locate(workspace) if request.teacher is not None else None
+    if place is not None and _is_paid(place) and request.budget_usd is None:
         raise InputError(
             f"the teacher {request.teacher!r} may be billed, and budget_usd is not set",
             "set budget_usd to the most to pay, in US dollars",
         )
-    teacher.price(workspace, is_needed=request.budget_usd is not None)
+    if place is not None:
+        teacher.price(workspace, is_needed=request.budget_usd is not None)
     evaluation = EvaluateModel(data=request.input, model=request.student, provider="hf")
     rewards = complete_evaluation(workspace, evaluation).request.rewards
-    read, labelled, files = read_prompts(source, system=request.system), PromptsRead(), [source]
+    are_answered = has_answers(workspace, request.input)
+    _check_answered(workspace, request, folder, are_answered=are_answered)
+    read, labelled = PromptsRead(), PromptsRead()
+    if not are_answered:
+        read = read_prompts(source, system=request.system)
+    files = list(input_files(workspace, [request.input])) if are_answered else [source]
     if request.labelled is not None:
         files.append(workspace.existing(request.labelled, label="labelled"))
         is_labelled = rewards == NO_FILE
@@ -96,7 +111,31 @@ def plan_recipe(workspace: Workspace, request: RunRecipe) -> RecipePlan:
         prompts=read.prompts,
         labelled=labelled.prompts,
         notes=[*read.notes, *labelled.notes],
+        are_answered=are_answered,
     )
+
+
+def _check_answered(
+    workspace: Workspace, request: RunRecipe, folder: Path, *, are_answered: bool
+) -> None:
+    """Raises InputError for options that need texts without answers, or conversations with them."""
+    if not are_answered and request.teacher is None:
+        raise InputError(
+            f"teacher is not given, and {request.input!r} has no answers to train on",
+            "name a teacher, or give conversations with answers or logs",
+        )
+    if not are_answered:
+        return
+    if request.system is not None:
+        raise InputError(
+            f"system is for texts, and {request.input!r} has conversations with their own",
+            "leave system out",
+        )
+    if folder.is_relative_to(workspace.path(request.input)):
+        raise InputError(
+            f"output {request.output!r} is inside input {request.input!r}, all of which is read",
+            "give a folder with the logs alone, or another output",
+        )
 
 
 def _is_paid(place: Endpoint | ModelLocation) -> bool:

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stillroom.api.recipe.session import RecipeSession, ask_teacher
-from stillroom.data.formats import decode_trajectory
 from stillroom.data.instruction import Instruction
 from stillroom.data.words import final_answer, user_texts
-from stillroom.lines import read_lines
 from stillroom.recipe.inputs import RecipePrompt
+from stillroom.recipe.selection import read_answered
 from stillroom.rollout.request import NO_FILE
 from stillroom.teachers.providers import Endpoint
 
@@ -94,8 +93,6 @@ def in_words(prompt: RecipePrompt, text: str) -> RecipePrompt:
 def final_answers(files: Iterable[Path]) -> dict[str, str]:
     """Returns the final answer of each rollout, by the id of its prompt's task."""
     answers: dict[str, str] = {}
-    for line in (line for file in files for line in read_lines(file)):
-        rollout = decode_trajectory(line.data)
-        messages = [dict(message) for message in rollout.messages]
-        answers[rollout.task_id] = final_answer(messages).strip()
+    for _, rollout in read_answered(files):
+        answers[rollout.task_id] = final_answer(rollout.messages).strip()
     return answers

@@ -7,9 +7,11 @@ student that did best; export it; write the report.
 """
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from stillroom.api.recipe import measuring, teaching, training
+from stillroom.api.recipe.logged import IMPORT, with_logged_answers
 from stillroom.api.recipe.measuring import answers_to_measure_with, measure_after, measure_before
 from stillroom.api.recipe.plan import RecipePlan, plan_recipe
 from stillroom.api.recipe.rewording import can_reword
@@ -18,9 +20,10 @@ from stillroom.api.recipe.stages import RecipeLimits, Stages
 from stillroom.api.recipe.teaching import Taught, Teaching
 from stillroom.api.recipe.training import TrainedStudent, Trainer
 from stillroom.api.reports import write_report
-from stillroom.errors import EngineError
+from stillroom.errors import DataError, EngineError
 from stillroom.export.request import ExportModel
 from stillroom.lineage import now
+from stillroom.models.resolve import ModelLocation
 from stillroom.outputs import output_lock
 from stillroom.recipe.files import RecipeFiles
 from stillroom.recipe.inputs import RecipePrompt
@@ -30,12 +33,11 @@ from stillroom.report.request import WriteReport
 from stillroom.reporting import Reporter
 from stillroom.run_folder import RunRequest, all_runs
 from stillroom.settings import Workspace
-from stillroom.teachers.providers import Endpoint
 from stillroom.types import RunKind
 
 _EXPORT, _GGUF = "export model", "write GGUF"
 _TITLES = (
-    measuring.REFERENCE, measuring.TEACHER, measuring.BEFORE, measuring.EXAMPLES,
+    IMPORT, measuring.REFERENCE, measuring.TEACHER, measuring.BEFORE, measuring.EXAMPLES,
     teaching.ASK, teaching.AGAIN, training.PLAN, training.TRAIN, training.MEASURE[training.TRAIN],
     teaching.ASK_REST, teaching.AGAIN_REST, teaching.REWORD_MORE,
     training.TRAIN_ALL, training.MEASURE[training.TRAIN_ALL],
@@ -65,9 +67,16 @@ def _do_stages(workspace: Workspace, plan: RecipePlan, reporter: Reporter) -> Re
     request = plan.request
     limits = RecipeLimits(plan.folder, request.minutes, since=_limited_since(workspace, plan))
     stages = Stages(workspace, reporter, _TITLES, limits)
-    session = RecipeSession(workspace, plan, stages, RecipeFiles(plan.folder))
+    files = RecipeFiles(plan.folder)
+    if plan.are_answered:
+        plan = with_logged_answers(workspace, plan, stages, files)
+    session = RecipeSession(workspace, plan, stages, files)
     session.max_tokens = plan.teacher.max_tokens
     session.caveats += plan.notes
+    session.caveats += [
+        f"what {run_id} cost is not known, as its run.json is damaged: all of its budget_usd counts"
+        for run_id in stages.unreadable
+    ]
     parts = split(plan.prompts, plan.labelled, seed=request.seed)
     parts = answers_to_measure_with(session, parts)
     _note_forms(session, parts)
@@ -104,17 +113,16 @@ def _limited_since(workspace: Workspace, plan: RecipePlan) -> str:
         ]
         return all(then is None or (here is not None and then >= here) for then, here in pairs)
 
-    recipes = (
-        (recorded, folder)
-        for folder in all_runs(workspace)
-        if (recorded := folder.known_request()) is not None and recorded.kind is RunKind.RECIPE
-    )
-    times = [
-        folder.read().created_at
-        for recorded, folder in recipes
-        if workspace.path(str(recorded.request.get("output"))) == plan.folder
-        and is_enough(recorded)
-    ]
+    times: list[str] = []
+    for folder in all_runs(workspace):
+        recorded = folder.known_request()
+        if recorded is None or recorded.kind is not RunKind.RECIPE:
+            continue
+        is_here = workspace.path(str(recorded.request.get("output"))) == plan.folder
+        if is_here and is_enough(recorded):
+            # A recipe whose run.json is damaged is as if it had not been.
+            with suppress(DataError, OSError):
+                times.append(folder.read().created_at)
     return min(times, default=now())
 
 
@@ -142,7 +150,7 @@ def _teach(session: RecipeSession, parts: Parts, validation: Path) -> tuple[Taug
             and (student := trainer.train_all(students[0], more)) is not None
         ):
             taught, students = more, [*students, student]
-    if not isinstance(session.plan.teacher_at, Endpoint):
+    if isinstance(session.plan.teacher_at, ModelLocation):
         student = trainer.distil(students[-1])
         students += [student] if student is not None else []
     # Of equals the one that was taught most.
@@ -156,6 +164,8 @@ def _still_to_ask(session: RecipeSession, parts: Parts) -> list[RecipePrompt]:
     rewordings that the money also buys.
     """
     rest = [*parts.of_new_forms, *parts.rest]
+    if session.plan.logged is not None:
+        return rest
     can_buy_words = session.known is not None and not session.has_tools
     if not (can_buy_words and parts.are_templated and can_reword(session, rest)):
         return rest

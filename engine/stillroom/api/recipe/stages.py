@@ -24,7 +24,7 @@ from stillroom.jobs.operations import Operation
 from stillroom.lineage import is_as_recorded, read_manifest
 from stillroom.recipe.request import StageRun
 from stillroom.reporting import Reporter
-from stillroom.run_folder import RunFolder, RunState, all_runs, find_run
+from stillroom.run_folder import RunFolder, RunRequest, RunState, all_runs, find_run
 from stillroom.settings import Workspace
 from stillroom.train.config.request import StartTraining
 from stillroom.types import RunKind, RunStatus
@@ -57,14 +57,23 @@ class Stages:
         """The runs of this recipe's stages so far, in order."""
         self._workspace, self._reporter, self._titles = workspace, reporter, titles
         self._limits, self._started = limits, time.monotonic()
+        self.unreadable: list[str] = []
+        """The earlier runs whose run.json is damaged; all of their budgets count as spent."""
         self._usd: dict[str, float] = {}
         """What each run on files of the recipe's folder has cost, by its id."""
         self._earlier_s = 0.0
         for folder in all_runs(workspace):
-            if self._is_of_recipe(folder):
+            recorded = folder.known_request()
+            if recorded is None or not self._is_of_recipe(recorded):
+                continue
+            try:
                 state = folder.read()
-                self._usd[folder.run_id] = _cost(state)
-                self._earlier_s += state.seconds or 0.0
+            except (DataError, OSError):
+                self.unreadable.append(folder.run_id)
+                self._usd[folder.run_id] = recorded.request.get("budget_usd") or 0.0
+                continue
+            self._usd[folder.run_id] = _cost(state)
+            self._earlier_s += state.seconds or 0.0
 
     @property
     def spent_usd(self) -> float:
@@ -82,10 +91,9 @@ class Stages:
         minutes = self._limits.minutes
         return None if minutes is None else minutes * 60 - self.seconds
 
-    def _is_of_recipe(self, folder: RunFolder) -> bool:
+    def _is_of_recipe(self, recorded: RunRequest) -> bool:
         """Returns whether a run reads or writes files of the recipe's folder."""
-        recorded = folder.known_request()
-        if recorded is None or recorded.kind is RunKind.RECIPE:
+        if recorded.kind is RunKind.RECIPE:
             return False
         names = (recorded.request.get(field) for field in ("output", "data", "config"))
         paths = (self._workspace.path(name) for name in names if isinstance(name, str))

@@ -48,7 +48,10 @@ class Taught:
 
 
 class Teaching:
-    """Asks the teacher in rounds; the rows of a round include those of the earlier ones."""
+    """Asks the teacher in rounds; the rows of a round include those of the earlier ones.
+
+    Where the input has answers, these are the teacher's.
+    """
 
     def __init__(self, session: RecipeSession) -> None:
         self._session = session
@@ -71,8 +74,11 @@ class Teaching:
         if session.known is not None:
             options["temperature"] = 0
         everything = list(self._asked.values())
-        self._files = ask_teacher(
-            session, ask, "teacher", everything, budget_share=budget_share, **options
+        logged = session.plan.logged
+        self._files = (
+            ask_teacher(session, ask, "teacher", everything, budget_share=budget_share, **options)
+            if logged is None
+            else [logged]
         )
         answers = read_answers(self._files, session.known, task_ids=self._asked)
         kept, left_out = answers.usable, Counter(answers.left_out)
@@ -164,6 +170,8 @@ class Teaching:
         doubtful = [one for one in answers if one.rollout.id in doubts]
         if not doubtful:
             return {}
+        if session.plan.teacher_at is None:
+            return dict.fromkeys(doubts)
         files = ask_teacher(
             session,
             title,
@@ -180,7 +188,9 @@ class Teaching:
     def _rows(self, number: int, kept: Sequence[TeacherAnswer]) -> Path:
         """Writes the chosen rollouts and makes training rows of them; returns the rows' file."""
         session = self._session
-        chosen = session.files.rollouts(f"chosen-{number}", kept, session.request, self._files)
+        chosen = session.files.rollouts(
+            f"chosen-{number}", [one.line for one in kept], session.request, self._files
+        )
         rewrite = None
         if session.known is not None:
             rewrite = session.workspace.shown(session.files.answers_tool(session.known))

@@ -122,7 +122,7 @@ class Trainer:
     def _teacher_path(self) -> str:
         """The teacher's name as config.yml takes it."""
         place = self._session.plan.teacher_at
-        return place.name if isinstance(place, ModelLocation) else self._session.request.teacher
+        return place.name if isinstance(place, ModelLocation) else self._session.plan.teacher.model
 
     def _plan(self, taught: Taught) -> None:
         """Finds the settings that suit the student's size, and its pace with them."""
