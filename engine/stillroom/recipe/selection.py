@@ -30,6 +30,8 @@ class AnsweredPrompt(msgspec.Struct, frozen=True, kw_only=True):
     success: bool | None = None
     truncated: bool = False
     error: dict[str, Any] | None = None
+    rewards: dict[str, float] = {}
+    """The scores by name."""
 
 
 def read_answered(files: Iterable[Path]) -> Iterator[tuple[bytes, AnsweredPrompt]]:

@@ -296,6 +296,31 @@ def test_of_several_logged_answers_the_one_with_the_best_reward_is_trained(
         assert line["messages"][-1]["content"] == colour_of(line["messages"][0]["content"])
 
 
+def test_answers_with_a_thumb_down_are_neither_trained_on_nor_measured_with(
+    tmp_path: Path, tiny_models: Any, started: list[str]
+) -> None:
+    rows, thumbs = [], []
+    for number, text in enumerate(things(0, 90)):
+        is_wrong = number % 9 == 3
+        answer = "purple" if is_wrong else colour_of(text)
+        rows.append({"id": f"call-{number}"} | logged_call(text, answer))
+        thumbs.append({"call_id": f"call-{number}", "thumb": "down" if is_wrong else "up"})
+    write_rows(tmp_path / "logs" / "calls.jsonl", rows)
+    write_rows(tmp_path / "logs" / "thumbs.jsonl", thumbs)
+    workspace = Workspace(tmp_path)
+
+    ended = run_recipe(workspace, logs_request(tiny_models))
+
+    assert ended.result is not None, ended.error
+    left_out = ended.result["answers"]["left_out"]
+    num_left_out = left_out["the reward says it is wrong"]
+    assert 0 < num_left_out < 10
+    caveats = " ".join(ended.result["caveats"])
+    assert f"{10 - num_left_out} prompts to evaluate with have no right answer" in caveats
+    assert "purple" not in (tmp_path / "student/sft-1.jsonl").read_text(encoding="utf-8")
+    assert "purple" not in (tmp_path / "student/test.jsonl").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [

@@ -1,10 +1,15 @@
 """The first stage of a recipe whose input has answers: makes rollouts of logs and conversations."""
 
+from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 from stillroom.api.recipe.plan import RecipePlan
 from stillroom.api.recipe.stages import Stages
+from stillroom.files import read_json, write_json
+from stillroom.importing.formats.datasets.feedback_tables import names_a_score
 from stillroom.importing.request import ImportResult, ImportRollouts
+from stillroom.lineage import read_manifest
 from stillroom.recipe.files import RecipeFiles, is_up_to_date
 from stillroom.recipe.inputs import read_prompts
 from stillroom.recipe.selection import is_wrong, read_answered
@@ -21,19 +26,18 @@ def with_logged_answers(
     A prompt that was answered several times has the answer with the best reward, or the first.
     """
     path = files.folder / "logged.jsonl"
-    request = ImportRollouts(
-        input=plan.request.input, output=workspace.shown(path), prompts=True, overwrite=True
-    )
+    result = _imported(workspace, plan, stages, path)
     notes = list(plan.notes)
-    if not is_up_to_date(path, request):
-        result = stages.do(IMPORT, "import_rollouts", request, ImportResult)
-        for note in result.notes:
-            stages.note(f"{IMPORT}: {note}")
-        if result.refused:
-            notes.append(
-                f"{result.refused} of {result.read} rows of the input could not be imported: "
-                f"{result.refused_file} says why"
-            )
+    if result.refused:
+        notes.append(
+            f"{result.refused} of {result.read} rows of the input could not be imported: "
+            f"{result.refused_file} says why"
+        )
+    if unused := [name for name in result.scores if not result.rewarded]:
+        notes.append(
+            f"the input's scores ({', '.join(unused)}) were not used: to make rewards of them, import "
+            "it by hand with reward_from"
+        )
     best: dict[str, tuple[tuple[bool, float], bytes]] = {}
     for line, rollout in read_answered([path]):
         worth = (not is_wrong(rollout), rollout.reward or 0.0)
@@ -43,3 +47,35 @@ def with_logged_answers(
     logged = files.rollouts("logged-best", lines, plan.request, [path])
     read = read_prompts(files.folder / "logged.prompts.jsonl", system=None)
     return replace(plan, prompts=read.prompts, logged=logged, notes=[*notes, *read.notes])
+
+
+def _imported(workspace: Workspace, plan: RecipePlan, stages: Stages, path: Path) -> ImportResult:
+    """Imports the input, unless that is done, and returns the result.
+
+    Where people have judged answers, as with a thumb, the lowest of their scores is the reward.
+    """
+    request = ImportRollouts(
+        input=plan.request.input, output=workspace.shown(path), prompts=True, overwrite=True
+    )
+    kept, manifest = path.with_suffix(".json"), read_manifest(path)
+    used = manifest.request.get("reward_from") if manifest is not None else None
+    before = request.model_copy(update={"reward_from": tuple(used or ())})
+    if kept.exists() and is_up_to_date(path, before):
+        return read_json(kept, ImportResult)
+    result = stages.do(IMPORT, "import_rollouts", request, ImportResult)
+    if not result.rewarded and (opinions := _opinions(path)):
+        judged = request.model_copy(update={"reward_from": ("|".join(opinions),)})
+        result = stages.do(IMPORT, "import_rollouts", judged, ImportResult)
+    for note in result.notes:
+        stages.note(f"{IMPORT}: {note}")
+    write_json(kept, result)
+    return result
+
+
+def _opinions(path: Path) -> list[str]:
+    """Returns the names of scores that are people's opinion, and 0 or 1 wherever they are given."""
+    values: defaultdict[str, set[float]] = defaultdict(set)
+    for _, rollout in read_answered([path]):
+        for name, score in rollout.rewards.items():
+            values[name].add(score)
+    return [name for name in values if values[name] <= {0.0, 1.0} and names_a_score(name)]

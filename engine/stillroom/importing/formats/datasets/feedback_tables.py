@@ -125,6 +125,11 @@ def _is_about_score(plain: str) -> bool:
     return bool(_SCORE_WORDS & _words(plain)) and plain.rpartition("_")[2] not in _NO_SCORES
 
 
+def names_a_score(name: str) -> bool:
+    """Returns whether a name is that of people's opinion, such as a thumb or a vote."""
+    return _is_score_name(_normalize(name))
+
+
 def scores_in(fields: Mapping[str, Any]) -> dict[str, float]:
     """Returns the thumbs, votes, ratings and scores among the fields of a conversation's row."""
     named = {name: fields[name] for name in fields if _is_about_score(_normalize(name))}
