@@ -300,7 +300,7 @@ def test_answers_with_a_thumb_down_are_neither_trained_on_nor_measured_with(
     tmp_path: Path, tiny_models: Any, started: list[str]
 ) -> None:
     rows, thumbs = [], []
-    for number, text in enumerate(things(0, 90)):
+    for number, text in enumerate(things(0, 150)):
         is_wrong = number % 9 == 3
         answer = "purple" if is_wrong else colour_of(text)
         rows.append({"id": f"call-{number}"} | logged_call(text, answer))
@@ -314,9 +314,9 @@ def test_answers_with_a_thumb_down_are_neither_trained_on_nor_measured_with(
     assert ended.result is not None, ended.error
     left_out = ended.result["answers"]["left_out"]
     num_left_out = left_out["the reward says it is wrong"]
-    assert 0 < num_left_out < 10
+    assert 0 < num_left_out < 17
     caveats = " ".join(ended.result["caveats"])
-    assert f"{10 - num_left_out} prompts to evaluate with have no right answer" in caveats
+    assert f"{17 - num_left_out} prompts to evaluate with have no right answer" in caveats
     assert "purple" not in (tmp_path / "student/sft-1.jsonl").read_text(encoding="utf-8")
     assert "purple" not in (tmp_path / "student/test.jsonl").read_text(encoding="utf-8")
 

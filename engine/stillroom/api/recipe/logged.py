@@ -35,8 +35,8 @@ def with_logged_answers(
         )
     if unused := [name for name in result.scores if not result.rewarded]:
         notes.append(
-            f"the input's scores ({', '.join(unused)}) were not used: to make rewards of them, import "
-            "it by hand with reward_from"
+            f"the input's scores ({', '.join(unused)}) were not used: to make rewards of them, "
+            "import it by hand with reward_from"
         )
     best: dict[str, tuple[tuple[bool, float], bytes]] = {}
     for line, rollout in read_answered([path]):
