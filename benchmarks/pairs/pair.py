@@ -1,6 +1,8 @@
 """Does a job with run_recipe and with the script, both at once on a core each, and judges both.
 
-    pair.py FOLDER [--world tickets] [--seed 1] [--budget-usd 0.40] [--minutes 40]
+    pair.py FOLDER [--job texts] [--world tickets] [--seed 1] [--budget-usd 0.40] [--minutes 40]
+
+job: `texts` for a teacher to answer (script.py), or `logs` with its answers (script_logs.py).
 
 Prints a JSON line: for each side the accuracy on the hidden texts, what its teacher has billed, its
 minutes, and the paired difference in accuracy (ours less the script's) with a 95 % interval.
@@ -45,7 +47,11 @@ def teacher_of(job: Path) -> Iterator[str]:
 
 def command_of(side: str, job: Path, base_url: str, options: argparse.Namespace) -> list[str]:
     """Returns the command that does a job."""
-    limits = ["--budget-usd", str(options.budget_usd), "--minutes", str(options.minutes)]
+    minutes = ["--minutes", str(options.minutes)]
+    limits = [*minutes, "--budget-usd", str(options.budget_usd)]
+    is_logs = options.job == "logs"
+    if side == "script" and is_logs:
+        return [sys.executable, str(HERE / "script_logs.py"), str(job), *minutes]
     if side == "script":
         return [sys.executable, str(HERE / "script.py"), str(job), "--base-url", base_url, *limits]
     settings = json.loads((job / "job.json").read_text(encoding="utf-8"))
@@ -55,11 +61,15 @@ def command_of(side: str, job: Path, base_url: str, options: argparse.Namespace)
     }
     (job / "prices.yml").write_text(json.dumps({settings["teacher"]: price}), encoding="utf-8")
     program = str(Path(sys.executable).with_name("stillroom"))
-    return [
-        program, "distil", "--input", "inputs.csv", "--labelled", "labelled.csv",
-        "--teacher", settings["teacher"], "--base-url", base_url, "--student", settings["student"],
-        "--system", settings["system"], "--output", "out", "--json", "--workspace", str(job), *limits,
+    common = [
+        "--labelled", "labelled.csv", "--student", settings["student"], "--output", "out", "--json",
+        "--workspace", str(job),
     ]  # fmt: skip
+    if is_logs:
+        return [program, "distil", "--input", "logs", *common, *minutes]
+    teacher = ["--teacher", settings["teacher"], "--base-url", base_url]
+    system = ["--system", settings["system"]]
+    return [program, "distil", "--input", "inputs.csv", *teacher, *system, *common, *limits]
 
 
 def start(side: str, command: list[str], job: Path) -> subprocess.Popen[bytes]:
@@ -79,8 +89,9 @@ def judged(side: str, job: Path) -> dict[str, Any]:
     if side == "recipe":
         lines = (job / "stdout.txt").read_text(encoding="utf-8").splitlines()
         result = json.loads(lines[-1])["result"]
-        system = result["system"] or None
-        model = {"path": str(job / result["folder"]), "system": system}
+        model = {"path": str(job / result["folder"])}
+        if result["system"] is not None:
+            model["system"] = result["system"] or None
         (job / "model.json").write_text(json.dumps(model), encoding="utf-8")
     command = [sys.executable, str(HERE / "judge.py"), str(job)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=True)
@@ -97,12 +108,13 @@ def main() -> None:
     """Does the job twice and prints the figures."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--job", default="texts", choices=("texts", "logs"))
     parser.add_argument("--world", default="tickets", choices=WORLDS)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--budget-usd", type=float, default=0.40)
     parser.add_argument("--minutes", type=float, default=40)
     options = parser.parse_args()
-    figures: dict[str, Any] = {"world": options.world, "seed": options.seed}
+    figures: dict[str, Any] = {"job": options.job, "world": options.world, "seed": options.seed}
     figures |= {"budget_usd": options.budget_usd, "minutes": options.minutes}
     with ExitStack() as stack:
         jobs, urls, processes = dict[str, Path](), dict[str, str](), {}
@@ -113,6 +125,8 @@ def main() -> None:
                 [*make, "--seed", str(options.seed)], check=True, stdout=subprocess.DEVNULL
             )
             jobs[side] = folder / "job"
+            if options.job == "logs":
+                subprocess.run([sys.executable, str(HERE / "logs.py"), str(jobs[side])], check=True)
             urls[side] = stack.enter_context(teacher_of(jobs[side]))
         begun = time.monotonic()
         for side in SIDES:

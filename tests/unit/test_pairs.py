@@ -13,8 +13,11 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from fakes.source_tree import ROOT
+from stillroom.importing.request import ImportRollouts
+from stillroom.importing.run import import_rollouts
+from stillroom.settings import Workspace
 
-MODULES = ("worlds", "teacher", "script", "judge", "smollm2")
+MODULES = ("worlds", "teacher", "logs", "script", "script_logs", "judge", "smollm2")
 WORLDS = ("tickets", "reviews", "bank")
 SHARED_WORDS = 4
 WORDED_BY = {
@@ -46,6 +49,10 @@ def tickets(pairs):
     """The teacher of tickets."""
     worlds = pairs("worlds")
     return pairs("teacher").Teacher(worlds.load_world("tickets"), 1, worlds.PRICES)
+
+
+def lines_of(path):
+    return path.read_text(encoding="utf-8").splitlines()
 
 
 def request_for(text, system="Sort it.", **options):
@@ -271,3 +278,28 @@ def test_a_judge_takes_nothing_but_the_label(pairs):
     assert pairs("judge").judged(Echo(), rows) == {
         "accuracy": 0.25, "right": 1, "of": 4, "solved": "1000",
     }  # fmt: skip
+
+
+def test_logs_are_read_alike_by_the_script_and_by_an_import(pairs, tmp_path):
+    job = pairs("worlds").write_job(tmp_path, "tickets", 1)
+    inputs = [json.loads(line) for line in lines_of(tmp_path / "hidden" / "inputs.jsonl")]
+    right = {example["text"]: example["label"] for example in inputs}
+    labels = json.loads((job / "job.json").read_text(encoding="utf-8"))["labels"]
+
+    pairs("logs").write_logs(job, pairs("teacher").load_teacher(job))
+
+    rows = pairs("script_logs").labelled_rows(job, labels)
+    assert not (job / "inputs.csv").exists()
+    assert 0.85 * len(right) < len(rows) < len(right)
+    assert 0.93 < sum(right[text] == label for text, label in rows) / len(rows) < 1
+    request = ImportRollouts(input="logs", output="rollouts.jsonl", reward_from=("thumb",))
+    imported = import_rollouts(Workspace(job), request)
+    failed = sum(
+        '"error"' in line for path in (job / "logs").glob("*.jsonl") for line in lines_of(path)
+    )
+    assert imported.refused == failed
+    disliked = sum("down" in line for line in lines_of(job / "logs" / "thumbs.csv"))
+    rollouts = [json.loads(line) for line in lines_of(job / "rollouts.jsonl")]
+    assert 0 < sum(one["success"] is False for one in rollouts) == disliked
+    asked = {one["messages"][1]["content"] for one in rollouts if one["success"] is not False}
+    assert asked >= {text for text, _ in rows}

@@ -261,6 +261,22 @@ def test_logs_with_answers_need_no_teacher(
     assert again.result["accuracy"] == ended.result["accuracy"]
 
 
+def test_labelled_texts_are_measured_with_the_system_message_of_the_logs(
+    tmp_path: Path, tiny_models: Any, started: list[str]
+) -> None:
+    workspace = make_data(tmp_path)
+    calls = [logged_call(text, colour_of(text)) for text in things(0, 40)]
+    write_rows(tmp_path / "logs" / "calls.jsonl", calls)
+
+    ended = run_recipe(workspace, logs_request(tiny_models, labelled="labelled.csv"))
+
+    assert ended.result is not None, ended.error
+    assert "the input's own" not in " ".join(ended.result["caveats"])
+    for row in read_rows(tmp_path / "student/test.jsonl"):
+        roles = [message["role"] for message in row["messages"]]
+        assert (roles, row["messages"][0]["content"]) == (["system", "user"], "Name the colour.")
+
+
 def logs_request(tiny_models: Any, **changes: Any) -> RunRecipe:
     student = str(tiny_models.folder("llama", "chatml"))
     return RunRecipe.model_validate(

@@ -1,6 +1,7 @@
 """The first stage of a recipe whose input has answers: makes rollouts of logs and conversations."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from stillroom.importing.formats.datasets.feedback_tables import names_a_score
 from stillroom.importing.request import ImportResult, ImportRollouts
 from stillroom.lineage import read_manifest
 from stillroom.recipe.files import RecipeFiles, is_up_to_date
-from stillroom.recipe.inputs import read_prompts
+from stillroom.recipe.inputs import RecipePrompt, read_prompts
 from stillroom.recipe.selection import is_wrong, read_answered
 from stillroom.settings import Workspace
 
@@ -46,7 +47,28 @@ def with_logged_answers(
     lines = [line for _, line in best.values()]
     logged = files.rollouts("logged-best", lines, plan.request, [path])
     read = read_prompts(files.folder / "logged.prompts.jsonl", system=None)
-    return replace(plan, prompts=read.prompts, logged=logged, notes=[*notes, *read.notes])
+    return replace(
+        plan,
+        prompts=read.prompts,
+        labelled=_with_system(plan.labelled, read.prompts),
+        logged=logged,
+        notes=[*notes, *read.notes],
+    )
+
+
+def _with_system(
+    labelled: Sequence[RecipePrompt], prompts: Sequence[RecipePrompt]
+) -> list[RecipePrompt]:
+    """Returns labelled texts with the system message of all logged prompts, if it is one."""
+    first = prompts[0].row["messages"][0]
+    if first["role"] != "system" or any(one.row["messages"][0] != first for one in prompts):
+        return list(labelled)
+    return [
+        one
+        if one.row["messages"][0]["role"] == "system"
+        else replace(one, row={**one.row, "messages": [first, *one.row["messages"]]})
+        for one in labelled
+    ]
 
 
 def _imported(workspace: Workspace, plan: RecipePlan, stages: Stages, path: Path) -> ImportResult:
