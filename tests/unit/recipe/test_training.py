@@ -14,6 +14,13 @@ def test_few_rows_are_trained_more_often(num_rows: int, epochs: int) -> None:
     assert wanted_epochs(num_rows) == epochs
 
 
+@pytest.mark.parametrize(
+    ("num_rows", "epochs"), [(20, 6), (150, 4), (270, 2), (560, 1), (50_000, 1)]
+)
+def test_texts_from_templates_are_trained_less_often(num_rows: int, epochs: int) -> None:
+    assert wanted_epochs(num_rows, are_templated=True) == epochs
+
+
 def test_epochs_are_those_that_the_time_suffices_for() -> None:
     pace = Pace(start_s=10, row_s=0.5)
 

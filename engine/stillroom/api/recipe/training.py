@@ -85,7 +85,8 @@ class Trainer:
         start = self._session.request.student
         if available is not None and self._pace is not None:
             possible = self._pace.epochs_within(taught.num_rows, available)
-            start = start if possible >= _ANEW_EPOCHS else student.run_id
+            is_anew = possible >= min(_ANEW_EPOCHS, self._wanted_epochs(taught))
+            start = start if is_anew else student.run_id
         return self._sft(TRAIN_ALL, start, taught, available)
 
     def distil(self, student: TrainedStudent) -> TrainedStudent | None:
@@ -167,10 +168,13 @@ class Trainer:
         num_prompts = num_measures * len(self._parts.validation) + 1.5 * len(self._parts.test)
         return left - num_prompts * self._session.prompt_s - _EXPORT_S - other_s
 
+    def _wanted_epochs(self, taught: Taught) -> int:
+        return wanted_epochs(taught.num_rows, are_templated=self._parts.are_templated)
+
     def _sft(
         self, title: str, start: str, taught: Taught, available_s: float | None
     ) -> TrainedStudent:
-        session, epochs = self._session, wanted_epochs(taught.num_rows)
+        session, epochs = self._session, self._wanted_epochs(taught)
         if available_s is not None and self._pace is not None:
             possible = self._pace.epochs_within(taught.num_rows, available_s)
             if possible < 1:
