@@ -293,16 +293,16 @@ def files_to_import_for_validation(workspace: Workspace, name: str) -> list[Path
 
 
 def has_answers(workspace: Workspace, name: str) -> bool:
-    """Returns whether an input is a folder, or has conversations with answers in any format.
+    """Returns whether an input is a folder, or has answers in any format: logs, pairs, rollouts.
 
     A table of columns counts as texts, whatever its columns are.
     """
     path = workspace.existing(name, label="input")
     if path.is_dir():
         return True
-    formats = set(map(detect_format, _first_rows(path))) if path.suffix == ".jsonl" else set()
-    if formats - {None}:
-        return bool(formats & {RowFormat.ROLLOUTS, RowFormat.SFT})
+    rows = _first_rows(path) if path.suffix == ".jsonl" else iter(())
+    if formats := set(map(detect_format, rows)) - {None}:
+        return formats != {RowFormat.PROMPTS}
     sources = _sources_of(workspace, name)
     return sources is not None and not any(one.format.read_columns for one in sources.formats)
 

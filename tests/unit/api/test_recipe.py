@@ -312,6 +312,29 @@ def test_of_several_logged_answers_the_one_with_the_best_reward_is_trained(
         assert line["messages"][-1]["content"] == colour_of(line["messages"][0]["content"])
 
 
+def test_of_preference_pairs_the_chosen_answer_is_trained(
+    tmp_path: Path, tiny_models: Any, started: list[str]
+) -> None:
+    pairs = [
+        {
+            "prompt": [user(text)],
+            "chosen": [assistant(colour_of(text))],
+            "rejected": [assistant("purple")],
+        }
+        for text in things(0, 90)
+    ]
+    write_rows(tmp_path / "pairs.jsonl", pairs)
+
+    ended = run_recipe(Workspace(tmp_path), logs_request(tiny_models, input="pairs.jsonl"))
+
+    assert ended.result is not None, ended.error
+    assert ended.result["answers"]["left_out"] == {}
+    for row in read_rows(tmp_path / "student/sft-1.jsonl"):
+        question, answer = (message["content"] for message in row["messages"])
+        assert answer == colour_of(question)
+    assert "90 prompts have right and wrong answers" in " ".join(ended.result["caveats"])
+
+
 def test_answers_with_a_thumb_down_are_neither_trained_on_nor_measured_with(
     tmp_path: Path, tiny_models: Any, started: list[str]
 ) -> None:

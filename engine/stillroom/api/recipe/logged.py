@@ -40,12 +40,19 @@ def with_logged_answers(
             "import it by hand with reward_from"
         )
     best: dict[str, tuple[tuple[bool, float], bytes]] = {}
+    worths: defaultdict[str, set[bool]] = defaultdict(set)
     for line, rollout in read_answered([path]):
         worth = (not is_wrong(rollout), rollout.reward or 0.0)
+        worths[rollout.task_id].add(worth[0])
         if rollout.task_id not in best or worth > best[rollout.task_id][0]:
             best[rollout.task_id] = (worth, line)
     lines = [line for _, line in best.values()]
     logged = files.rollouts("logged-best", lines, plan.request, [path])
+    if num_pairs := sum(len(kinds) == 2 for kinds in worths.values()):
+        notes.append(
+            f"{num_pairs} prompts have right and wrong answers, and only right ones are trained "
+            f"on; make_dpo_pairs(input={workspace.shown(path)}) and dataset_type dpo use both"
+        )
     read = read_prompts(files.folder / "logged.prompts.jsonl", system=None)
     return replace(
         plan,
