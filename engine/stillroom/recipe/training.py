@@ -2,14 +2,19 @@
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from stillroom.train.planning.forecast import SftSettings, TrainingForecast
+from stillroom.train.planning.forecast import (
+    SftSettings,
+    TrainingForecast,
+    suitable_sft_settings,
+)
 
 BATCH_SIZE = 8
 _WANTED_STEPS, _MIN_EPOCHS, _MAX_EPOCHS = 200, 2, 6
-_TEMPLATED_STEPS = 75
-"""The steps on texts made from templates, which a student learns by heart with more of them."""
+_TEMPLATED_STEPS, _TEMPLATED_RATE = 150, 0.5
+"""The steps on texts made from templates, which a student learns by heart with more of them, and
+their learning rate as a share of that on other texts."""
 _ON_POLICY_SHARE = 0.25
 """The learning rate of on-policy distillation as a share of that of SFT."""
 
@@ -39,13 +44,20 @@ class Pace:
 def wanted_epochs(num_rows: int, *, are_templated: bool = False) -> int:
     """Returns the epochs after which more training on the same rows teaches a student little.
 
-    are_templated: whether most texts are made from templates. On other templates four epochs over
-    560 such rows made SmolLM2-135M worse than one (benchmarks/pairs).
+    are_templated: whether most texts are made from templates.
     """
     steps_per_epoch = math.ceil(num_rows / BATCH_SIZE)
     if are_templated:
         return min(_MAX_EPOCHS, max(1, round(_TEMPLATED_STEPS / steps_per_epoch)))
     return min(_MAX_EPOCHS, max(_MIN_EPOCHS, math.ceil(_WANTED_STEPS / steps_per_epoch)))
+
+
+def settings_for(num_parameters: int, *, are_templated: bool) -> SftSettings:
+    """Returns the settings of SFT for a student of this size."""
+    suitable = suitable_sft_settings(num_parameters)
+    if not are_templated:
+        return suitable
+    return replace(suitable, learning_rate=_TEMPLATED_RATE * suitable.learning_rate)
 
 
 @dataclass(frozen=True, slots=True)

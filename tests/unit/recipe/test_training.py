@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from stillroom.recipe.training import Pace, PlannedTraining, wanted_epochs
+from stillroom.recipe.training import Pace, PlannedTraining, settings_for, wanted_epochs
 from stillroom.train.config.file import load_config
 from stillroom.train.planning.forecast import SftSettings, suitable_sft_settings
 
@@ -15,7 +15,7 @@ def test_few_rows_are_trained_more_often(num_rows: int, epochs: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "epochs"), [(20, 6), (150, 4), (270, 2), (560, 1), (50_000, 1)]
+    ("num_rows", "epochs"), [(20, 6), (150, 6), (270, 4), (560, 2), (50_000, 1)]
 )
 def test_texts_from_templates_are_trained_less_often(num_rows: int, epochs: int) -> None:
     assert wanted_epochs(num_rows, are_templated=True) == epochs
@@ -32,6 +32,8 @@ def test_epochs_are_those_that_the_time_suffices_for() -> None:
 def test_a_models_size_decides_between_all_weights_and_an_adapter() -> None:
     assert suitable_sft_settings(5_000_000) == SftSettings(0, 1e-3)
     assert suitable_sft_settings(135_000_000) == SftSettings(0, 2e-4)
+    assert settings_for(135_000_000, are_templated=True) == SftSettings(0, 1e-4)
+    assert settings_for(135_000_000, are_templated=False) == SftSettings(0, 2e-4)
     assert suitable_sft_settings(1_700_000_000) == SftSettings(32, 1e-4)
 
 

@@ -10,13 +10,9 @@ from stillroom.errors import EngineError, RunError
 from stillroom.files import file_sha256
 from stillroom.models.resolve import ModelLocation
 from stillroom.recipe.splits import Parts
-from stillroom.recipe.training import Pace, PlannedTraining, wanted_epochs
+from stillroom.recipe.training import Pace, PlannedTraining, settings_for, wanted_epochs
 from stillroom.train.config.request import PlanTraining, StartTraining, plan_request
-from stillroom.train.planning.forecast import (
-    SftSettings,
-    TrainingForecast,
-    suitable_sft_settings,
-)
+from stillroom.train.planning.forecast import SftSettings, TrainingForecast
 
 PLAN, TRAIN, TRAIN_ALL, DISTIL = (
     "plan training",
@@ -128,7 +124,7 @@ class Trainer:
     def _plan(self, taught: Taught) -> None:
         """Finds the settings that suit the student's size, and its pace with them."""
         session, forecast = self._session, self._forecast(taught)
-        suitable = suitable_sft_settings(forecast.parameters)
+        suitable = settings_for(forecast.parameters, are_templated=self._parts.are_templated)
         if suitable.qlora_rank != self._settings.qlora_rank:
             self._settings = suitable
             forecast = self._forecast(taught)
