@@ -13,8 +13,8 @@ from stillroom.train.planning.forecast import (
 BATCH_SIZE = 8
 _WANTED_STEPS, _MIN_EPOCHS, _MAX_EPOCHS = 200, 2, 6
 _TEMPLATED_STEPS, _TEMPLATED_RATE = 150, 0.5
-"""The steps on texts made from templates, which a student learns by heart with more of them, and
-their learning rate as a share of that on other texts."""
+"""The steps on labels of texts made from templates, which a student learns by heart with more of
+them, and their learning rate as a share of that on other texts."""
 _ON_POLICY_SHARE = 0.25
 """The learning rate of on-policy distillation as a share of that of SFT."""
 
@@ -44,7 +44,7 @@ class Pace:
 def wanted_epochs(num_rows: int, *, are_templated: bool = False) -> int:
     """Returns the epochs after which more training on the same rows teaches a student little.
 
-    are_templated: whether most texts are made from templates.
+    are_templated: whether the rows are labels of texts made from templates.
     """
     steps_per_epoch = math.ceil(num_rows / BATCH_SIZE)
     if are_templated:
@@ -53,7 +53,10 @@ def wanted_epochs(num_rows: int, *, are_templated: bool = False) -> int:
 
 
 def settings_for(num_parameters: int, *, are_templated: bool) -> SftSettings:
-    """Returns the settings of SFT for a student of this size."""
+    """Returns the settings of SFT for a student of this size.
+
+    are_templated: whether the rows are labels of texts made from templates.
+    """
     suitable = suitable_sft_settings(num_parameters)
     if not are_templated:
         return suitable

@@ -28,16 +28,11 @@ def with_logged_answers(
     """
     path = files.folder / "logged.jsonl"
     result = _imported(workspace, plan, stages, path)
-    notes = list(plan.notes)
+    notes = [*plan.notes, *(f"{IMPORT}: {note}" for note in result.notes)]
     if result.refused:
         notes.append(
             f"{result.refused} of {result.read} rows of the input could not be imported: "
             f"{result.refused_file} says why"
-        )
-    if unused := [name for name in result.scores if not result.rewarded]:
-        notes.append(
-            f"the input's scores ({', '.join(unused)}) were not used: to make rewards of them, "
-            "import it by hand with reward_from"
         )
     best: dict[str, tuple[tuple[bool, float], bytes]] = {}
     worths: defaultdict[str, set[bool]] = defaultdict(set)
@@ -95,8 +90,6 @@ def _imported(workspace: Workspace, plan: RecipePlan, stages: Stages, path: Path
     if not result.rewarded and (opinions := _opinions(path)):
         judged = request.model_copy(update={"reward_from": ("|".join(opinions),)})
         result = stages.do(IMPORT, "import_rollouts", judged, ImportResult)
-    for note in result.notes:
-        stages.note(f"{IMPORT}: {note}")
     write_json(kept, result)
     return result
 

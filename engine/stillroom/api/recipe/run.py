@@ -38,8 +38,9 @@ from stillroom.types import RunKind
 _EXPORT, _GGUF = "export model", "write GGUF"
 _TITLES = (
     IMPORT, measuring.REFERENCE, measuring.TEACHER, measuring.BEFORE, measuring.EXAMPLES,
-    teaching.ASK, teaching.AGAIN, training.PLAN, training.TRAIN, training.MEASURE[training.TRAIN],
-    teaching.ASK_REST, teaching.AGAIN_REST, teaching.REWORD_MORE,
+    teaching.ASK, teaching.AGAIN, teaching.SELECT, training.PLAN, training.TRAIN,
+    training.MEASURE[training.TRAIN],
+    teaching.ASK_REST, teaching.AGAIN_REST, teaching.SELECT_REST, teaching.REWORD_MORE,
     training.TRAIN_ALL, training.MEASURE[training.TRAIN_ALL],
     training.DISTIL, training.MEASURE[training.DISTIL],
     measuring.AFTER, measuring.REWORD, measuring.REWORDED, _EXPORT, _GGUF,

@@ -20,11 +20,13 @@ from stillroom.recipe.label_check import doubtful_labels
 from stillroom.recipe.request import AnswerCounts
 from stillroom.recipe.selection import UNSETTLED, TeacherAnswer, read_answers, settle
 
-ASK, ASK_REST, AGAIN, AGAIN_REST, REWORD_MORE = (
+ASK, ASK_REST, AGAIN, AGAIN_REST, SELECT, SELECT_REST, REWORD_MORE = (
     "ask teacher",
     "ask teacher (2)",
     "ask again",
     "ask again (2)",
+    "select answers",
+    "select answers (2)",
     "reword training",
 )
 _TIMES_AGAIN = 2
@@ -202,7 +204,7 @@ class Teaching:
         )
         path = session.files.folder / f"sft-{number}.jsonl"
         if not is_up_to_date(path, request):
-            title = (ASK, ASK_REST)[number - 1]
+            title = (SELECT, SELECT_REST)[number - 1]
             session.stages.do(title, "convert_rollouts", request, ConvertResult)
         num_rows = sum(1 for _ in read_lines(path))
         if num_rows != len(kept):

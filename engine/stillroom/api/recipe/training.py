@@ -124,7 +124,7 @@ class Trainer:
     def _plan(self, taught: Taught) -> None:
         """Finds the settings that suit the student's size, and its pace with them."""
         session, forecast = self._session, self._forecast(taught)
-        suitable = settings_for(forecast.parameters, are_templated=self._parts.are_templated)
+        suitable = settings_for(forecast.parameters, are_templated=self._are_templated)
         if suitable.qlora_rank != self._settings.qlora_rank:
             self._settings = suitable
             forecast = self._forecast(taught)
@@ -164,8 +164,13 @@ class Trainer:
         num_prompts = num_measures * len(self._parts.validation) + 1.5 * len(self._parts.test)
         return left - num_prompts * self._session.prompt_s - _EXPORT_S - other_s
 
+    @property
+    def _are_templated(self) -> bool:
+        """Whether the rows are labels of texts made from templates."""
+        return self._parts.are_templated and self._session.known is not None
+
     def _wanted_epochs(self, taught: Taught) -> int:
-        return wanted_epochs(taught.num_rows, are_templated=self._parts.are_templated)
+        return wanted_epochs(taught.num_rows, are_templated=self._are_templated)
 
     def _sft(
         self, title: str, start: str, taught: Taught, available_s: float | None
