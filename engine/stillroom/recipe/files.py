@@ -15,6 +15,7 @@ from stillroom.files import content_hash, read_json, write_atomic, write_json
 from stillroom.lineage import is_as_recorded, read_manifest, record_file
 from stillroom.outputs import new_output
 from stillroom.recipe.inputs import RecipePrompt
+from stillroom.tools.user.file import read_user_file
 
 _Document = TypeVar("_Document", bound=msgspec.Struct)
 _MAX_FILES = 1000
@@ -60,6 +61,14 @@ class RecipeFiles:
     def answers_tool(self, answers: Sequence[str]) -> Path:
         """Writes the file that reduces answers to one of the known ones (`convert_rollouts`)."""
         return self._write("answers.py", _ANSWERS_TOOL.format(answers=list(answers)).encode())
+
+    def code(self, name: str, source: Path) -> None:
+        """Copies a user's tools.py or rewards.py, with its modules, next to the configurations."""
+        file = read_user_file(source)
+        for relative, code in {**file.modules, name: file.code}.items():
+            path = self.folder / relative
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._write(relative, code)
 
     def config(self, name: str, key: object, make: Callable[[], str]) -> Path:
         """Writes the config.yml of a training, unless the folder has one for the same `key`.

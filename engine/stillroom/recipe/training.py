@@ -4,17 +4,13 @@ import json
 import math
 from dataclasses import dataclass, replace
 
-from stillroom.train.planning.forecast import (
-    SftSettings,
-    TrainingForecast,
-    suitable_sft_settings,
-)
+from stillroom.train.planning.forecast import SftSettings, TrainingForecast
 
 BATCH_SIZE = 8
 _WANTED_STEPS, _MIN_EPOCHS, _MAX_EPOCHS = 200, 2, 6
 _TEMPLATED_STEPS, _TEMPLATED_RATE = 150, 0.5
 """The steps on labels of texts made from templates, which a student learns by heart with more of
-them, and their learning rate as a share of that on other texts."""
+them, and the learning rate of more than one epoch as a share of that on other texts."""
 _ON_POLICY_SHARE = 0.25
 """The learning rate of on-policy distillation as a share of that of SFT."""
 
@@ -52,15 +48,14 @@ def wanted_epochs(num_rows: int, *, are_templated: bool = False) -> int:
     return min(_MAX_EPOCHS, max(_MIN_EPOCHS, math.ceil(_WANTED_STEPS / steps_per_epoch)))
 
 
-def settings_for(num_parameters: int, *, are_templated: bool) -> SftSettings:
-    """Returns the settings of SFT for a student of this size.
+def for_templates(settings: SftSettings, epochs: int) -> SftSettings:
+    """Returns the settings for labels of texts made from templates.
 
-    are_templated: whether the rows are labels of texts made from templates.
+    A second epoch over them is at half the rate: it otherwise costs accuracy on other templates.
     """
-    suitable = suitable_sft_settings(num_parameters)
-    if not are_templated:
-        return suitable
-    return replace(suitable, learning_rate=_TEMPLATED_RATE * suitable.learning_rate)
+    if epochs == 1:
+        return settings
+    return replace(settings, learning_rate=_TEMPLATED_RATE * settings.learning_rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +81,17 @@ class PlannedTraining:
         )
 
     def distill_config(
-        self, teacher: str, *, max_turns: int, max_tokens: int, system: str | None = None
+        self,
+        teacher: dict[str, str],
+        *,
+        max_turns: int,
+        max_tokens: int,
+        system: str | None = None,
     ) -> str:
         """Returns the text of a config.yml for on-policy distillation from an open model.
 
-        max_turns, max_tokens: those of the student's rollouts. system: what the student reads in
-        place of the prompts' system messages; None: these.
+        teacher: its section. max_turns, max_tokens: those of the student's rollouts. system: what
+        the student reads in place of the prompts' system messages; None: these.
         """
         rate = self.settings.learning_rate * _ON_POLICY_SHARE
         schedule = {} if self.available_s is None else {"schedule": "constant"}
@@ -99,7 +99,7 @@ class PlannedTraining:
             dataset_type="distill",
             data={"train_file": self.train_file, "batch_size": 4 * BATCH_SIZE},
             model={**self._model, **({} if system is None else {"system": system})},
-            teacher={"path": teacher},
+            teacher=teacher,
             rollout={"max_turns": max_turns, "max_tokens": max_tokens},
             algorithm={"substeps": 2},
             trainer={

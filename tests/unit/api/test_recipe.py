@@ -390,3 +390,35 @@ def test_logs_of_free_text_need_something_that_judges(
     assert ended.error is not None
     assert "the input's answers are free text" in ended.error.problem
     assert "evaluate" not in started
+
+
+def test_an_open_teacher_scores_a_student_that_calls_the_tools_of_the_project(
+    tmp_path: Path, tiny_models: Any, started: list[str]
+) -> None:
+    code = {
+        "tools.py": (
+            "from shop import PRICE\n\n\n@tool\ndef price(item: str) -> int:\n"
+            '    """Returns the price of an item."""\n    return PRICE\n'
+        ),
+        "shop.py": "PRICE = 3\n",
+        "rewards.py": "@reward\ndef right(args, messages):\n    return 1.0\n",
+    }
+    for name, text in code.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    prompts = [{"messages": [user(text)], "tools": ["price"]} for text in things(0, 60)]
+    write_rows(tmp_path / "prompts.jsonl", prompts)
+    student = str(tiny_models.folder("llama", "chatml"))
+    recipe = RunRecipe(
+        input="prompts.jsonl", teacher=student, student=student, accept=("teacher", "gain")
+    )
+    (tmp_path / "config.yml").write_text(
+        f"dataset_type: distill\ndata: {{train_file: prompts.jsonl, batch_size: 8}}\n"
+        f"model: {{path: {student}}}\nteacher: {{path: {student}}}\nrollout: {{max_tokens: 8}}\n",
+        encoding="utf-8",
+    )
+
+    ended = run_recipe(Workspace(tmp_path), recipe)
+
+    assert ended.result is not None, ended.error
+    assert "on-policy distillation was not done" not in " ".join(ended.result["caveats"])
+    assert "distill" in started

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from stillroom.recipe.training import Pace, PlannedTraining, settings_for, wanted_epochs
+from stillroom.recipe.training import Pace, PlannedTraining, for_templates, wanted_epochs
 from stillroom.train.config.file import load_config
 from stillroom.train.planning.forecast import SftSettings, suitable_sft_settings
 
@@ -32,9 +32,12 @@ def test_epochs_are_those_that_the_time_suffices_for() -> None:
 def test_a_models_size_decides_between_all_weights_and_an_adapter() -> None:
     assert suitable_sft_settings(5_000_000) == SftSettings(0, 1e-3)
     assert suitable_sft_settings(135_000_000) == SftSettings(0, 2e-4)
-    assert settings_for(135_000_000, are_templated=True) == SftSettings(0, 1e-4)
-    assert settings_for(135_000_000, are_templated=False) == SftSettings(0, 2e-4)
     assert suitable_sft_settings(1_700_000_000) == SftSettings(32, 1e-4)
+
+
+def test_only_a_second_epoch_over_templates_is_at_half_the_rate() -> None:
+    assert for_templates(SftSettings(0, 2e-4), 1) == SftSettings(0, 2e-4)
+    assert for_templates(SftSettings(0, 2e-4), 2) == SftSettings(0, 1e-4)
 
 
 def test_configurations_are_read_as_they_are_meant(tmp_path: Path) -> None:
@@ -43,7 +46,9 @@ def test_configurations_are_read_as_they_are_meant(tmp_path: Path) -> None:
     )
     sft, distill = tmp_path / "sft.yml", tmp_path / "distill.yml"
     sft.write_text(training.sft_config(), encoding="utf-8")
-    distill.write_text(training.distill_config("big", max_turns=5, max_tokens=48), encoding="utf-8")
+    distill.write_text(
+        training.distill_config({"path": "big"}, max_turns=5, max_tokens=48), encoding="utf-8"
+    )
 
     config = load_config(sft)
     assert config.dataset_type == "sft"

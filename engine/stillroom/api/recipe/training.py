@@ -1,6 +1,7 @@
 """The stages of a recipe that train: on the first answers, on all, and on-policy."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from stillroom.api.recipe.measuring import measure_validation
@@ -10,9 +11,14 @@ from stillroom.errors import EngineError, RunError
 from stillroom.files import file_sha256
 from stillroom.models.resolve import ModelLocation
 from stillroom.recipe.splits import Parts
-from stillroom.recipe.training import Pace, PlannedTraining, settings_for, wanted_epochs
+from stillroom.recipe.training import Pace, PlannedTraining, for_templates, wanted_epochs
+from stillroom.rollout.request import NO_FILE
 from stillroom.train.config.request import PlanTraining, StartTraining, plan_request
-from stillroom.train.planning.forecast import SftSettings, TrainingForecast
+from stillroom.train.planning.forecast import (
+    SftSettings,
+    TrainingForecast,
+    suitable_sft_settings,
+)
 
 PLAN, TRAIN, TRAIN_ALL, DISTIL = (
     "plan training",
@@ -31,6 +37,8 @@ _FIRST_SHARE = 0.3
 """The first training's share of the time for both."""
 _ANEW_EPOCHS = 2
 """The epochs from which on the second training begins anew; it then does no worse on new texts."""
+_TEACHER_TOKENS = ("same", "reread")
+"""Whether the teacher reads the student's tokens, or its text: with another tokenizer."""
 _EXPORT_S, _MIN_S = 60.0, 60.0
 
 
@@ -81,7 +89,7 @@ class Trainer:
         start = self._session.request.student
         if available is not None and self._pace is not None:
             possible = self._pace.epochs_within(taught.num_rows, available)
-            is_anew = possible >= min(_ANEW_EPOCHS, self._wanted_epochs(taught))
+            is_anew = possible >= (1 if self._are_templated else _ANEW_EPOCHS)
             start = start if is_anew else student.run_id
         return self._sft(TRAIN_ALL, start, taught, available)
 
@@ -98,22 +106,33 @@ class Trainer:
         training = PlannedTraining(
             student.run_id, prompts.name, self._settings, session.request.seed, 1, available
         )
-        config = session.files.config(
-            "distil",
-            {"start": student.run_id, "minutes": session.request.minutes},
-            lambda: training.distill_config(
-                self._teacher_path,
-                max_turns=session.plan.teacher.max_turns,
+        options = session.plan.teacher
+        for name, given in (("tools.py", options.tools), ("rewards.py", session.plan.rewards)):
+            if given != NO_FILE:
+                session.files.code(name, session.workspace.existing(given, label=name))
+        key, problems = {"start": student.run_id, "minutes": session.request.minutes}, list[str]()
+        for tokens in _TEACHER_TOKENS:
+            make = partial(
+                training.distill_config,
+                {"path": self._teacher_path, "tokens": tokens},
+                max_turns=options.max_turns,
                 max_tokens=session.max_tokens,
                 system=session.student_system,
-            ),
-        )
-        try:
-            plan_request(session.workspace, StartTraining(config=session.workspace.shown(config)))
-        except EngineError as error:
-            session.caveats.append(f"on-policy distillation cannot be done: {error.problem}")
-            return None
-        return self._train(DISTIL, config)
+            )
+            config = session.files.config(f"distil-{tokens}", key, make)
+            request = StartTraining(config=session.workspace.shown(config))
+            try:
+                plan_request(session.workspace, request)
+            except EngineError as error:
+                problems.append(error.problem)
+                continue
+            try:
+                return self._train(DISTIL, config)
+            except RunError as error:
+                problems = [error.problem]
+                break
+        session.caveats.append(f"on-policy distillation was not done: {problems[0]}")
+        return None
 
     @property
     def _teacher_path(self) -> str:
@@ -124,7 +143,7 @@ class Trainer:
     def _plan(self, taught: Taught) -> None:
         """Finds the settings that suit the student's size, and its pace with them."""
         session, forecast = self._session, self._forecast(taught)
-        suitable = settings_for(forecast.parameters, are_templated=self._are_templated)
+        suitable = suitable_sft_settings(forecast.parameters)
         if suitable.qlora_rank != self._settings.qlora_rank:
             self._settings = suitable
             forecast = self._forecast(taught)
@@ -183,8 +202,11 @@ class Trainer:
                     f"{title}: not enough time for an epoch over {taught.num_rows} rows"
                 )
             epochs = max(1, min(epochs, possible))
+        settings = self._settings
+        if self._are_templated:
+            settings = for_templates(settings, epochs)
         training = PlannedTraining(
-            start, taught.train_file.name, self._settings, session.request.seed, epochs, available_s
+            start, taught.train_file.name, settings, session.request.seed, epochs, available_s
         )
         key = {
             "start": start,
