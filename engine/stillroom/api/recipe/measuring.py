@@ -354,7 +354,8 @@ def evaluate(
     session.note_gaps(title, run.result or {})
     file = find_run(session.workspace, run.run_id).path / RESULT_FILE
     result = read_json(file, Evaluation).result
-    if model is not None:
-        session.prompt_s = max(session.prompt_s, result.seconds / max(1, result.accuracy.n))
+    # An untrained student says more than a trained one, and reads examples.
+    if model is not None and (is_trained or not session.prompt_s):
+        session.prompt_s = result.seconds / max(1, result.accuracy.n)
     session.add(Measured(name=name, prompts=prompts, accuracy=result.accuracy, run_id=run.run_id))
     return Evaluated(run.run_id, result)
