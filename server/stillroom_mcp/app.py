@@ -27,7 +27,7 @@ INSTRUCTIONS = """\
 Stillroom distils a strong teacher into a small model the user owns.
 Prompts or a CSV and a teacher, or logs: run_recipe does all of it in one run (skill://distil/SKILL.md).
 Step by step: skill://off-policy-distillation/SKILL.md and others, or `stillroom setup HOST`.
-From logs, traces or sessions that exist: import_rollouts first (skill://import-traces/SKILL.md).
+From logs, traces or sessions by hand: import_rollouts first (skill://import-traces/SKILL.md).
 Off-policy: generate_rollouts -> filter_dataset -> convert_rollouts -> start_training (sft).
 Preferences: make_dpo_pairs -> start_training (dpo). On-policy: start_training (distill).
 evaluate_model before and after each stage, then compare_evaluations.

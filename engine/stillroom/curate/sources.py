@@ -300,11 +300,13 @@ def has_answers(workspace: Workspace, name: str) -> bool:
     path = workspace.existing(name, label="input")
     if path.is_dir():
         return True
-    rows = _first_rows(path) if path.suffix == ".jsonl" else iter(())
-    if formats := set(map(detect_format, rows)) - {None}:
-        return formats != {RowFormat.PROMPTS}
+    formats = set(map(detect_format, _first_rows(path))) if path.suffix == ".jsonl" else set()
+    if formats & {RowFormat.ROLLOUTS, RowFormat.SFT, RowFormat.DPO}:
+        return True
     sources = _sources_of(workspace, name)
-    return sources is not None and not any(one.format.read_columns for one in sources.formats)
+    return sources is not None and not any(
+        one.format.read_columns or one.format.name == _MESSAGES_FORMAT for one in sources.formats
+    )
 
 
 def _is_list(file: Path) -> bool:

@@ -88,16 +88,6 @@ class RecipeFiles:
             write_json(path, make())
         return read_json(path, kind)
 
-    def rollouts(
-        self,
-        name: str,
-        lines: Sequence[bytes],
-        request: BaseModel,
-        inputs: Sequence[Path],
-    ) -> Path:
-        """Writes chosen rollouts of the `inputs`, with their manifest."""
-        return self._write_recorded(name, lines, request, inputs)
-
     def rows(
         self,
         name: str,
@@ -108,11 +98,12 @@ class RecipeFiles:
     ) -> Path:
         """Writes the rows of a file and more rows after them, with their manifest."""
         lines = [*first.read_bytes().splitlines(), *map(msgspec.json.encode, more)]
-        return self._write_recorded(name, lines, request, [first, *inputs])
+        return self.write_recorded(name, lines, request, [first, *inputs])
 
-    def _write_recorded(
+    def write_recorded(
         self, name: str, lines: Sequence[bytes], request: BaseModel, inputs: Sequence[Path]
     ) -> Path:
+        """Writes lines that are made of the `inputs`, with their manifest."""
         path = self.folder / f"{name}.jsonl"
         data = b"".join(line + b"\n" for line in lines)
         if path.exists() and path.read_bytes() == data and read_manifest(path) is not None:

@@ -47,7 +47,7 @@ class AnswerCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the teacher's answers. Always prompts = trained + the sum of left_out."""
 
     prompts: int
-    """The number of prompts that were selected for the teacher."""
+    """The number of prompts that were selected for training."""
     trained: int
     left_out: dict[OwnText, int]
     doubtful: int | None = None

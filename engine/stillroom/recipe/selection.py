@@ -15,11 +15,18 @@ from stillroom.recipe.answers import named_answer
 _WRONG = "the reward says it is wrong"
 _CUT = "cut off or missing"
 _UNKNOWN = "not exactly one of the known labels"
-UNSETTLED = "still contradicts similar texts when asked again"
+UNSETTLED = "contradicts similar texts, and the teacher did not settle it"
 _MIN_REWARD = 0.5
 
 
-class AnsweredPrompt(msgspec.Struct, frozen=True, kw_only=True):
+class ImportOrigin(msgspec.Struct, frozen=True):
+    """Where an imported rollout comes from."""
+
+    branch_of: str | None = None
+    """The rollout of the same conversation that it branches from; None if it does not."""
+
+
+class AnsweredRollout(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a rollout that the selection needs; imported ones may lack others."""
 
     id: str
@@ -32,15 +39,26 @@ class AnsweredPrompt(msgspec.Struct, frozen=True, kw_only=True):
     error: dict[str, Any] | None = None
     rewards: dict[str, float] = {}
     """The scores by name."""
+    origin: ImportOrigin = ImportOrigin()
+
+    @property
+    def answer(self) -> str:
+        """The text of the last turn."""
+        return final_answer(self.messages).strip()
+
+    @property
+    def has_tool_calls(self) -> bool:
+        """Whether a turn calls tools."""
+        return any(message.get("tool_calls") for message in self.messages)
 
 
-def read_answered(files: Iterable[Path]) -> Iterator[tuple[bytes, AnsweredPrompt]]:
+def read_rollouts(files: Iterable[Path]) -> Iterator[tuple[bytes, AnsweredRollout]]:
     """Yields the lines of rollout files, each with the rollout."""
     for line in (line for file in files for line in read_lines(file)):
         yield bytes(line.data), _ROLLOUT.decode(line.data)
 
 
-_ROLLOUT = msgspec.json.Decoder(AnsweredPrompt)
+_ROLLOUT = msgspec.json.Decoder(AnsweredRollout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +66,7 @@ class TeacherAnswer:
     """A rollout of the teacher, and the answer that its last turn gives."""
 
     line: bytes
-    rollout: AnsweredPrompt
+    rollout: AnsweredRollout
     answer: str
     """The final turn; if answers are from a small set, the member of the set that it names."""
 
@@ -75,14 +93,14 @@ def read_answers(
     calls wrong, that are cut off or missing, or that name none or several of the known answers.
     """
     answers = TeacherAnswers()
-    for line, rollout in read_answered(files):
+    for line, rollout in read_rollouts(files):
         if rollout.task_id not in task_ids:
             continue
-        text = final_answer(rollout.messages).strip()
+        text = rollout.answer
         answer = text if known is None else named_answer(text, known)
         if is_wrong(rollout):
             answers.left_out[_WRONG] += 1
-        elif rollout.truncated or rollout.error is not None or not text:
+        elif is_cut_off(rollout):
             answers.left_out[_CUT] += 1
         elif answer is None:
             answers.left_out[_UNKNOWN] += 1
@@ -94,7 +112,13 @@ def read_answers(
     return answers
 
 
-def is_wrong(rollout: AnsweredPrompt) -> bool:
+def is_cut_off(rollout: AnsweredRollout) -> bool:
+    """Returns whether a rollout does not end with an answer."""
+    is_last_a_call = bool(rollout.messages[-1].get("tool_calls"))
+    return rollout.truncated or rollout.error is not None or is_last_a_call or not rollout.answer
+
+
+def is_wrong(rollout: AnsweredRollout) -> bool:
     """Returns whether a rollout's reward, or its success if it has one, says that it failed."""
     if rollout.success is None and rollout.reward is not None:
         return rollout.reward < _MIN_REWARD

@@ -56,7 +56,9 @@ def split(prompts: Sequence[RecipePrompt], labelled: Sequence[RecipePrompt], *, 
     judges = list(labelled)
     if not judges:
         num = min(_MAX_TEST + _MAX_VALIDATION, max(_MIN_MEASURED, len(pool) // 4))
-        judges, pool = pool[:num], pool[num:]
+        judges = list({_plain(prompt): prompt for prompt in pool[:num]}.values())
+        measured = {_plain(prompt) for prompt in judges}
+        pool = [prompt for prompt in pool[num:] if _plain(prompt) not in measured]
     rng.shuffle(judges)
     if len(pool) < _MIN_TRAINED or len(judges) < _MIN_MEASURED:
         raise DataError(

@@ -11,7 +11,15 @@ import pytest
 
 from fakes.colours import COLOURS, ColourTeacher, colour_of, logged_call, make_data, things
 from fakes.reporters import KeptReporter
-from fakes.rollout_rows import assistant, read_rows, rollout_row, user, write_rows
+from fakes.rollout_rows import (
+    assistant,
+    read_rows,
+    rollout_row,
+    tool_call,
+    tool_reply,
+    user,
+    write_rows,
+)
 from fakes.runs_here import do_runs_here
 from stillroom.api import run_recipe
 from stillroom.api.recipe.run import make_student
@@ -159,7 +167,7 @@ def test_more_money_asks_on_and_pays_for_nothing_again(
     ended = run_recipe(workspace, little)
 
     assert ended.error is not None
-    assert "of the teacher's answers can be trained on" in ended.error.problem
+    assert "answers can be trained on" in ended.error.problem
     assert 8 < teacher.num_calls < 48
     assert teacher.num_calls * 20 * 100e-6 < 0.09
 
@@ -332,7 +340,6 @@ def test_of_preference_pairs_the_chosen_answer_is_trained(
     for row in read_rows(tmp_path / "student/sft-1.jsonl"):
         question, answer = (message["content"] for message in row["messages"])
         assert answer == colour_of(question)
-    assert "90 prompts have right and wrong answers" in " ".join(ended.result["caveats"])
 
 
 def test_answers_with_a_thumb_down_are_neither_trained_on_nor_measured_with(
@@ -363,7 +370,7 @@ def test_answers_with_a_thumb_down_are_neither_trained_on_nor_measured_with(
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"input": "inputs.csv"}, "has no answers to train on"),
+        ({"input": "inputs.csv"}, "counts as texts without answers"),
         ({"system": "Name it."}, "system is for texts"),
         ({"output": "logs/student"}, "is inside input"),
     ],
@@ -422,3 +429,38 @@ def test_an_open_teacher_scores_a_student_that_calls_the_tools_of_the_project(
     assert ended.result is not None, ended.error
     assert "on-policy distillation was not done" not in " ".join(ended.result["caveats"])
     assert "distill" in started
+
+
+def test_logged_answers_are_judged_by_the_rewards_of_the_project(
+    tmp_path: Path, tiny_models: Any, started: list[str]
+) -> None:
+    rewards = (
+        "@reward\ndef right(args, messages):\n    return float('purple' not in str(messages))\n"
+    )
+    (tmp_path / "rewards.py").write_text(rewards, encoding="utf-8")
+    calls = [
+        logged_call(text, "purple, " * 20 if number % 5 == 0 else f"{text} I say: blue. " * 4)
+        for number, text in enumerate(things(0, 90))
+    ]
+    write_rows(tmp_path / "logs" / "calls.jsonl", calls)
+
+    ended = run_recipe(Workspace(tmp_path), logs_request(tiny_models))
+
+    assert ended.result is not None, ended.error
+    assert ended.result["answers"]["left_out"]["the reward says it is wrong"] > 0
+    assert "purple" not in (tmp_path / "student/sft-1.jsonl").read_text(encoding="utf-8")
+
+
+def test_logs_with_calls_of_tools_need_the_tools(
+    tmp_path: Path, tiny_models: Any, started: list[str]
+) -> None:
+    rows = [
+        {"messages": [user(text), assistant("", tool_call()), tool_reply("3"), assistant("3")]}
+        for text in things(0, 60)
+    ]
+    write_rows(tmp_path / "rows.jsonl", rows)
+
+    ended = run_recipe(Workspace(tmp_path), logs_request(tiny_models, input="rows.jsonl"))
+
+    assert ended.error is not None
+    assert "put a tools.py" in ended.error.fix

@@ -69,14 +69,16 @@ def test_chosen_rollouts_have_a_manifest_and_are_written_once(tmp_path: Path) ->
     files = RecipeFiles(tmp_path)
     lines = [one.line for one in read_answers([source], None, task_ids="abc").usable]
 
-    path = files.rollouts("chosen", lines[1:], REQUEST, [source])
+    path = files.write_recorded("chosen", lines[1:], REQUEST, [source])
 
     assert [json.loads(line)["task_id"] for line in path.read_text().splitlines()] == ["b", "c"]
     manifest = read_manifest(path)
     assert manifest is not None
     assert [Path(record.path).name for record in manifest.inputs] == ["teacher.jsonl"]
     assert is_up_to_date(path, REQUEST)
-    assert untouched_after(path, lambda: files.rollouts("chosen", lines[1:], REQUEST, [source]))
+    assert untouched_after(
+        path, lambda: files.write_recorded("chosen", lines[1:], REQUEST, [source])
+    )
     source.write_text("changed")
     assert not is_up_to_date(path, REQUEST)
 

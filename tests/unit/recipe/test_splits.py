@@ -70,3 +70,22 @@ def test_without_labelled_texts_a_part_is_set_aside() -> None:
 def test_too_few_prompts_are_refused(num: int, num_labelled: int) -> None:
     with pytest.raises(DataError, match="too few prompts"):
         split(prompts(0, num), prompts(1000, num_labelled), seed=0)
+
+
+def test_a_text_with_two_system_messages_is_not_in_two_parts() -> None:
+    some = prompts(0, 200)
+    again = [
+        RecipePrompt(
+            {**one.row, "messages": [{"role": "system", "content": "v2"}, *one.row["messages"]]},
+            one.text,
+            one.answer,
+        )
+        for one in some
+    ]
+
+    parts = split([*some, *again], [], seed=1)
+
+    trained = {one.text for one in (*parts.first, *parts.rest, *parts.of_new_forms)}
+    measured = [one.text for one in (*parts.validation, *parts.test)]
+    assert len(set(measured)) == len(measured) > 40
+    assert not trained & set(measured)

@@ -1,22 +1,26 @@
-"""The first stage of a recipe whose input has answers: makes rollouts of logs and conversations."""
+"""The first stages of a recipe whose input has answers: makes rollouts of it, one per prompt."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from stillroom.api.recipe.plan import RecipePlan
 from stillroom.api.recipe.stages import Stages
-from stillroom.files import read_json, write_json
-from stillroom.importing.formats.datasets.feedback_tables import names_a_score
+from stillroom.errors import RunError
+from stillroom.files import content_hash, file_sha256, read_json, write_json
+from stillroom.importing.formats.datasets.feedback_tables import is_thumb
 from stillroom.importing.request import ImportResult, ImportRollouts
-from stillroom.lineage import read_manifest
-from stillroom.recipe.files import RecipeFiles, is_up_to_date
+from stillroom.lineage import is_as_recorded, read_manifest
+from stillroom.recipe.files import RecipeFiles
 from stillroom.recipe.inputs import RecipePrompt, read_prompts
-from stillroom.recipe.selection import is_wrong, read_answered
+from stillroom.recipe.selection import AnsweredRollout, is_cut_off, is_wrong, read_rollouts
+from stillroom.rollout.request import NO_FILE
+from stillroom.rollout.rescore.request import ScoreRollouts
 from stillroom.settings import Workspace
 
-IMPORT = "import answers"
+IMPORT, SCORE = "import answers", "score answers"
+_SOURCE_REWARDS = ("reward", "preferred")
 
 
 def with_logged_answers(
@@ -24,80 +28,117 @@ def with_logged_answers(
 ) -> RecipePlan:
     """Returns the plan with the prompts of its input, and the file with the answers to them.
 
-    A prompt that was answered several times has the answer with the best reward, or the first.
+    A prompt that was answered several times has the answer with the best reward, and of equals the
+    commonest. Conversations that branch from another are left out, so that no part of one is both
+    trained on and measured with.
+
+    Raises RunError if answers call tools and there is no tools.py.
     """
-    path = files.folder / "logged.jsonl"
-    result = _imported(workspace, plan, stages, path)
+    path, result = _imported(workspace, plan, stages)
     notes = [*plan.notes, *(f"{IMPORT}: {note}" for note in result.notes)]
     if result.refused:
         notes.append(
             f"{result.refused} of {result.read} rows of the input could not be imported: "
             f"{result.refused_file} says why"
         )
-    best: dict[str, tuple[tuple[bool, float], bytes]] = {}
-    worths: defaultdict[str, set[bool]] = defaultdict(set)
-    for line, rollout in read_answered([path]):
-        worth = (not is_wrong(rollout), rollout.reward or 0.0)
-        worths[rollout.task_id].add(worth[0])
-        if rollout.task_id not in best or worth > best[rollout.task_id][0]:
-            best[rollout.task_id] = (worth, line)
-    lines = [line for _, line in best.values()]
-    logged = files.rollouts("logged-best", lines, plan.request, [path])
-    if num_pairs := sum(len(kinds) == 2 for kinds in worths.values()):
-        notes.append(
-            f"{num_pairs} prompts have right and wrong answers, and only right ones are trained "
-            f"on; make_dpo_pairs(input={workspace.shown(path)}) and dataset_type dpo use both"
+    scored = path
+    if plan.rewards != NO_FILE:
+        scored = path.with_name(f"{path.stem}-scored.jsonl")
+        request = ScoreRollouts(
+            input=workspace.shown(path), output=workspace.shown(scored), rewards=plan.rewards
         )
-    read = read_prompts(files.folder / "logged.prompts.jsonl", system=None)
+        stages.run(SCORE, "score_rollouts", request)
+    best = _best_rollouts(scored)
+    if plan.teacher.tools == NO_FILE and any(one.has_tool_calls for _, one in best.values()):
+        raise RunError(
+            "answers of the input call tools, which a student can be evaluated with only if they "
+            "are there",
+            "put a tools.py that defines them next to the input",
+        )
+    lines = [line for line, _ in best.values()]
+    logged = files.write_recorded("logged-best", lines, plan.request, [scored])
+    read = read_prompts(path.with_name(f"{path.stem}.prompts.jsonl"), system=None)
+    prompts = [one for one in read.prompts if one.task_id in best]
+    system, share = _commonest_system(prompts)
+    if system is not None and share < 1:
+        notes.append(f"{share:.0%} of the input's prompts have its commonest system message")
     return replace(
         plan,
-        prompts=read.prompts,
-        labelled=_with_system(plan.labelled, read.prompts),
+        prompts=prompts,
+        labelled=[_with_system(one, system) for one in plan.labelled],
         logged=logged,
         notes=[*notes, *read.notes],
     )
 
 
-def _with_system(
-    labelled: Sequence[RecipePrompt], prompts: Sequence[RecipePrompt]
-) -> list[RecipePrompt]:
-    """Returns labelled texts with the system message of all logged prompts, if it is one."""
-    first = prompts[0].row["messages"][0]
-    if first["role"] != "system" or any(one.row["messages"][0] != first for one in prompts):
-        return list(labelled)
+def _imported(workspace: Workspace, plan: RecipePlan, stages: Stages) -> tuple[Path, ImportResult]:
+    """Returns the imported rollouts and the import's result; the files' content names them.
+
+    Where people have given a thumb up or down, the lowest of it and a source's own is the reward.
+    """
+    key = content_hash({str(file): file_sha256(file) for file in plan.inputs})[:8]
+    path = plan.folder / f"logged-{key}.jsonl"
+    kept, manifest = path.with_suffix(".json"), read_manifest(path) if path.exists() else None
+    if kept.exists() and manifest is not None and is_as_recorded(path, manifest.output):
+        return path, read_json(kept, ImportResult)
+    request = ImportRollouts(input=plan.request.input, output=workspace.shown(path), prompts=True)
+    result = stages.do(IMPORT, "import_rollouts", request, ImportResult)
+    if thumbs := _thumbs(path):
+        names = "|".join([*_SOURCE_REWARDS, *thumbs])
+        judged = request.model_copy(update={"reward_from": (names,)})
+        result = stages.do(IMPORT, "import_rollouts", judged, ImportResult)
+    write_json(kept, result)
+    return path, result
+
+
+def _thumbs(path: Path) -> list[str]:
+    """Returns the names of scores that are a thumb up or down wherever they are given."""
+    values: defaultdict[str, set[float]] = defaultdict(set)
+    for _, rollout in read_rollouts([path]):
+        for name, score in rollout.rewards.items():
+            values[name].add(score)
     return [
-        one
-        if one.row["messages"][0]["role"] == "system"
-        else replace(one, row={**one.row, "messages": [first, *one.row["messages"]]})
-        for one in labelled
+        name
+        for name, given in values.items()
+        if given <= {-1.0, 0.0, 1.0} and len(given) > 1 and is_thumb(name)
     ]
 
 
-def _imported(workspace: Workspace, plan: RecipePlan, stages: Stages, path: Path) -> ImportResult:
-    """Imports the input, unless that is done, and returns the result.
+def _best_rollouts(path: Path) -> dict[str, tuple[bytes, AnsweredRollout]]:
+    """Returns the best rollout of each task, by the task's id."""
+    by_task: defaultdict[str, list[tuple[bytes, AnsweredRollout]]] = defaultdict(list)
+    for line, rollout in read_rollouts([path]):
+        if rollout.origin.branch_of is None:
+            by_task[rollout.task_id].append((line, rollout))
+    best: dict[str, tuple[bytes, AnsweredRollout]] = {}
+    for task_id, answered in by_task.items():
+        times = Counter(rollout.answer for _, rollout in answered)
+        best[task_id] = max(
+            answered,
+            key=lambda pair: (
+                not is_cut_off(pair[1]),
+                not is_wrong(pair[1]),
+                pair[1].reward or 0.0,
+                times[pair[1].answer],
+            ),
+        )
+    return best
 
-    Where people have judged answers, as with a thumb, the lowest of their scores is the reward.
-    """
-    request = ImportRollouts(
-        input=plan.request.input, output=workspace.shown(path), prompts=True, overwrite=True
+
+def _commonest_system(prompts: Sequence[RecipePrompt]) -> tuple[str | None, float]:
+    """Returns the commonest system message of prompts, and the share of prompts that have it."""
+    counts = Counter(
+        first["content"] if (first := one.row["messages"][0])["role"] == "system" else None
+        for one in prompts
     )
-    kept, manifest = path.with_suffix(".json"), read_manifest(path)
-    used = manifest.request.get("reward_from") if manifest is not None else None
-    before = request.model_copy(update={"reward_from": tuple(used or ())})
-    if kept.exists() and is_up_to_date(path, before):
-        return read_json(kept, ImportResult)
-    result = stages.do(IMPORT, "import_rollouts", request, ImportResult)
-    if not result.rewarded and (opinions := _opinions(path)):
-        judged = request.model_copy(update={"reward_from": ("|".join(opinions),)})
-        result = stages.do(IMPORT, "import_rollouts", judged, ImportResult)
-    write_json(kept, result)
-    return result
+    [(system, count)] = counts.most_common(1) or [(None, 0)]
+    return system, count / max(1, len(prompts))
 
 
-def _opinions(path: Path) -> list[str]:
-    """Returns the names of scores that are people's opinion, and 0 or 1 wherever they are given."""
-    values: defaultdict[str, set[float]] = defaultdict(set)
-    for _, rollout in read_answered([path]):
-        for name, score in rollout.rewards.items():
-            values[name].add(score)
-    return [name for name in values if values[name] <= {0.0, 1.0} and names_a_score(name)]
+def _with_system(prompt: RecipePrompt, system: str | None) -> RecipePrompt:
+    """Returns a prompt with a system message, unless it has its own."""
+    messages = prompt.row["messages"]
+    if system is None or messages[0]["role"] == "system":
+        return prompt
+    first = {"role": "system", "content": system}
+    return replace(prompt, row={**prompt.row, "messages": [first, *messages]})

@@ -30,7 +30,7 @@ from stillroom.recipe.answers import known_answers, named_answer
 from stillroom.recipe.forms import reword
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import Measured
-from stillroom.recipe.selection import read_answered
+from stillroom.recipe.selection import read_rollouts
 from stillroom.recipe.splits import FORM_FIELD, NEW_FORM, Parts
 from stillroom.rollout.request import NO_FILE
 from stillroom.run_folder import find_run
@@ -54,6 +54,8 @@ _MIN_JUDGES = 5
 _MEASURING_SHARE = 0.3
 """The most of the time that is left which an evaluation may take."""
 _MIN_TEACHER_TOKENS = 256
+_USUAL_SHARE = 0.99
+"""The share of logged turns that the student's may be as long as."""
 _MAX_TOKENS_A_BYTE = 0.5
 """Nearly all answers have fewer tokens a byte."""
 _VALIDATION, _TEST, _REWORDED_PROMPTS = (
@@ -188,7 +190,7 @@ def measure_before(session: RecipeSession, parts: Parts, validation: Path, test:
         session, BEFORE, student, test, "untrained student", _TEST, is_trained=False
     )
     best = untrained
-    if session.plan.rewards == NO_FILE and (system := _few_shot(session, parts)) is not None:
+    if session.plan.rewards == NO_FILE and (system := _few_shot(parts)) is not None:
         name = f"untrained student, {system.count(_ANSWER_LINE)}-shot"
         shown = evaluate(
             session, EXAMPLES, student, test, name, _TEST, system=system, is_trained=False
@@ -220,12 +222,13 @@ def _limit_turns(session: RecipeSession, teacher: "Evaluated | None") -> None:
         longest = max(one.usage.completion_tokens / max(1, one.turns) for one in rollouts)
     else:
         files = [session.plan.logged] if session.plan.logged is not None else []
-        longest = _MAX_TOKENS_A_BYTE * max(
-            len(msgspec.json.encode(message))
-            for _, one in read_answered(files)
+        lengths = sorted(
+            len(msgspec.json.encode([message.get("content"), message.get("tool_calls")]))
+            for _, one in read_rollouts(files)
             for message in one.messages
             if message["role"] == "assistant"
         )
+        longest = _MAX_TOKENS_A_BYTE * lengths[int(_USUAL_SHARE * (len(lengths) - 1))]
     # A power of two, so that it is seldom another one when the prompts change.
     session.teacher_tokens = max(_MIN_TEACHER_TOKENS, 2 ** math.ceil(math.log2(4 * longest + 1)))
     if "max_tokens" in session.plan.teacher.model_fields_set:
@@ -237,14 +240,22 @@ def _limit_turns(session: RecipeSession, teacher: "Evaluated | None") -> None:
         session.max_tokens = 32 + math.ceil(1.5 * longest)
 
 
-def _few_shot(session: RecipeSession, parts: Parts) -> str | None:
+def _few_shot(parts: Parts) -> str | None:
     """Returns a system message with examples of different answers; None if there are too few."""
     by_answer = {one.answer: one for one in parts.validation if one.answer is not None}
     chosen = list(by_answer.values())[:_NUM_EXAMPLES]
     if len(chosen) < _MIN_EXAMPLES:
         return None
+    systems = {_system_of(one) for one in (*parts.validation, *parts.test)}
+    if len(systems) > 1:
+        return None
     lines = [f"Input: {one.text}{_ANSWER_LINE}{one.answer}" for one in chosen]
-    return "\n\n".join([*([session.request.system] if session.request.system else []), *lines])
+    return "\n\n".join([*filter(None, systems), *lines])
+
+
+def _system_of(prompt: RecipePrompt) -> str | None:
+    first = prompt.row["messages"][0]
+    return first["content"] if first["role"] == "system" else None
 
 
 def measure_validation(

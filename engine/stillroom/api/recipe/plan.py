@@ -49,8 +49,9 @@ class RecipePlan:
 
     @property
     def given_answers(self) -> list[str]:
-        """All right answers that the user gave."""
-        every = (*self.labelled, *self.prompts)
+        """All right answers that are known; the input's own only where no labels are given."""
+        own = [] if self.are_answered and self.labelled else self.prompts
+        every = (*self.labelled, *own)
         return [prompt.answer for prompt in every if prompt.answer is not None]
 
     @property
@@ -121,8 +122,8 @@ def _check_answered(
     """Raises InputError for options that need texts without answers, or conversations with them."""
     if not are_answered and request.teacher is None:
         raise InputError(
-            f"teacher is not given, and {request.input!r} has no answers to train on",
-            "name a teacher, or give conversations with answers or logs",
+            f"teacher is not given, and {request.input!r} counts as texts without answers",
+            "name a teacher; of a table with answers give what import_rollouts(columns=…) makes",
         )
     if not are_answered:
         return

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from stillroom.api.recipe.session import RecipeSession, ask_teacher
 from stillroom.data.instruction import Instruction
-from stillroom.data.words import final_answer, user_texts
+from stillroom.data.words import user_texts
 from stillroom.recipe.inputs import RecipePrompt
-from stillroom.recipe.selection import read_answered
+from stillroom.recipe.selection import read_rollouts
 from stillroom.rollout.request import NO_FILE
 from stillroom.teachers.providers import Endpoint
 
@@ -93,6 +93,6 @@ def in_words(prompt: RecipePrompt, text: str) -> RecipePrompt:
 def final_answers(files: Iterable[Path]) -> dict[str, str]:
     """Returns the final answer of each rollout, by the id of its prompt's task."""
     answers: dict[str, str] = {}
-    for _, rollout in read_answered(files):
-        answers[rollout.task_id] = final_answer(rollout.messages).strip()
+    for _, rollout in read_rollouts(files):
+        answers[rollout.task_id] = rollout.answer
     return answers

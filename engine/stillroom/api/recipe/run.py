@@ -183,7 +183,8 @@ def _may_ask_more(session: RecipeSession, parts: Parts, student: TrainedStudent)
         )
         return False
     left, budget = session.left_usd, session.request.budget_usd
-    if left is not None and budget is not None and left < _MIN_USD_SHARE * budget:
+    is_free = session.plan.logged is not None
+    if not is_free and left is not None and budget is not None and left < _MIN_USD_SHARE * budget:
         session.caveats.append("not enough budget left to ask about more prompts")
         return False
     return True

@@ -148,7 +148,7 @@ class Teaching:
         if num_doubtful > _MAX_DOUBT * num_answers:
             self._session.stop_at(
                 "answers",
-                f"{num_doubtful} of the teacher's {num_answers} answers contradict those to "
+                f"{num_doubtful} of {num_answers} answers contradict those to "
                 "similar texts: either many are wrong, or similar texts need different answers",
             )
 
@@ -158,10 +158,9 @@ class Teaching:
         reasons = ", ".join(f"{reason}: {count}" for reason, count in left_out.items() if count)
         file = self._session.workspace.shown(self._files[0])
         raise RunError(
-            f"only {num_kept} of the teacher's answers can be trained on ({reasons}), and "
-            f"{_MIN_ROWS} are needed",
-            f"look at them: inspect_examples(path={file}); a clearer system, more texts or a "
-            "larger budget_usd may help",
+            f"only {num_kept} answers can be trained on ({reasons}), and {_MIN_ROWS} are needed",
+            f"look at them: inspect_examples(path={file}); more texts, and of a teacher a clearer "
+            "system or a larger budget_usd, may help",
         )
 
     def _settle(
@@ -190,7 +189,7 @@ class Teaching:
     def _rows(self, number: int, kept: Sequence[TeacherAnswer]) -> Path:
         """Writes the chosen rollouts and makes training rows of them; returns the rows' file."""
         session = self._session
-        chosen = session.files.rollouts(
+        chosen = session.files.write_recorded(
             f"chosen-{number}", [one.line for one in kept], session.request, self._files
         )
         rewrite = None

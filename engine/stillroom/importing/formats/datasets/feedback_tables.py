@@ -35,6 +35,8 @@ _GENERAL_SCORES = _words("score reward value")
 _SCORE_WORDS = _words("thumb thumbs vote rating stars feedback score verdict reaction")
 _CLEAR_SCORE_WORDS = _words("thumb thumbs vote")
 """Words that name a score in any table, even next to an id that could be of anything."""
+_THUMB_WORDS = _words("thumb thumbs thumbsup vote upvote feedback")
+_AGAINST = _words("against down downvote dislike no not thumbsdown")
 _NO_SCORES = _words(
     "at by comment count date id kind model name note reason source text time timestamp type user"
 )
@@ -125,9 +127,10 @@ def _is_about_score(plain: str) -> bool:
     return bool(_SCORE_WORDS & _words(plain)) and plain.rpartition("_")[2] not in _NO_SCORES
 
 
-def names_a_score(name: str) -> bool:
-    """Returns whether a name is that of people's opinion, such as a thumb or a vote."""
-    return _is_score_name(_normalize(name))
+def is_thumb(name: str) -> bool:
+    """Returns whether a score's name is that of a thumb or vote, for which 1 is good."""
+    words = _words(_normalize(name).replace("_", " "))
+    return bool(_THUMB_WORDS & words) and not _AGAINST & words
 
 
 def scores_in(fields: Mapping[str, Any]) -> dict[str, float]:
