@@ -1,6 +1,6 @@
 """The job done without Stillroom: what a capable agent writes with PyTorch, transformers and httpx.
 
-    script.py FOLDER/job --base-url URL --budget-usd 0.40 --minutes 40 [--inputs 600]
+    script.py FOLDER/job --base-url URL --budget-usd 0.40 --minutes 40
 
 Labels the inputs, asks again about labels that a cross-fitted classifier doubts, spends what is
 left on rewordings, trains all weights but the embeddings, and evaluates on labelled.csv. Leaves
@@ -201,6 +201,21 @@ def accuracy(model, tokenizer, system, rows):
     return right / len(rows)
 
 
+def deliver(job, facts, rows, deadline):
+    """Trains, saves and evaluates a student; returns its epochs and its accuracy."""
+    system = f"{facts['task']} Answer with one of: {', '.join(facts['labels'])}."
+    tokenizer = AutoTokenizer.from_pretrained(facts["student"])
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    model = AutoModelForCausalLM.from_pretrained(facts["student"], dtype=torch.float32)
+    epochs = train(model, tokenizer, system, rows, deadline)
+    output = {"path": str(job.resolve() / "model"), "system": system}
+    model.save_pretrained(output["path"])
+    tokenizer.save_pretrained(output["path"])
+    (job / "model.json").write_text(json.dumps(output), encoding="utf-8")
+    test = [(row["text"], row["label"]) for row in read_csv(job / "labelled.csv")]
+    return {"epochs": epochs, "accuracy": accuracy(model, tokenizer, system, test)}
+
+
 def main():
     begun = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__)
@@ -208,13 +223,11 @@ def main():
     parser.add_argument("--base-url", required=True)
     parser.add_argument("--budget-usd", type=float, default=0.40)
     parser.add_argument("--minutes", type=float, default=40)
-    parser.add_argument("--inputs", type=int, default=None)
     options = parser.parse_args()
     random.seed(0)
     job, facts = options.job, json.loads((options.job / "job.json").read_text(encoding="utf-8"))
     labels = facts["labels"]
     texts = [row["text"] for row in read_csv(job / "inputs.csv")]
-    texts = random.sample(texts, options.inputs or len(texts))
     headers = {"Authorization": f"Bearer {os.environ.get('TEACHER_API_KEY', 'none')}"}
     http = httpx.Client(base_url=options.base_url, headers=headers, timeout=60)
     teacher = Teacher(http, facts["teacher"], facts["prices"], options.budget_usd)
@@ -224,22 +237,10 @@ def main():
     kept, num_doubtful = clean_rows(teacher, facts["system"], labelled, labels)
     new = teacher.ask_all(REWORD, [text for text, _ in kept], REWORDED_TOKENS, temperature=1.0)
     reworded = [(text, label) for text, (_, label) in zip(new, kept, strict=True) if text]
-    rows = kept + reworded
-    (job / "training.json").write_text(json.dumps(rows, indent=0), encoding="utf-8")
-    system = f"{facts['task']} Answer with one of: {', '.join(labels)}."
-    tokenizer = AutoTokenizer.from_pretrained(facts["student"])
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    model = AutoModelForCausalLM.from_pretrained(facts["student"], dtype=torch.float32)
-    epochs = train(model, tokenizer, system, rows, begun + TRAINED_BY * 60 * options.minutes)
-    output = {"path": str(job.resolve() / "model"), "system": system}
-    model.save_pretrained(output["path"])
-    tokenizer.save_pretrained(output["path"])
-    (job / "model.json").write_text(json.dumps(output), encoding="utf-8")
-    test = [(row["text"], row["label"]) for row in read_csv(job / "labelled.csv")]
+    trained = deliver(job, facts, kept + reworded, begun + TRAINED_BY * 60 * options.minutes)
     report = {
         "labelled": len(labelled), "doubtful": num_doubtful, "kept": len(kept),
-        "reworded": len(reworded), "spent_usd": round(teacher.spent, 4), "epochs": epochs,
-        "accuracy": accuracy(model, tokenizer, system, test),
+        "reworded": len(reworded), "spent_usd": round(teacher.spent, 4), **trained,
         "minutes": round((time.monotonic() - begun) / 60, 1),
     }  # fmt: skip
     print(json.dumps(report))

@@ -14,8 +14,7 @@ import time
 from pathlib import Path
 
 import torch
-from script import TRAINED_BY, accuracy, cross_fitted, features, label_in, read_csv, train
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from script import TRAINED_BY, cross_fitted, deliver, features, label_in, read_csv
 
 
 def logged(job):
@@ -62,19 +61,9 @@ def main():
     labels = facts["labels"]
     found = labelled_rows(job, labels)
     rows = trusted_rows(found, labels)
-    system = f"{facts['task']} Answer with one of: {', '.join(labels)}."
-    tokenizer = AutoTokenizer.from_pretrained(facts["student"])
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    model = AutoModelForCausalLM.from_pretrained(facts["student"], dtype=torch.float32)
-    epochs = train(model, tokenizer, system, rows, begun + TRAINED_BY * 60 * options.minutes)
-    output = {"path": str(job.resolve() / "model"), "system": system}
-    model.save_pretrained(output["path"])
-    tokenizer.save_pretrained(output["path"])
-    (job / "model.json").write_text(json.dumps(output), encoding="utf-8")
-    test = [(row["text"], row["label"]) for row in read_csv(job / "labelled.csv")]
+    trained = deliver(job, facts, rows, begun + TRAINED_BY * 60 * options.minutes)
     report = {
-        "labelled": len(found), "kept": len(rows), "epochs": epochs,
-        "accuracy": accuracy(model, tokenizer, system, test),
+        "labelled": len(found), "kept": len(rows), **trained,
         "minutes": round((time.monotonic() - begun) / 60, 1),
     }  # fmt: skip
     print(json.dumps(report))
