@@ -273,7 +273,10 @@ def test_labelled_texts_are_measured_with_the_system_message_of_the_logs(
     tmp_path: Path, tiny_models: Any, started: list[str]
 ) -> None:
     workspace = make_data(tmp_path)
-    calls = [logged_call(text, colour_of(text)) for text in things(0, 40)]
+    with (tmp_path / "labelled.csv").open("a", encoding="utf-8") as file:
+        file.write("Write to bob@shop.org about the sky,blue\n")
+    texts = [*things(0, 40), "Write to bob@shop.org about the sky"]
+    calls = [logged_call(text, colour_of(text)) for text in texts]
     write_rows(tmp_path / "logs" / "calls.jsonl", calls)
 
     ended = run_recipe(workspace, logs_request(tiny_models, labelled="labelled.csv"))
@@ -283,6 +286,12 @@ def test_labelled_texts_are_measured_with_the_system_message_of_the_logs(
     for row in read_rows(tmp_path / "student/test.jsonl"):
         roles = [message["role"] for message in row["messages"]]
         assert (roles, row["messages"][0]["content"]) == (["system", "user"], "Name the colour.")
+    # Personal data are replaced in both, so that a labelled text is found among the logged ones.
+    files = ("logged-best", "sft-1", "test", "validation")
+    written = [(tmp_path / f"student/{name}.jsonl").read_text(encoding="utf-8") for name in files]
+    assert ["about the sky" in text for text in written[:2]] == [True, False]
+    assert "about the sky" in "".join(written[2:])
+    assert "bob@" not in "".join(written)
 
 
 def logs_request(tiny_models: Any, **changes: Any) -> RunRecipe:

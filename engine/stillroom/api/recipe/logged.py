@@ -7,9 +7,11 @@ from pathlib import Path
 
 from stillroom.api.recipe.plan import RecipePlan
 from stillroom.api.recipe.stages import Stages
+from stillroom.data.words import user_texts
 from stillroom.errors import RunError
 from stillroom.files import content_hash, file_sha256, read_json, write_json
 from stillroom.importing.formats.datasets.feedback_tables import is_thumb
+from stillroom.importing.redaction import Redaction
 from stillroom.importing.request import ImportResult, ImportRollouts
 from stillroom.lineage import is_as_recorded, read_manifest
 from stillroom.recipe.files import RecipeFiles
@@ -65,7 +67,7 @@ def with_logged_answers(
     return replace(
         plan,
         prompts=prompts,
-        labelled=[_with_system(one, system) for one in plan.labelled],
+        labelled=_as_logged(workspace, plan.labelled, system),
         logged=logged,
         notes=[*notes, *read.notes],
     )
@@ -135,10 +137,21 @@ def _commonest_system(prompts: Sequence[RecipePrompt]) -> tuple[str | None, floa
     return system, count / max(1, len(prompts))
 
 
-def _with_system(prompt: RecipePrompt, system: str | None) -> RecipePrompt:
-    """Returns a prompt with a system message, unless it has its own."""
-    messages = prompt.row["messages"]
-    if system is None or messages[0]["role"] == "system":
-        return prompt
-    first = {"role": "system", "content": system}
-    return replace(prompt, row={**prompt.row, "messages": [first, *messages]})
+def _as_logged(
+    workspace: Workspace, labelled: Sequence[RecipePrompt], system: str | None
+) -> list[RecipePrompt]:
+    """Returns labelled prompts as an import writes them: without secrets and personal data.
+
+    Those without a system message get the one that is given.
+    """
+    redaction = Redaction(workspace.redactor(), keep_secrets=False, keep_personal=False)
+    prompts = list[RecipePrompt]()
+    for prompt in labelled:
+        messages = list(prompt.row["messages"])
+        if system is not None and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": system})
+        redaction.begin_conversation(messages)
+        messages = [redaction.message(message) for message in messages]
+        text = "\n".join(user_texts(messages))
+        prompts.append(replace(prompt, row={**prompt.row, "messages": messages}, text=text))
+    return prompts
