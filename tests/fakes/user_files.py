@@ -1,11 +1,15 @@
 """A user's Python files and the processes that run them."""
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 
 import anyio
 import psutil
+
+from fakes.waiting import wait_until
 
 IMPORTS = "from stillroom.tools import RewardArgs, ToolArgs, reward, tool\n"
 
@@ -23,6 +27,12 @@ def is_alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def suspend(pid: int) -> None:
+    """Stops a process as a hang would, and returns once it has stopped, which takes a while."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
 
 
 def child_pids() -> set[int]:

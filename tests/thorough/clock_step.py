@@ -4,8 +4,6 @@ The real clock is not touched. What the canceller reads of it is shifted instead
 time at which it takes a process to have begun, which systems derive from the clock.
 """
 
-import os
-import signal
 import sys
 import time
 from contextlib import ExitStack
@@ -17,6 +15,7 @@ from scenes import folder_of, look, num_orphans, report, wait_for, wait_for_end,
 from fakes.http_endpoint import ScriptedEndpoint
 from fakes.projects import endpoint_project, rollouts_request
 from fakes.started_runs import asked_long_ago
+from fakes.user_files import suspend
 from stillroom import api
 from stillroom.jobs import supervise
 
@@ -52,7 +51,7 @@ def cancelled(shift: float, *, is_stopped: bool) -> dict:
         wait_for(lambda: endpoint.num_asked > 20)
         with stepped(shift):
             if is_stopped:
-                os.kill(folder.read().pid, signal.SIGSTOP)
+                suspend(folder.read().pid)
             supervise.cancel_run(folder)
             asked = time.monotonic()
             if is_stopped:

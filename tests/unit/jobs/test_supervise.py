@@ -15,6 +15,7 @@ import pytest
 from fakes.http_endpoint import ScriptedEndpoint
 from fakes.projects import endpoint_project, read_rows, rollouts_request
 from fakes.started_runs import asked_long_ago
+from fakes.user_files import suspend
 from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.errors import InputError, RunError
@@ -100,7 +101,7 @@ def test_a_run_is_killed_although_the_clock_was_set(
         run = start_rollouts(workspace, endpoint)
         folder = find_run(workspace, run.run_id)
         wait_until(lambda: folder.read().status is RunStatus.RUNNING)
-        os.kill(folder.read().pid or 0, signal.SIGSTOP)
+        suspend(folder.read().pid or 0)
         begun, now = psutil.Process.create_time, time.time
         monkeypatch.setattr(psutil.Process, "create_time", lambda self: begun(self) + step_s)
         monkeypatch.setattr(time, "time", lambda: now() + step_s)

@@ -1,7 +1,6 @@
 """Runs on another machine, from the start here to the last file back, whatever breaks meanwhile."""
 
 import random
-import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ import pytest
 from fakes.rollout_rows import read_rows
 from fakes.runs_elsewhere import Elsewhere
 from fakes.started_runs import asked_long_ago
+from fakes.user_files import suspend
 from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.jobs import remote_runs, supervise
@@ -196,7 +196,7 @@ def test_a_run_that_waits_its_turn_sends_nothing_and_is_cancelled(elsewhere: Els
 def test_a_second_cancel_kills_a_run_there_that_does_not_stop(elsewhere: Elsewhere) -> None:
     run = elsewhere.start()
     wait_until(lambda: elsewhere.rewarded(run) == ["0"])
-    elsewhere.worker_there(run).send_signal(signal.SIGSTOP)
+    suspend(elsewhere.worker_there(run).pid)
     api.cancel_run(elsewhere.workspace, api.CancelRun(run_id=run.run_id))
     asked_long_ago(run)
     api.cancel_run(elsewhere.workspace, api.CancelRun(run_id=run.run_id))

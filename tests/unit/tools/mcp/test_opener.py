@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from fakes.mcp_servers import odd_server, port_server
-from fakes.user_files import child_pids, is_alive, wait_for_end
+from fakes.user_files import child_pids, is_alive, suspend, wait_for_end
 from fakes.waiting import run_async
 from stillroom.errors import CallFailedError, FailureClass, InputError
 from stillroom.tools.mcp.servers import MCPSession, MCPTools
@@ -92,12 +92,12 @@ def test_a_session_that_finds_the_shared_server_gone_begins_with_a_new_one() -> 
 
 def test_a_shared_server_that_hangs_is_replaced_for_the_next_session() -> None:
     async def main() -> None:
-        tools = MCPTools(port_server(), tool_timeout_s=1, start_timeout_s=3)
+        tools = MCPTools(port_server(), tool_timeout_s=2, start_timeout_s=8)
         async with tools, tools.session(TASK) as session:
             first = await text_of(session, "pid")
-            os.kill(int(first), signal.SIGSTOP)
-            assert "timed out after 1 s" in await text_of(session, "count")
-            with pytest.raises(CallFailedError, match="timed out after 3 s") as caught:
+            suspend(int(first))
+            assert "timed out after 2 s" in await text_of(session, "count")
+            with pytest.raises(CallFailedError, match="timed out after 8 s") as caught:
                 await session.call("count", {})
             assert caught.value.kind is FailureClass.TOOL_HOST
             assert not is_alive(int(first))
