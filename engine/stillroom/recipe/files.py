@@ -35,10 +35,11 @@ def rewrite(answer: str) -> str:
 
 
 class RecipeFiles:
-    """The folder with the prompts, rows and configurations of one recipe."""
+    """A folder with prompts, rows and configurations of one recipe, made if it is missing."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
 
     def prompts(self, name: str, prompts: Iterable[RecipePrompt]) -> Path:
         """Writes prompts, one per line."""

@@ -23,10 +23,15 @@ from fakes.rollout_rows import (
 from fakes.runs_here import do_runs_here
 from stillroom.api import run_recipe
 from stillroom.api.recipe.run import make_student
+from stillroom.api.recipe.stages import RecipeLimits, Stages
+from stillroom.curate.convert import ConvertRollouts
 from stillroom.errors import DataError, InputError, RunError
+from stillroom.lineage import read_manifest
 from stillroom.outputs import OutputHeldError, output_lock
 from stillroom.recipe.request import RecipeResult, RunRecipe
+from stillroom.run_folder import create_run
 from stillroom.settings import Workspace
+from stillroom.types import RunKind, RunStatus
 
 
 @pytest.fixture
@@ -198,6 +203,36 @@ def test_a_second_recipe_in_the_same_folder_is_refused_while_the_first_one_runs(
     assert not started
 
 
+class Rows(msgspec.Struct):
+    """The part of a conversion's result that the next test needs."""
+
+    rows: int
+
+
+def test_a_stage_on_large_files_that_a_killed_recipe_has_left_running_is_waited_for(
+    tmp_path: Path, started: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = make_data(tmp_path)
+    conversion = ConvertRollouts(input="inputs.csv", output="student/sft-1.jsonl")
+    folder = create_run(workspace, RunKind.CONVERT, conversion.model_dump(mode="json"))
+    running = msgspec.structs.replace(folder.read(), status=RunStatus.RUNNING)
+    folder.write(running)
+    owner = folder.owner_lock()
+    assert owner.try_acquire()
+
+    def end(_seconds: float) -> None:
+        done = {"status": RunStatus.SUCCEEDED, "result": {"rows": 7}}
+        folder.write(msgspec.structs.replace(running, **done))
+        owner.release()
+
+    monkeypatch.setattr("stillroom.api.recipe.stages.time.sleep", end)
+    limits = RecipeLimits(tmp_path / "student", None, since="")
+    stages = Stages(workspace, KeptReporter(), ["convert"], limits)
+
+    assert stages.do("convert", "convert_rollouts", conversion, Rows).rows == 7
+    assert not started
+
+
 def test_too_few_prompts_are_refused(
     tmp_path: Path, teacher: ColourTeacher, tiny_models: Any, started: list[str]
 ) -> None:
@@ -267,6 +302,28 @@ def test_logs_with_answers_need_no_teacher(
     assert again.result is not None, again.error
     assert started == ["recipe"]
     assert again.result["accuracy"] == ended.result["accuracy"]
+
+
+@pytest.mark.parametrize("name", ["table.csv", "prompts.jsonl"])
+def test_labelled_texts_alone_need_no_teacher(
+    tmp_path: Path, tiny_models: Any, started: list[str], name: str
+) -> None:
+    texts = things(0, 120)
+    table = [f"{n},{text},{colour_of(text)}\n" for n, text in enumerate(texts)]
+    (tmp_path / "table.csv").write_text(f"id,text,label\n{''.join(table)}", encoding="utf-8")
+    prompts = [{"prompt": one, "metadata": {"expected_answer": colour_of(one)}} for one in texts]
+    write_rows(tmp_path / "prompts.jsonl", prompts)
+
+    ended = run_recipe(Workspace(tmp_path), logs_request(tiny_models, input=name))
+
+    assert ended.result is not None, ended.error
+    assert "rollouts" not in started
+    for line in read_rows(tmp_path / "student/sft-1.jsonl"):
+        question, answer = (message["content"] for message in line["messages"])
+        assert answer == colour_of(question)
+    manifest = read_manifest(tmp_path / "student/answered.jsonl")
+    assert manifest is not None
+    assert [Path(one.file).name for one in manifest.inputs] == [name]
 
 
 def test_labelled_texts_are_measured_with_the_system_message_of_the_logs(
@@ -379,8 +436,9 @@ def test_answers_with_a_thumb_down_are_neither_trained_on_nor_measured_with(
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"input": "inputs.csv"}, "counts as texts without answers"),
-        ({"system": "Name it."}, "system is for texts"),
+        ({"input": "inputs.csv"}, "not every text has an answer: .* cannot tell which column"),
+        ({"input": "lists.jsonl"}, "is not a text, so it cannot be trained on"),
+        ({"system": "Name it."}, "system is the teacher's"),
         ({"output": "logs/student"}, "is inside input"),
     ],
 )
@@ -389,6 +447,8 @@ def test_what_does_not_go_with_logs_is_refused(
 ) -> None:
     workspace = make_data(tmp_path)
     write_rows(tmp_path / "logs" / "calls.jsonl", [logged_call("What colour has sky?", "blue")])
+    lists = {"prompt": "Which colours?", "metadata": {"expected_answer": ["red", "blue"]}}
+    write_rows(tmp_path / "lists.jsonl", [lists])
 
     with pytest.raises(InputError, match=problem):
         run_recipe(workspace, logs_request(tiny_models, **changes))
@@ -421,6 +481,8 @@ def test_an_open_teacher_scores_a_student_that_calls_the_tools_of_the_project(
     }
     for name, text in code.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "student").mkdir()
+    (tmp_path / "student/tools.py").write_text("OTHER = 1\n", encoding="utf-8")
     prompts = [{"messages": [user(text)], "tools": ["price"]} for text in things(0, 60)]
     write_rows(tmp_path / "prompts.jsonl", prompts)
     student = str(tiny_models.folder("llama", "chatml"))
@@ -438,6 +500,7 @@ def test_an_open_teacher_scores_a_student_that_calls_the_tools_of_the_project(
     assert ended.result is not None, ended.error
     assert "on-policy distillation was not done" not in " ".join(ended.result["caveats"])
     assert "distill" in started
+    assert (tmp_path / "student/tools.py").read_text(encoding="utf-8") == "OTHER = 1\n"
 
 
 def test_logged_answers_are_judged_by_the_rewards_of_the_project(

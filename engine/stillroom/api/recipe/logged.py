@@ -4,6 +4,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from stillroom.api.recipe.plan import RecipePlan
 from stillroom.api.recipe.stages import Stages
@@ -30,13 +33,20 @@ def with_logged_answers(
 ) -> RecipePlan:
     """Returns the plan with the prompts of its input, and the file with the answers to them.
 
+    The rows of a table or a prompts file become conversations first.
+
     A prompt that was answered several times has the answer with the best reward, and of equals the
     commonest. Conversations that branch from another are left out, so that no part of one is both
     trained on and measured with.
 
     Raises RunError if answers call tools and there is no tools.py.
     """
-    path, result = _imported(workspace, plan, stages)
+    source = plan.request.input
+    if plan.prompts:
+        lines = [msgspec.json.encode(_conversation(prompt)) for prompt in plan.prompts]
+        table = files.write_recorded("answered", lines, plan.request, plan.inputs)
+        source = workspace.shown(table)
+    path, result = _imported(workspace, plan, stages, source)
     notes = [*plan.notes, *(f"{IMPORT}: {note}" for note in result.notes)]
     if result.refused:
         notes.append(
@@ -73,7 +83,15 @@ def with_logged_answers(
     )
 
 
-def _imported(workspace: Workspace, plan: RecipePlan, stages: Stages) -> tuple[Path, ImportResult]:
+def _conversation(prompt: RecipePrompt) -> dict[str, Any]:
+    """Returns a prompt and its right answer as the row of a conversation."""
+    answer = {"role": "assistant", "content": prompt.answer}
+    return {"messages": [*prompt.row["messages"], answer]}
+
+
+def _imported(
+    workspace: Workspace, plan: RecipePlan, stages: Stages, source: str
+) -> tuple[Path, ImportResult]:
     """Returns the imported rollouts and the import's result; the files' content names them.
 
     Where people have given a thumb up or down, the lowest of it and a source's own is the reward.
@@ -83,7 +101,7 @@ def _imported(workspace: Workspace, plan: RecipePlan, stages: Stages) -> tuple[P
     kept, manifest = path.with_suffix(".json"), read_manifest(path) if path.exists() else None
     if kept.exists() and manifest is not None and is_as_recorded(path, manifest.output):
         return path, read_json(kept, ImportResult)
-    request = ImportRollouts(input=plan.request.input, output=workspace.shown(path), prompts=True)
+    request = ImportRollouts(input=source, output=workspace.shown(path), prompts=True)
     result = stages.do(IMPORT, "import_rollouts", request, ImportResult)
     if thumbs := _thumbs(path):
         names = "|".join([*_SOURCE_REWARDS, *thumbs])

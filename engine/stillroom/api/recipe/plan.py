@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from stillroom.api.prompts_folder import complete_evaluation, complete_rollouts
 from stillroom.curate.sources import has_answers
-from stillroom.errors import InputError
+from stillroom.errors import DataError, InputError
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.importing.input_files import input_files
 from stillroom.models.resolve import ModelLocation, locate_model
@@ -37,8 +37,9 @@ class RecipePlan:
     labelled: list[RecipePrompt]
     notes: list[str]
     """What the user should know of the rows that were read."""
-    are_answered: bool
-    """Whether the input has conversations with answers, which a stage imports."""
+    has_answers: bool
+    """Whether the input has answers, which a stage imports. `prompts` are then those of a table or
+    a prompts file, with right answers; none of conversations."""
     logged: Path | None = None
     """The rollouts with the input's answers, one for each prompt, once they are imported."""
 
@@ -50,7 +51,7 @@ class RecipePlan:
     @property
     def given_answers(self) -> list[str]:
         """All right answers that are known; the input's own only where no labels are given."""
-        own = [] if self.are_answered and self.labelled else self.prompts
+        own = [] if self.has_answers and self.labelled else self.prompts
         every = (*self.labelled, *own)
         return [prompt.answer for prompt in every if prompt.answer is not None]
 
@@ -92,12 +93,13 @@ def plan_recipe(workspace: Workspace, request: RunRecipe) -> RecipePlan:
         teacher.price(workspace, is_needed=request.budget_usd is not None)
     evaluation = EvaluateModel(data=request.input, model=request.student, provider="hf")
     rewards = complete_evaluation(workspace, evaluation).request.rewards
-    are_answered = has_answers(workspace, request.input)
-    _check_answered(workspace, request, folder, are_answered=are_answered)
+    are_logs = has_answers(workspace, request.input)
+    is_answered = are_logs or request.teacher is None
+    _check_answered(workspace, request, folder, is_answered=is_answered)
     read, labelled = PromptsRead(), PromptsRead()
-    if not are_answered:
-        read = read_prompts(source, system=request.system)
-    files = list(input_files(workspace, [request.input])) if are_answered else [source]
+    if not are_logs:
+        read = _read_texts(source, request)
+    files = list(input_files(workspace, [request.input])) if are_logs else [source]
     if request.labelled is not None:
         files.append(workspace.existing(request.labelled, label="labelled"))
         is_labelled = rewards == NO_FILE
@@ -112,31 +114,45 @@ def plan_recipe(workspace: Workspace, request: RunRecipe) -> RecipePlan:
         prompts=read.prompts,
         labelled=labelled.prompts,
         notes=[*read.notes, *labelled.notes],
-        are_answered=are_answered,
+        has_answers=is_answered,
     )
 
 
 def _check_answered(
-    workspace: Workspace, request: RunRecipe, folder: Path, *, are_answered: bool
+    workspace: Workspace, request: RunRecipe, folder: Path, *, is_answered: bool
 ) -> None:
-    """Raises InputError for options that need texts without answers, or conversations with them."""
-    if not are_answered and request.teacher is None:
-        raise InputError(
-            f"teacher is not given, and {request.input!r} counts as texts without answers",
-            "name a teacher; of a table with answers give what import_rollouts(columns=…) makes",
-        )
-    if not are_answered:
+    """Raises InputError for options that an input with answers cannot have."""
+    if not is_answered:
         return
     if request.system is not None:
         raise InputError(
-            f"system is for texts, and {request.input!r} has conversations with their own",
-            "leave system out",
+            f"system is the teacher's, and the answers of {request.input!r} are there already",
+            "leave system out, or name a teacher for texts without answers",
         )
     if folder.is_relative_to(workspace.path(request.input)):
         raise InputError(
             f"output {request.output!r} is inside input {request.input!r}, all of which is read",
             "give a folder with the logs alone, or another output",
         )
+
+
+def _read_texts(source: Path, request: RunRecipe) -> PromptsRead:
+    """Returns the texts of a table or a prompts file; without a teacher, each with its answer."""
+    if request.teacher is not None:
+        return read_prompts(source, system=request.system)
+    try:
+        read = read_prompts(source, system=None, is_labelled=True)
+    except DataError as error:
+        raise InputError(
+            f"teacher is not given, and not every text has an answer: {error.problem}",
+            f"name a teacher, or {error.fix}",
+        ) from error
+    if (other := next((one for one in read.prompts if one.answer is None), None)) is not None:
+        raise InputError(
+            f"the right answer of {other.text[:80]!r} is not a text, so it cannot be trained on",
+            "name a teacher, whose answers a rewards.py judges",
+        )
+    return read
 
 
 def _is_paid(place: Endpoint | ModelLocation) -> bool:

@@ -59,17 +59,18 @@ def make_student(
     `folder` is the run's own; the recipe's files are in the folder that the request names.
     """
     plan = plan_recipe(workspace, request)
-    plan.folder.mkdir(parents=True, exist_ok=True)
+    files = RecipeFiles(plan.folder)
     with output_lock(plan.lock_name, "run_recipe", run_id=folder.name):
-        return _do_stages(workspace, plan, reporter)
+        return _do_stages(workspace, plan, files, reporter)
 
 
-def _do_stages(workspace: Workspace, plan: RecipePlan, reporter: Reporter) -> RecipeResult:
+def _do_stages(
+    workspace: Workspace, plan: RecipePlan, files: RecipeFiles, reporter: Reporter
+) -> RecipeResult:
     request = plan.request
     limits = RecipeLimits(plan.folder, request.minutes, since=_limited_since(workspace, plan))
     stages = Stages(workspace, reporter, _TITLES, limits)
-    files = RecipeFiles(plan.folder)
-    if plan.are_answered:
+    if plan.has_answers:
         plan = with_logged_answers(workspace, plan, stages, files)
     session = RecipeSession(workspace, plan, stages, files)
     session.max_tokens = plan.teacher.max_tokens

@@ -127,7 +127,10 @@ class Stages:
     def do(self, title: str, name: str, request: BaseModel, result: type[_Result]) -> _Result:
         """Does a stage with an operation that returns its result, or becomes a run."""
         self._report(title, "")
-        answer = carry_out(self._workspace, operation_named(name), request)
+        operation = operation_named(name)
+        answer = self._running(operation, request)
+        if answer is None:
+            answer = carry_out(self._workspace, operation, request)
         if isinstance(answer, RunReport):
             ended = self._follow(title, answer)
             if ended.status is not RunStatus.SUCCEEDED or ended.result is None:
@@ -140,12 +143,24 @@ class Stages:
         """Records a text for the user."""
         self._reporter.note(text)
 
+    def _running(self, operation: Operation, request: BaseModel) -> RunReport | None:
+        """Returns the run that is doing a stage since an earlier call of the recipe; None if none.
+
+        It writes the stage's output, so a second one would be refused.
+        """
+        for folder in self._runs_of(operation, request) if operation.large is not None else ():
+            if not supervise.read_run(folder).status.is_final:
+                return get_run(self._workspace, GetRun(run_id=folder.run_id))
+        return None
+
     def _runs_of(self, operation: Operation, request: BaseModel) -> Iterator[RunFolder]:
         """Yields the runs of a stage on unchanged files, and those that resumed them, newest first.
 
         Their limits may have been others.
         """
-        kinds = [str(kind) for kind in operation.run.kinds] if operation.run is not None else []
+        kinds = set() if operation.run is None else set(map(str, operation.run.kinds))
+        if operation.large is not None:
+            kinds.add(str(operation.large))
         wanted = _without_limits(request.model_dump(mode="json"))
         found: list[tuple[str, RunFolder]] = []
         for folder in all_runs(self._workspace):

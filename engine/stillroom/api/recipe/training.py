@@ -10,6 +10,7 @@ from stillroom.api.recipe.teaching import Taught
 from stillroom.errors import EngineError, RunError
 from stillroom.files import file_sha256
 from stillroom.models.resolve import ModelLocation
+from stillroom.recipe.files import RecipeFiles
 from stillroom.recipe.splits import Parts
 from stillroom.recipe.training import Pace, PlannedTraining, for_templates, wanted_epochs
 from stillroom.rollout.request import NO_FILE
@@ -100,8 +101,10 @@ class Trainer:
         if available is not None and available < _MIN_S:
             session.caveats.append("not enough time for on-policy distillation; raise minutes")
             return None
-        prompts = session.files.prompts(
-            "distil", [*self._parts.first, *self._parts.rest, *self._parts.of_new_forms]
+        # tools.py is read next to the config, and the user may have another one in the output.
+        files = RecipeFiles(session.files.folder / "distil")
+        prompts = files.prompts(
+            "prompts", [*self._parts.first, *self._parts.rest, *self._parts.of_new_forms]
         )
         training = PlannedTraining(
             student.run_id, prompts.name, self._settings, session.request.seed, 1, available
@@ -109,7 +112,7 @@ class Trainer:
         options = session.plan.teacher
         for name, given in (("tools.py", options.tools), ("rewards.py", session.plan.rewards)):
             if given != NO_FILE:
-                session.files.code(name, session.workspace.existing(given, label=name))
+                files.code(name, session.workspace.existing(given, label=name))
         key, problems = {"start": student.run_id, "minutes": session.request.minutes}, list[str]()
         for tokens in _TEACHER_TOKENS:
             make = partial(
@@ -119,7 +122,7 @@ class Trainer:
                 max_tokens=session.max_tokens,
                 system=session.student_system,
             )
-            config = session.files.config(f"distil-{tokens}", key, make)
+            config = files.config(tokens, key, make)
             request = StartTraining(config=session.workspace.shown(config))
             try:
                 plan_request(session.workspace, request)
