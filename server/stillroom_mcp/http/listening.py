@@ -162,8 +162,6 @@ def _checked_token(token: str, source: str) -> str:
 
 
 STOP_S = 5
-
-
 REQUEST_S = float(bounds.WHOLE_REQUEST.limit)
 
 
@@ -181,43 +179,15 @@ def http_server(
     first request, or any request that has begun, is not complete after `request_s` seconds.
     """
     # Imported here because `stillroom record` and `stillroom setup` do not need it.
-    import h11
     import uvicorn
-    from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    class DeadlineProtocol(H11Protocol):
-        """HTTP/1.1 with a deadline for each request; uvicorn has one only between requests."""
-
-        _deadline: Any = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._wait_for_request()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self._wait_for_request()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            super().connection_lost(exc)
-            self._stop_waiting()
-
-        def _wait_for_request(self) -> None:
-            if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
-                self._stop_waiting()
-            elif self._deadline is None:
-                self._deadline = self.loop.call_later(request_s, self.transport.close)
-
-        def _stop_waiting(self) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
+    from stillroom_mcp.http.deadline import DeadlineProtocol
 
     config = uvicorn.Config(
         app,
         lifespan="on",
         # httptools keeps trailing spaces in header values, which HTTP does not allow.
-        http=DeadlineProtocol,
+        http=type("Protocol", (DeadlineProtocol,), {"request_s": request_s}),
         ws="none",
         log_level="warning",
         # URLs in the access log would contain the token.

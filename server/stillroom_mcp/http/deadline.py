@@ -1,0 +1,54 @@
+"""HTTP/1.1 with a deadline for each request; uvicorn has one only between requests."""
+
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+
+class DeadlineProtocol(H11Protocol):
+    """One connection, which is closed if a request that has begun is not complete in time.
+
+    An invalid request closes it even if the application is already answering that request.
+    """
+
+    request_s: float
+    _deadline: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Starts the time for the first request."""
+        super().connection_made(transport)
+        self._wait_for_request()
+
+    def data_received(self, data: bytes) -> None:
+        """Starts the time for a request that begins, and ends that of a complete one."""
+        super().data_received(data)
+        self._wait_for_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends the time."""
+        super().connection_lost(exc)
+        self._stop_waiting()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers an invalid request, unless it is being answered, and closes the connection."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+        # What the application sends from now on would be a protocol error.
+        cycle: Any = self.cycle  # None before the first request
+        if cycle is not None:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
+    def _wait_for_request(self) -> None:
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._stop_waiting()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(self.request_s, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
