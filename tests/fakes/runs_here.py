@@ -1,4 +1,4 @@
-"""Runs that are done in this process, so that no library is loaded again."""
+"""Runs and plans that are done in this process, so that no library is loaded again."""
 
 import signal
 import sys
@@ -7,9 +7,12 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from pydantic import BaseModel
 
+from stillroom.api import start_runs
 from stillroom.api.operations import operation_of_run
 from stillroom.jobs import supervise, worker
+from stillroom.jobs.operations import ChildWork, load
 from stillroom.run_folder import NewRun, RunFolder, RunState, create_run
 from stillroom.settings import Workspace
 from stillroom.types import RunKind
@@ -26,7 +29,10 @@ def do_run(folder: RunFolder, secrets: Mapping[str, str] | None = None) -> None:
 
 
 def do_runs_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Makes each start of a run do the run; returns the list to which it adds the run's kind."""
+    """Makes each start of a run do the run, and plan_training plan without a child process.
+
+    Returns the list to which each start adds the run's kind.
+    """
     started: list[str] = []
 
     def start_run(
@@ -44,4 +50,11 @@ def do_runs_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return folder.read()
 
     monkeypatch.setattr(supervise, "start_run", start_run)
+    monkeypatch.setattr(start_runs, "run_in_child", _call_here)
     return started
+
+
+def _call_here(
+    workspace: Workspace, work: ChildWork, request: BaseModel, **_options: object
+) -> Any:
+    return load(work.function)(workspace, request)
