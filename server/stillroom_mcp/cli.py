@@ -20,6 +20,7 @@ from stillroom.settings import open_workspace
 from stillroom.validation import describe_errors, nearest
 from stillroom_mcp import commands, waiting
 from stillroom_mcp.commands import ALL, TOOLSETS, chosen_operations
+from stillroom_mcp.fencing import error_for
 from stillroom_mcp.other_names import (
     WORKSPACE_FLAGS,
     JoinedEntries,
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_PIPE
     except EngineError as error:
-        code = _print_error(f"error: {error}")
+        code = _print_error(f"error: {error_for(sys.stderr, error)}")
     except OSError as error:
         code = _print_error(
             f"error: operating system error: {error}\n"

@@ -11,11 +11,12 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from stillroom import api
+from stillroom import api, fences
 from stillroom.api import OPERATIONS, Operation
 from stillroom.fences import printable
 from stillroom.settings import Workspace
 from stillroom_mcp.answers import structured
+from stillroom_mcp.fencing import quoted_for
 from stillroom_mcp.next_steps import as_cli_commands
 
 _POLL_S = 0.3
@@ -191,8 +192,8 @@ def operate(
     if as_json:
         _print(json.dumps(answer, ensure_ascii=False))
     elif isinstance(result, api.Lineage):
-        for line in (*lineage_lines(result), f"next: {as_cli_commands(answer['next_step'])}"):
-            _print(line)
+        _print(quoted_for(sys.stdout, "\n".join(lineage_lines(result))))
+        _print(f"next: {as_cli_commands(answer['next_step'])}")
     else:
         _show(answer)
     return _exit_code(result, is_waiting=is_waiting)
@@ -270,9 +271,9 @@ class _ProgressView:
         """Shows the progress of the run's current phase."""
         if run.unreachable is not None and time.monotonic() - self._line_at >= _LINE_EVERY_S:
             last = f"last contact: {run.last_contact or 'never'}"
+            why = quoted_for(sys.stderr, run.unreachable)
             sys.stderr.write(
-                f"{run.where} does not answer ({last}); the run continues on it: "
-                f"{run.unreachable}\n"
+                f"{run.where} does not answer ({last}); the run continues on it: {why}\n"
             )
             self._line_at = time.monotonic()
         progress = run.progress
@@ -282,15 +283,15 @@ class _ProgressView:
             self._task = self._task or self._bar.add_task("", total=1, unit="")
             self._bar.update(
                 self._task,
-                description=progress.phase,
+                description=fences.name(progress.phase),
                 total=progress.total,
                 completed=progress.done,
                 unit=progress.unit,
             )
         elif time.monotonic() - self._line_at >= _LINE_EVERY_S:
             eta = "" if progress.eta_s is None else f", about {progress.eta_s:.0f} s left"
-            done = f"{progress.done}/{progress.total} {progress.unit}"
-            sys.stderr.write(f"{progress.phase}: {done}{eta}\n")
+            done = f"{progress.done}/{progress.total} {fences.name(progress.unit)}"
+            sys.stderr.write(f"{fences.name(progress.phase)}: {done}{eta}\n")
             self._line_at = time.monotonic()
 
 

@@ -11,7 +11,7 @@ import functools
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import msgspec
 
@@ -61,6 +61,19 @@ def fenced_quote(text: str) -> str:
     """Returns a text from others between marks, after a warning."""
     mark = fences.new_mark()
     return f"{fences.warning(mark, writer=_WRITER)}\n{fences.fenced(text, mark)}"
+
+
+def quoted_for(stream: TextIO, text: str) -> str:
+    """Returns a text from others for a command's output: between marks, unless a person reads it.
+
+    Whoever reads a terminal is a person; an agent reads a pipe.
+    """
+    return fences.printable(text) if stream.isatty() else fenced_quote(text)
+
+
+def error_for(stream: TextIO, error: EngineError) -> str:
+    """Returns an error's text for a command's output, with marks as in `quoted_for`."""
+    return fences.printable(str(error)) if stream.isatty() else fenced_error(error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase, FuncMetad
 from mcp.types import CallToolResult, InputRequiredResult, TextContent, ToolAnnotations
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from stillroom import api
+from stillroom import api, fences
 from stillroom.api import Operation
 from stillroom.errors import EngineError, writable_text
 from stillroom.reporting import background_tasks
@@ -169,7 +169,7 @@ async def wait_for_run(
     while (reason := watch.reason(report, anyio.current_time() - started)) is None:
         if report.progress is not None:
             await context.report_progress(
-                report.progress.done, report.progress.total, report.progress.phase
+                report.progress.done, report.progress.total, fences.name(report.progress.phase)
             )
         await anyio.sleep(_POLL_S)
         report = await anyio.to_thread.run_sync(api.get_run, workspace, request)

@@ -13,6 +13,7 @@ from stillroom.errors import EngineError
 from stillroom.fences import printable
 from stillroom.settings import Workspace, open_workspace
 from stillroom_mcp.answers import structured
+from stillroom_mcp.fencing import error_for, quoted_for
 from stillroom_mcp.next_steps import as_cli_commands
 
 EXIT_OF = {"succeeded": 0, "failed": 1, "cancelled": 3, "interrupted": 4}
@@ -75,7 +76,7 @@ def wait(
         requests = [api.GetRun(run_id=run_id) for run_id in run_ids]
         runs = [api.get_run(workspace, request) for request in requests]
     except EngineError as error:
-        sys.stderr.write(printable(f"error: {error}") + "\n")
+        sys.stderr.write(f"error: {error_for(sys.stderr, error)}\n")
         return EXIT_UNKNOWN
     for first in runs:
         run, reason = _wait_for_run(workspace, first, deadline, stops_at_alarms=stops_at_alarms)
@@ -111,8 +112,12 @@ def _print_status(workspace: Workspace, run: api.RunReport, reason: str, *, as_j
     done = (
         f" ({run.progress.done}/{run.progress.total} {run.progress.unit})" if run.progress else ""
     )
-    alarms = f"; alarms: {'; '.join(run.alarms)}" if run.alarms else ""
-    problem = f": {run.error.problem}" if run.error else ""
-    step = as_cli_commands(answer["next_step"])
-    text = f"{run.run_id} {run.status}{done}{problem}{alarms}\nnext: {step}"
-    sys.stdout.write(printable(workspace.redactor().text(text)) + "\n")
+    reasons = [f"alarm: {alarm}" for alarm in run.alarms]
+    if run.error is not None:
+        reasons.insert(0, f"error: {run.error.problem}")
+    lines = [f"{run.run_id} {run.status}{done}"]
+    if reasons:
+        text = workspace.redactor().text("\n".join(reasons))
+        lines.append(quoted_for(sys.stdout, text))
+    lines.append(f"next: {as_cli_commands(answer['next_step'])}")
+    sys.stdout.write(printable("\n".join(lines)) + "\n")

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from stillroom import fences
 from stillroom.errors import InputError
 from stillroom.evaluate.compare import Comparison, compare
 from stillroom.evaluate.files import Evaluation
@@ -58,7 +59,7 @@ def decide(student: Evaluation, others: Sequence[Evaluation], teacher: Evaluatio
         )
     comparisons = [(compare(one, teacher), one) for one in prompted]
     closest, best = min(comparisons, key=lambda pair: pair[0].difference.value)
-    left, name = closest.difference, best.result.name
+    left, name = closest.difference, fences.name(best.result.name)
     if excludes_zero(left) and left.value > 0:
         because = f"{lead}, and {_points(left.value)} points above that of {name!r}"
         decision = Decision(verdict="go", because=because, gap=gap)
@@ -70,7 +71,7 @@ def decide(student: Evaluation, others: Sequence[Evaluation], teacher: Evaluatio
         decision = Decision(verdict="no_go", because=because, gap=gap)
     else:
         decision = _decide_unclear_gap(left, f"the student with the prompt of {name!r}")
-    return msgspec.structs.replace(decision, gap=gap, better_prompt=name, gap_left=left)
+    return msgspec.structs.replace(decision, gap=gap, better_prompt=best.result.name, gap_left=left)
 
 
 def gap_closed(comparison: Comparison, candidate: Evaluation, teacher: Evaluation) -> float | None:

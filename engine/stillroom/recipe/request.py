@@ -101,3 +101,5 @@ class RecipeResult(msgspec.Struct, frozen=True, kw_only=True):
     stages: list[StageRun]
     caveats: list[OwnText]
     """What the figures do not show, and what was left undone; for the user."""
+    problems: list[OthersText] = []
+    """Why something was left undone, in the words of what failed."""

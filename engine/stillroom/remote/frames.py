@@ -33,6 +33,18 @@ class BrokenStreamError(Exception):
         """The output received instead of messages, e.g. of a machine that rejects the login."""
 
 
+_ADVICE = "see what the machine advises, at the end of the problem"
+
+
+def with_advice(problem: str, fix: str) -> tuple[str, str]:
+    """Returns the problem and the fix of an error that another machine describes.
+
+    The machine's own fix is text from others, which no agent should follow, so it is part of the
+    problem.
+    """
+    return f"{problem}\nadvice of the machine: {fix}", _ADVICE
+
+
 class RemoteError(msgspec.Struct, frozen=True, kw_only=True):
     """An error sent by the agent."""
 
@@ -139,7 +151,7 @@ class Frames:
         except (msgspec.MsgspecError, ValueError, RecursionError) as broken:
             raise BrokenStreamError(f"unexpected message: {broken}") from broken
         error_type = EngineError if error.kind is None else _ERRORS[error.kind]
-        raise error_type(error.problem, error.fix)
+        raise error_type(*with_advice(error.problem, error.fix))
 
     def _read_line(self) -> bytes:
         """Reads a header line."""

@@ -15,7 +15,7 @@ from mcp.server.context import CallNext, HandlerResult
 from mcp.shared.exceptions import MCPError
 from mcp.types import INVALID_REQUEST, CallToolRequestParams, CallToolResult, TextContent
 
-from stillroom import api
+from stillroom import api, fences
 from stillroom.api import OPERATIONS, operation_named
 from stillroom.errors import EngineError
 from stillroom.settings import Workspace
@@ -83,7 +83,7 @@ class RunTasks:
             status="working",
             created_at=report.created_at,
             updated_at=_changed_at(state_file, report.created_at),
-            message=_progress(report),
+            message=progress_message(report),
             poll_ms=int(1000 * (poll_after_s(report) or 1)),
         )
         return task if report.status in ("starting", "running") else self._ended(task, report)
@@ -126,8 +126,10 @@ def _changed_at(state_file: Path, created_at: str) -> str:
     return changed.replace("+00:00", "Z")
 
 
-def _progress(report: api.RunReport) -> str:
+def progress_message(report: api.RunReport) -> str:
+    """Returns the text of a task's progress."""
     progress = report.progress
     if progress is None:
         return str(report.status)
-    return f"{progress.phase}: {progress.done} of {progress.total} {progress.unit}"
+    phase, unit = fences.name(progress.phase), fences.name(progress.unit)
+    return f"{phase}: {progress.done} of {progress.total} {unit}"

@@ -94,7 +94,8 @@ def test_an_error_of_the_other_side_is_raised(kind):
 
     with pytest.raises(EngineError, match="no room") as caught:
         reading(sink.getvalue()).receive(str)
-    assert caught.value.fix == "make some"
+    assert caught.value.problem == "no room\nadvice of the machine: make some"
+    assert "make some" not in caught.value.fix
     assert type(caught.value) is kind
 
 

@@ -102,6 +102,7 @@ def _do_stages(
         minutes=round(stages.seconds / 60, 1),
         stages=stages.done,
         caveats=session.caveats,
+        problems=session.problems,
     )
 
 
@@ -210,7 +211,7 @@ def _export(session: RecipeSession, student: TrainedStudent) -> tuple[str, str |
     try:
         session.stages.run(_GGUF, "export_model", gguf)
     except EngineError as error:
-        session.caveats.append(f"no GGUF file was written: {error.problem}")
+        session.leave_out("no GGUF file was written", error.problem)
         return session.shown("model"), None
     written = next((session.files.folder / "gguf").glob("*.gguf"), None)
     return session.shown("model"), session.workspace.shown(written) if written else None

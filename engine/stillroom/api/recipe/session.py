@@ -42,6 +42,8 @@ class RecipeSession:
     prompt_s: float = 0.0
     """The seconds that the student takes for one prompt of an evaluation."""
     caveats: list[str] = field(default_factory=list[str])
+    problems: list[str] = field(default_factory=list[str])
+    """The problems behind caveats, which may quote text from others."""
     measured: list[Measured] = field(default_factory=list[Measured])
 
     @property
@@ -112,6 +114,11 @@ class RecipeSession:
             caveat = f"{title}: {missing or 'ended early'}{because}"
             if caveat not in self.caveats:
                 self.caveats.append(caveat)
+
+    def leave_out(self, what: str, problem: str) -> None:
+        """Adds a caveat for something that failed and is not needed."""
+        self.caveats.append(f"{what} (see problems)")
+        self.problems.append(f"{what}: {problem}")
 
     def stop_at(self, gate: Gate, problem: str) -> None:
         """Stops the recipe for a decision, unless the request has made it.

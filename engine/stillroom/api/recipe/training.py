@@ -134,7 +134,7 @@ class Trainer:
             except RunError as error:
                 problems = [error.problem]
                 break
-        session.caveats.append(f"on-policy distillation was not done: {problems[0]}")
+        session.leave_out("on-policy distillation was not done", problems[0])
         return None
 
     @property

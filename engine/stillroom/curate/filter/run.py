@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from stillroom import fences
 from stillroom.curate.convert import MAX_EXAMPLES
 from stillroom.curate.filter.across_rows import judge_rows
 from stillroom.curate.filter.contamination import (
@@ -487,6 +488,7 @@ class FilterTally:
             size = before.size_of(category)
             if _MIN_CATEGORY_SIZE <= size < self.num_read and count > size / 2:
                 warnings.append(
-                    f"{text!r} dropped {count} of the {size} rows of category {category[:60]!r}"
+                    f"{text!r} dropped {count} of the {size} rows of category "
+                    f"{fences.name(category)!r}"
                 )
         return warnings[:_MAX_WARNINGS]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stillroom.data.row_notes import later_system_notes
-from stillroom.fences import name, short_line
+from stillroom.fences import name
 from stillroom.importing.formats.datasets.tables import NO_COLUMN
 from stillroom.importing.output.rows import UNKNOWN, UNKNOWN_PROVIDER, RolloutCounts
 from stillroom.importing.output.split import Split
@@ -18,7 +18,6 @@ from stillroom.importing.tally import ImportTally
 from stillroom.lineage import AnsweringModel, ModelRecord
 
 _SHOWN, _MAX_NAMES = 3, 12
-_MAX_CHARACTERS = 60
 
 
 def notes_on_files(
@@ -188,8 +187,8 @@ def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator
 
 
 def _join_names(names: Iterable[str]) -> str:
-    """Joins names from the sources, each shortened and on one line."""
-    return ", ".join(short_line(name, most=_MAX_CHARACTERS) for name in names)
+    """Joins names from the sources."""
+    return ", ".join(map(name, names))
 
 
 _TERMS_CHECKED = "2026-11"
@@ -289,7 +288,7 @@ def terms_notes(models: Mapping[tuple[str, str], int]) -> Iterator[str]:
     for title, models_of in answered.items():
         names, terms = list(models_of), by_title[title]
         more = len(names) - 3
-        first = ", ".join(short_line(name, most=_MAX_CHARACTERS) for name in names[:3])
+        first = _join_names(names[:3])
         shown = first + (f" and {more} more" if more > 0 else "")
         yield (
             f"outputs of {shown}: the terms of {title}, as of {_TERMS_CHECKED}, "

@@ -11,10 +11,11 @@ from stillroom import bounds
 from stillroom.files import write_atomic
 from stillroom.places import open_real
 from stillroom.remote.follower.local_run import FollowRecord, GrownFile, write_record
+from stillroom.remote.frames import with_advice
 from stillroom.remote.host import MachineError, UnreachableError
 from stillroom.remote.records import AppendedLines, JobSpec, RemoteState
 from stillroom.remote.run_files import LOG_FILES, is_of_run_folder, is_output
-from stillroom.run_folder import RunFolder, RunState
+from stillroom.run_folder import RunFailure, RunFolder, RunState
 from stillroom.types import RunStatus
 
 _CLOCK_TOLERANCE_S = 2.0
@@ -59,8 +60,13 @@ class Mirror:
                 "no action needed: it is retried; if the error persists, check the machine with "
                 "check_setup",
             ) from error
+        error = remote.error
+        if error is not None:
+            problem, fix = with_advice(error.problem, error.fix)
+            error = RunFailure(problem=problem, fix=fix)
         state = msgspec.structs.replace(
             remote,
+            error=error,
             run_id=self._folder.run_id,
             created_at=self._folder.read().created_at,
             started_at=self._local_time(remote.started_at),
