@@ -350,8 +350,8 @@ def after_compare_evaluations(request: api.CompareEvaluations, result: api.Compa
             )
     if all(comparison.is_significant for comparison in result.comparisons):
         return (
-            f"{decided}no interval includes 0: the differences are real on tasks like these; "
-            "for a group of tasks, see its interval in by_group"
+            f"{decided}no interval over all tasks includes 0: the differences are real on tasks "
+            "like these; for a group of tasks, see its own interval in by_group"
         )
     return f"{decided}a difference whose interval includes 0 may be chance: evaluate on more tasks"
 

@@ -85,8 +85,11 @@ class MachineList(msgspec.Struct, frozen=True, kw_only=True):
     """The machines, the project's first."""
 
     machines: list[MachineSummary]
-    usd_per_hour_now: float
-    """The current cost of all machines whose cost is known."""
+    usd_per_hour_now: float | None
+    """The current cost of the machines whose cost is known; None if that is 0 and there are others.
+
+    `check` may tell what those cost.
+    """
 
 
 @dataclass(slots=True)
@@ -212,8 +215,11 @@ def list_machines(
     if any(each.abandoned is not None for each in listed.values()):
         release(provision_log)
     summaries = [each.summary(workspace) for each in listed.values()]
-    total = sum(machine.usd_per_hour_now or 0.0 for machine in summaries)
-    return MachineList(machines=summaries, usd_per_hour_now=total)
+    costs = [machine.usd_per_hour_now for machine in summaries]
+    total = sum(cost or 0.0 for cost in costs)
+    return MachineList(
+        machines=summaries, usd_per_hour_now=None if None in costs and not total else total
+    )
 
 
 def probe_all(
