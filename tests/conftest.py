@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +94,16 @@ def quick_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", wait_for_no_disk)
         yield
+
+
+@pytest.fixture(autouse=True)
+def same_random_numbers() -> None:
+    """Begins each test with the same random numbers, whatever ran before it."""
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ nothing but the templates' texts: before each trained turn stands exactly what t
 it has to write that turn, and the turn is exactly what the template makes of it then.
 """
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,20 @@ def test_a_pair_whose_answer_is_not_one_sequence_is_refused() -> None:
         renderer.conversation(messages, tools)
     given = renderer.conversation(messages, tools, num_given_turns=3)
     assert "Thought 4." in stretches(given, "qwen")[0][2]
+
+
+def test_tool_calls_that_a_template_never_shows_are_refused() -> None:
+    tokenizer = copy.deepcopy(TOKENIZERS["chatml"])
+    # As that of SmolLM2-135M-Instruct: of a turn with calls it writes the content alone.
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    renderer = ChatRenderer(tokenizer)
+    assert renderer.sequences(CHAT, [])
+    with pytest.raises(ModelError, match="leaves out the tool calls") as caught:
+        renderer.sequences(TOOLS, [SEES])
+    assert "chat_template" in caught.value.fix
 
 
 def test_thinking_that_a_template_never_shows_is_refused_when_it_was_asked_for() -> None:

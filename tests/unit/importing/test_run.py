@@ -79,6 +79,19 @@ def conversation(text, number=0):
     return [call(history, reply), call(then, answer(f"There are 3 of {text}."))]
 
 
+def test_rows_that_name_their_tools_are_kept_without_schemas(tmp_path):
+    asks = asks_for("look", "a", item="lamp")
+    messages = [user("Lamps?"), asks, result("3 left", "a"), answer("There are 3.")]
+    row = {"messages": messages, "tools": ["look", "calc"], "rewards": ["accuracy"]}
+
+    made = imported(tmp_path, [row])
+
+    assert made.kept == 1
+    [rollout] = rows_of(tmp_path)
+    assert rollout["tools"] == []
+    assert any("whose schemas were not logged" in note for note in made.notes)
+
+
 def test_calls_become_a_conversation_with_all_that_is_known_of_them(tmp_path):
     history = [user("Hi")]
     first = answer("Hello", reasoning_content="greet")

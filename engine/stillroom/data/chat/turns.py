@@ -136,6 +136,13 @@ class TurnFinder:
                 f"messages[{len(messages) - 1}]",
                 "set rollout.include_thinking to false, or choose a student that thinks",
             )
+        if not all(name in last_turn.turn for name in _called_names(messages[-1])):
+            raise ModelError(
+                f"this model's chat template leaves out the tool calls of "
+                f"messages[{len(messages) - 1}], so the model would learn to call nothing",
+                "set model.chat_template to chatml or to a .jinja file, or choose a model whose "
+                "template renders tool calls",
+            )
         return last_turn
 
     def _last_message_text(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:

@@ -295,7 +295,8 @@ def tool_schemas(value: Any) -> list[Row] | None:
     """Converts tool schemas; returns None if there are none.
 
     They may be JSON text, in the flat form of the Responses API, in Anthropic's form, or legacy
-    functions. Raises UnreadableRowError for anything else.
+    functions. Names alone, as rnow's rows have, are no schemas. Raises UnreadableRowError for
+    anything else.
     """
     tools: Any = value
     if isinstance(value, str):
@@ -307,6 +308,8 @@ def tool_schemas(value: Any) -> list[Row] | None:
         return None
     if not isinstance(tools, list):
         raise UnreadableRowError("the tools are not a list", f"they are {describe(value)}")
+    if all(isinstance(tool, str) for tool in cast("list[Any]", tools)):
+        return None
     return [_schema(tool) for tool in cast("list[Any]", tools)]
 
 
