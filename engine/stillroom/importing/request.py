@@ -83,7 +83,7 @@ class ImportRollouts(ReplacingRequest):
     def chosen_columns(self) -> dict[str, str]:
         """The column names by role."""
         split = (column.partition("=") for column in self.columns)
-        return {role: name for role, _, name in split}
+        return {role: name.strip() for role, _, name in split}
 
 
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True):

@@ -61,7 +61,7 @@ def csv_table(path: Path) -> Generator[Table]:
         lines = _TextLines(stream)
         csv.field_size_limit(MAX_ROW_BYTES)
         rows = csv.reader(lines, delimiter=_delimiter(path, stream))
-        header = next(rows, [])
+        header = [name.strip() for name in next(rows, [])]
         yield Table(header, _csv_rows(path, header, rows, lines))
 
 

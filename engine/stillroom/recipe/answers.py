@@ -8,6 +8,7 @@ _MAX_ANSWERS = 60
 _MIN_REPEATS = 2
 """How often an answer occurs on average, if answers are from a small set."""
 _NUMBER = re.compile(r"[-+]?[\d.,]+\s*\S{0,3}")
+_JOINED = re.compile(r"(?<=[^\W_])[\s_-]+(?=[^\W_])")
 _MIN_REPEATS_OF_NUMBERS = 10
 """For ratings, say; of other numbers more may be right than were seen."""
 
@@ -23,6 +24,27 @@ def known_answers(expected: Sequence[str]) -> list[str] | None:
     if sum(counts.values()) < min_repeats * len(counts):
         return None
     return [answer for answer, _ in counts.most_common()]
+
+
+def usual_spellings(answers: Sequence[str]) -> dict[str, str]:
+    """Returns for each answer that is a commoner one in other letters, that one.
+
+    The two differ in case, in spaces around them, or in what joins their words. Returns nothing
+    unless answers are from a small set.
+    """
+    counts, usual = Counter(answers), dict[str, str]()
+    spellings = {
+        answer: usual.setdefault(spelling_key(answer), answer.strip())
+        for answer, _ in counts.most_common()
+    }
+    if known_answers([spellings[answer] for answer in answers]) is None:
+        return {}
+    return {answer: other for answer, other in spellings.items() if answer != other}
+
+
+def spelling_key(answer: str) -> str:
+    """Returns an answer without what differs between spellings of the same one."""
+    return _JOINED.sub(" ", answer.strip()).casefold()
 
 
 def named_answer(text: str, answers: Sequence[str]) -> str | None:
@@ -47,4 +69,4 @@ def named_answer(text: str, answers: Sequence[str]) -> str | None:
 
 def _bare(text: str) -> str:
     """Returns a text without case, and without punctuation and marks around it."""
-    return re.sub(r"^\W+|\W+$", "", text).casefold()
+    return spelling_key(re.sub(r"^\W+|\W+$", "", text))

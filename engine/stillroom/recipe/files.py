@@ -5,7 +5,7 @@ So the runs that have read it are recognised as done when the recipe goes on aft
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from pydantic import BaseModel
@@ -43,7 +43,11 @@ class RecipeFiles:
 
     def prompts(self, name: str, prompts: Iterable[RecipePrompt]) -> Path:
         """Writes prompts, one per line."""
-        data = b"".join(msgspec.json.encode(one.row) + b"\n" for one in prompts)
+        return self.listing(name, (one.row for one in prompts))
+
+    def listing(self, name: str, rows: Iterable[dict[str, Any]]) -> Path:
+        """Writes rows, one per line, without a manifest."""
+        data = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
         return self._write(f"{name}.jsonl", data)
 
     def prompts_to_ask(self, name: str, prompts: Iterable[RecipePrompt]) -> list[Path]:

@@ -1,5 +1,6 @@
 """Reads the texts and right answers of a recipe from prompt files and tables."""
 
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,10 +15,16 @@ from stillroom.errors import DataError
 from stillroom.files import content_hash
 from stillroom.importing.records import RejectedRow
 from stillroom.importing.table_rows import read_any_rows
+from stillroom.recipe.answers import spelling_key
 
 _TEXT_NAMES = ("text", "prompt", "question", "message", "input", "query", "body", "content")
 _LABEL_NAMES = ("label", "expected_answer")
-_ANSWER_NAMES = (*_LABEL_NAMES, "answer", "category", "class", "target", "output")
+_ANSWER_NAMES = (
+    *_LABEL_NAMES, "answer", "category", "class", "target", "output", "intent", "topic", "tag",
+    "kategorie", "klasse", "antwort", "categoria", "etiqueta", "respuesta", "categorie",
+    "etiquette",
+)  # fmt: skip
+"""Without accents."""
 _MAX_REJECTED = 0.05
 _ANSWERED_FIX = "give texts or prompts alone; `input` may have answers, `labelled` labels"
 _TABLE_FIX = "rename the column of texts to 'text', and that of labels to 'label'"
@@ -43,6 +50,11 @@ class RecipePrompt:
         """The id of the prompt's task, which rollouts of it have."""
         return task_from_row(self.row).task_id
 
+    def with_answer(self, answer: str) -> "RecipePrompt":
+        """Returns the prompt with another right answer."""
+        metadata = {**(self.row.get("metadata") or {}), "expected_answer": answer}
+        return RecipePrompt({**self.row, "metadata": metadata}, self.text, answer)
+
     def without_answer(self) -> "RecipePrompt":
         """Returns the prompt without its right answer."""
         metadata = dict(self.row.get("metadata") or {})
@@ -61,27 +73,34 @@ class PromptsRead:
 def read_prompts(path: Path, *, system: str | None, is_labelled: bool = False) -> PromptsRead:
     """Returns the prompts of a file, which may be a prompts file or a table of texts.
 
-    system: replaces the prompts' system messages; None keeps them. is_labelled: every prompt must
-    have its right answer; equal prompts with different answers are left out.
+    system: replaces the prompts' system messages; None keeps them. is_labelled: prompts without a
+    right answer are left out, as are equal prompts with different answers.
     Raises DataError if there are no prompts, if over a twentieth of the rows cannot be read, or if
-    an answer is missing.
+    most answers are missing.
     """
     read, found = PromptsRead(), dict[str, RecipePrompt]()
-    contradicted = set[str]()
+    contradicted, unlabelled = set[str](), list[str]()
     rows = read_rows(path, RowFormat.PROMPTS) if _is_prompts_file(path) else None
     for row in _table_rows(path, read, is_labelled=is_labelled) if rows is None else rows:
         prompt = _prompt(row, system)
         if is_labelled and not prompt.is_answered:
-            raise DataError(
-                f"{path} has a prompt without an answer: {prompt.text[:80]!r}",
-                "put the right answer of every row into metadata.expected_answer, or into the "
-                "column 'label'",
-            )
+            unlabelled.append(prompt.text)
+            continue
         key = content_hash(prompt.row["messages"])
-        if found.setdefault(key, prompt).answer != prompt.answer:
+        answers = (found.setdefault(key, prompt).answer, prompt.answer)
+        if len({answer and spelling_key(answer) for answer in answers}) > 1:
             contradicted.add(key)
+    if len(unlabelled) > len(found):
+        raise DataError(
+            f"{path} has {len(unlabelled)} prompts without an answer, such as "
+            f"{unlabelled[0][:80]!r}",
+            "put the right answer of every row into metadata.expected_answer, or into the "
+            "column 'label'",
+        )
     if not found:
         raise DataError(f"{path} has no prompts", "write one text per row")
+    if unlabelled:
+        read.notes.append(f"{path.name}: {len(unlabelled)} texts without a label: left out")
     if contradicted:
         read.notes.append(f"{path.name}: {len(contradicted)} texts have several labels: left out")
     read.prompts = [prompt for key, prompt in found.items() if key not in contradicted]
@@ -169,8 +188,14 @@ def _readable_rows(path: Path, read: PromptsRead) -> list[dict[str, Any]]:
 
 
 def _named(columns: Sequence[str], names: Sequence[str]) -> str | None:
-    by_name = {column.strip().lower(): column for column in columns}
+    by_name = {_without_accents(column).strip().lower(): column for column in columns}
     return next((by_name[name] for name in names if name in by_name), None)
+
+
+def _without_accents(text: str) -> str:
+    return "".join(
+        one for one in unicodedata.normalize("NFKD", text) if not unicodedata.combining(one)
+    )
 
 
 def _longest(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str | None:

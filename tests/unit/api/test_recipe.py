@@ -309,9 +309,14 @@ def test_labelled_texts_alone_need_no_teacher(
     tmp_path: Path, tiny_models: Any, started: list[str], name: str
 ) -> None:
     texts = things(0, 120)
-    table = [f"{n},{text},{colour_of(text)}\n" for n, text in enumerate(texts)]
+    labels = {text: colour_of(text) for text in texts}
+    labels |= {texts[0]: "Red ", texts[1]: "BLUE", texts[2]: "", texts[3]: "blue"}
+    table = [f"{n},{text},{label}\n" for n, (text, label) in enumerate(labels.items())]
     (tmp_path / "table.csv").write_text(f"id,text,label\n{''.join(table)}", encoding="utf-8")
-    prompts = [{"prompt": one, "metadata": {"expected_answer": colour_of(one)}} for one in texts]
+    prompts = [
+        {"prompt": text, "metadata": {"expected_answer": label} if label else {}}
+        for text, label in labels.items()
+    ]
     write_rows(tmp_path / "prompts.jsonl", prompts)
 
     ended = run_recipe(Workspace(tmp_path), logs_request(tiny_models, input=name))
@@ -321,6 +326,9 @@ def test_labelled_texts_alone_need_no_teacher(
     for line in read_rows(tmp_path / "student/sft-1.jsonl"):
         question, answer = (message["content"] for message in line["messages"])
         assert answer == colour_of(question)
+    caveats = " ".join(ended.result["caveats"])
+    assert "1 texts without a label: left out" in caveats
+    assert "2 labels are spelt otherwise than most of the same" in caveats
     manifest = read_manifest(tmp_path / "student/answered.jsonl")
     assert manifest is not None
     assert [Path(one.file).name for one in manifest.inputs] == [name]

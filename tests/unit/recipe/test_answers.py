@@ -1,6 +1,6 @@
 import pytest
 
-from stillroom.recipe.answers import known_answers, named_answer
+from stillroom.recipe.answers import known_answers, named_answer, usual_spellings
 
 QUEUES = ["billing", "returns", "refund", "refund status"]
 
@@ -30,6 +30,20 @@ def test_no_answer_and_several_answers_are_none(text: str) -> None:
 def test_an_answer_within_a_longer_one_does_not_count() -> None:
     assert named_answer("It asks for the refund status of an order", QUEUES) == "refund status"
     assert named_answer("It asks for a refund", QUEUES) == "refund"
+
+
+def test_spellings_of_a_label_are_one_label() -> None:
+    answers = ["queen_order", "queen_order", "QUEEN_ORDER", "Queen order ", "bees", "bees"]
+    assert usual_spellings(answers) == {"QUEEN_ORDER": "queen_order", "Queen order ": "queen_order"}
+    assert named_answer("Queen Order", ["queen_order", "bees"]) == "queen_order"
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [["A", "A-", "B", "B+"] * 3, ["C", "C++", "C#"] * 3, ["Yes, it is.", "yes it is", "no"]],
+)
+def test_answers_that_are_not_the_same_keep_their_spellings(answers: list[str]) -> None:
+    assert usual_spellings(answers) == {}
 
 
 def test_answers_that_repeat_are_a_set_and_others_are_not() -> None:

@@ -93,11 +93,20 @@ def test_a_file_without_prompts_is_refused(
         read_prompts(written(tmp_path / name, text), system=None)
 
 
-def test_every_labelled_prompt_needs_its_answer(tmp_path: Path) -> None:
+def test_most_labelled_prompts_need_an_answer(tmp_path: Path) -> None:
     path = written(tmp_path / "in.jsonl", '{"prompt": "Where is it?"}\n')
 
-    with pytest.raises(DataError, match="a prompt without an answer: 'Where is it"):
+    with pytest.raises(DataError, match="1 prompts without an answer, such as 'Where is it"):
         read_prompts(path, system=None, is_labelled=True)
+
+
+def test_texts_without_a_label_are_left_out_and_counted(tmp_path: Path) -> None:
+    table = written(tmp_path / "in.csv", "Mensaje;Categoría \nA;x\nB;\nC;y\n")
+
+    read = read_prompts(table, system=None, is_labelled=True)
+
+    assert [(one.text, one.answer) for one in read.prompts] == [("A", "x"), ("C", "y")]
+    assert read.notes == ["in.csv: 1 texts without a label: left out"]
 
 
 @pytest.mark.parametrize(("given", "answer"), [(7, "7"), (0.5, "0.5"), (["a", "b"], None)])

@@ -1,22 +1,28 @@
 """Checks a recipe's request, and looks up what its stages share, before anything is spent."""
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from stillroom import fences
 from stillroom.api.prompts_folder import complete_evaluation, complete_rollouts
 from stillroom.curate.sources import has_answers
 from stillroom.errors import DataError, InputError
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.importing.input_files import input_files
 from stillroom.models.resolve import ModelLocation, locate_model
+from stillroom.recipe.answers import known_answers, usual_spellings
 from stillroom.recipe.inputs import PromptsRead, RecipePrompt, read_prompts
 from stillroom.recipe.request import RunRecipe
 from stillroom.rollout.request import NO_FILE, GenerateRollouts
 from stillroom.secrecy.keys import is_loopback
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import Endpoint
+
+_MIN_OF_A_LABEL = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,7 @@ def plan_recipe(workspace: Workspace, request: RunRecipe) -> RecipePlan:
         files.append(workspace.existing(request.labelled, label="labelled"))
         is_labelled = rewards == NO_FILE
         labelled = read_prompts(files[-1], system=request.system, is_labelled=is_labelled)
+    notes = [*read.notes, *labelled.notes, *_unify_spellings(read, labelled)]
     return RecipePlan(
         request=request,
         folder=folder,
@@ -113,7 +120,7 @@ def plan_recipe(workspace: Workspace, request: RunRecipe) -> RecipePlan:
         inputs=files,
         prompts=read.prompts,
         labelled=labelled.prompts,
-        notes=[*read.notes, *labelled.notes],
+        notes=notes,
         has_answers=is_answered,
     )
 
@@ -153,6 +160,32 @@ def _read_texts(source: Path, request: RunRecipe) -> PromptsRead:
             "name a teacher, whose answers a rewards.py judges",
         )
     return read
+
+
+def _unify_spellings(*files: PromptsRead) -> Iterator[str]:
+    """Gives each label its commonest spelling in all files; yields notes, also on rare labels."""
+    answers = [one.answer for file in files for one in file.prompts if one.answer is not None]
+    usual = usual_spellings(answers)
+    if usual:
+        counts = Counter(answers)
+        first = max(usual, key=lambda answer: (counts[answer], answer))
+        yield (
+            f"{sum(counts[answer] for answer in usual)} labels are spelt otherwise than most of "
+            f"the same, such as {fences.name(first)!r} for {fences.name(usual[first])!r}: unified"
+        )
+    for file in files:
+        file.prompts = [
+            one if one.answer not in usual else one.with_answer(usual[one.answer])
+            for one in file.prompts
+        ]
+    unified = [usual.get(answer, answer) for answer in answers]
+    if known_answers(unified) is not None:
+        rare = [label for label, count in Counter(unified).items() if count < _MIN_OF_A_LABEL]
+        if rare:
+            yield (
+                f"{len(rare)} labels have fewer than {_MIN_OF_A_LABEL} texts, too few to learn, "
+                f"such as {fences.name(rare[0])!r}: misspelt?"
+            )
 
 
 def _is_paid(place: Endpoint | ModelLocation) -> bool:

@@ -86,6 +86,11 @@ def _do_stages(
     test = session.files.prompts("test", parts.test)
     before = measure_before(session, parts, validation, test)
     taught, student = _teach(session, parts, validation)
+    if taught.counts.doubtful:
+        session.caveats.append(
+            f"{taught.counts.doubtful} answers contradict those to similar texts: they are listed "
+            f"in {session.shown(f'{teaching.DOUBTFUL}.jsonl')}"
+        )
     gain = measure_after(session, student.run_id, before, parts, test)
     folder, gguf = _export(session, student)
     page = WriteReport(output=session.shown("report.html"))

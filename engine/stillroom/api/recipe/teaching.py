@@ -29,6 +29,8 @@ ASK, ASK_REST, AGAIN, AGAIN_REST, SELECT, SELECT_REST, REWORD_MORE = (
     "select answers (2)",
     "reword training",
 )
+DOUBTFUL = "doubtful"
+"""The name of the file with the answers that contradict those to similar texts."""
 _TIMES_AGAIN = 2
 _MAX_DOUBT = 0.25
 _MIN_ROWS = 20
@@ -142,7 +144,15 @@ class Teaching:
             [one.answer for one in answers],
             seed=self._session.request.seed,
         )
-        return {answers[doubt.index].rollout.id: doubt.likely for doubt in found}
+        doubtful = [(answers[doubt.index], doubt.likely) for doubt in found]
+        self._session.files.listing(
+            DOUBTFUL,
+            (
+                {"text": self._asked[one.task_id].text, "answer": one.answer, "likely": likely}
+                for one, likely in doubtful
+            ),
+        )
+        return {one.rollout.id: likely for one, likely in doubtful}
 
     def _check_share(self, num_doubtful: int, num_answers: int) -> None:
         if num_doubtful > _MAX_DOUBT * num_answers:

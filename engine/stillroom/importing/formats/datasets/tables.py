@@ -54,12 +54,26 @@ NO_COLUMN = "no column has the conversation"
 def read_csv(paths: Sequence[Path], columns: Columns | None = None) -> Iterator[SourceRow]:
     """Yields the rows of CSV files with a header, located by their last lines.
 
-    A table without columns for a conversation is one rejected row. Raises InputError or DataError
-    if the header lacks the columns that the user named.
+    Columns that the user named are looked for in the tables that have one of them; others, such as
+    a table of feedback, are read as if none were named. A table without columns for a conversation
+    is one rejected row. Raises InputError or DataError if a header lacks the columns.
     """
+    chosen = columns or {}
+    are_somewhere = any(_has_any(_header(path), chosen) for path in paths) if chosen else False
     for path in paths:
         with csv_table(path) as table:
-            yield from _table_rows(path, table, columns or {})
+            is_other = are_somewhere and not _has_any(table.columns, chosen)
+            yield from _table_rows(path, table, {} if is_other else chosen)
+
+
+def _header(path: Path) -> Sequence[str]:
+    with csv_table(path) as table:
+        return table.columns
+
+
+def _has_any(present: Collection[str], columns: Columns) -> bool:
+    """Returns whether a table has one of the columns that the user named."""
+    return any(part in present for name in columns.values() for part in name.split(_AND))
 
 
 def read_parquet(paths: Sequence[Path], columns: Columns | None = None) -> Iterator[SourceRow]:
