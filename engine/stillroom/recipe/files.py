@@ -75,13 +75,16 @@ class RecipeFiles:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._write(relative, code)
 
-    def config(self, name: str, key: object, make: Callable[[], str]) -> Path:
-        """Writes the config.yml of a training, unless the folder has one for the same `key`.
+    def config_path(self, name: str, key: object) -> Path:
+        """Returns the place of the config.yml of a training with the same `key`."""
+        return self.folder / f"{name}-{content_hash(key)[:8]}.yml"
+
+    def config(self, path: Path, make: Callable[[], str]) -> Path:
+        """Writes the config.yml of a training, unless it is there.
 
         What `make` returns depends on the time that is left, so it would differ after an
         interruption, and the training could not go on.
         """
-        path = self.folder / f"{name}-{content_hash(key)[:8]}.yml"
         return path if path.exists() else self._write(path.name, make().encode())
 
     def document(

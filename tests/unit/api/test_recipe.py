@@ -122,6 +122,30 @@ def _cut_off(*_: object, **__: object) -> float:
     raise KeyboardInterrupt
 
 
+def test_a_student_that_was_trained_is_measured_although_its_time_is_over(
+    tmp_path: Path, tiny_models: Any, started: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace, rows = (
+        Workspace(tmp_path),
+        [logged_call(text, colour_of(text)) for text in things(0, 300)],
+    )
+    write_rows(tmp_path / "logs" / "calls.jsonl", rows)
+    recipe = logs_request(tiny_models, minutes=30)
+    with monkeypatch.context() as cut:
+        cut.setattr("stillroom.api.recipe.run.measure_after", _cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            run(workspace, recipe)
+    assert started.count("sft") == 2
+    started.clear()
+    monkeypatch.setattr(Stages, "left_s", 5.0)
+
+    result = run(workspace, recipe.model_copy(update={"minutes": 31}))
+
+    assert "sft" not in started
+    assert "student" in [one.name for one in result.accuracy]
+    assert Path(tmp_path / result.folder / "model.safetensors").is_file()
+
+
 def test_a_teacher_that_is_often_wrong_stops_the_recipe_until_that_is_accepted(
     tmp_path: Path, tiny_models: Any, started: list[str]
 ) -> None:

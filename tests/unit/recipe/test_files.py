@@ -55,9 +55,10 @@ def test_prompts_to_ask_are_in_one_file_each(tmp_path: Path) -> None:
 def test_a_configuration_stays_as_it_was_for_the_same_inputs(tmp_path: Path) -> None:
     files = RecipeFiles(tmp_path)
 
-    first = files.config("sft", {"rows": "a"}, lambda: "minutes: 5\n")
-    same = files.config("sft", {"rows": "a"}, lambda: "minutes: 4\n")
-    other = files.config("sft", {"rows": "b"}, lambda: "minutes: 4\n")
+    place = files.config_path("sft", {"rows": "a"})
+    first = files.config(place, lambda: "minutes: 5\n")
+    same = files.config(place, lambda: "minutes: 4\n")
+    other = files.config(files.config_path("sft", {"rows": "b"}), lambda: "minutes: 4\n")
 
     assert (same, same.read_text()) == (first, "minutes: 5\n")
     assert other != first

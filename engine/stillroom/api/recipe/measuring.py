@@ -24,7 +24,7 @@ from stillroom.errors import RunError
 from stillroom.evaluate.files import RESULT_FILE, Evaluation, EvaluationResult
 from stillroom.evaluate.intervals import Estimate, excludes_zero
 from stillroom.evaluate.request import EvaluateModel
-from stillroom.files import read_json
+from stillroom.files import file_sha256, read_json
 from stillroom.lines import read_lines
 from stillroom.recipe.answers import known_answers, named_answer
 from stillroom.recipe.forms import reword
@@ -53,6 +53,10 @@ _MIN_TEACHER = 0.5
 _MIN_JUDGES = 5
 _MEASURING_SHARE = 0.3
 """The most of the time that is left which an evaluation may take."""
+_MIN_LAST_S, _SLOWER = 300.0, 3.0
+"""What a trained student's evaluation may always take, and how much longer than it seemed."""
+_EXAMPLES_SHARE, _EXAMPLES_TIMES = 0.1, 3.0
+"""The share of the time that is left for measuring with examples, which take so much longer."""
 _MIN_TEACHER_TOKENS = 256
 _USUAL_SHARE = 0.99
 """The share of logged turns that the student's may be as long as."""
@@ -190,10 +194,12 @@ def measure_before(session: RecipeSession, parts: Parts, validation: Path, test:
         session, BEFORE, student, test, "untrained student", _TEST, is_trained=False
     )
     best = untrained
-    if session.plan.rewards == NO_FILE and (system := _few_shot(parts)) is not None:
+    system = _few_shot(parts) if session.plan.rewards == NO_FILE else None
+    shown_test = _test_in_time(session, parts, test) if system is not None else None
+    if system is not None and shown_test is not None:
         name = f"untrained student, {system.count(_ANSWER_LINE)}-shot"
         shown = evaluate(
-            session, EXAMPLES, student, test, name, _TEST, system=system, is_trained=False
+            session, EXAMPLES, student, shown_test, name, _TEST, system=system, is_trained=False
         )
         best = max(untrained, shown, key=lambda one: one.result.accuracy.value)
     if (commonest := untrained.result.commonest_answer) is not None:
@@ -209,6 +215,35 @@ def measure_before(session: RecipeSession, parts: Parts, validation: Path, test:
             f"(the untrained student: {before:.0%}), and a student learns its mistakes too",
         )
     return best.run_id
+
+
+class _ExamplesMeasured(msgspec.Struct, frozen=True):
+    """On how many prompts a student with examples is measured."""
+
+    num: int
+
+
+def _test_in_time(session: RecipeSession, parts: Parts, test: Path) -> Path | None:
+    """Returns the test prompts that a student with examples is measured on; None if none."""
+    left, num_prompts = session.stages.left_s, len(parts.test)
+
+    def chosen() -> _ExamplesMeasured:
+        each_s = _EXAMPLES_TIMES * session.prompt_s
+        num = num_prompts if left is None else int(_EXAMPLES_SHARE * left / max(1e-9, each_s))
+        return _ExamplesMeasured(min(num, num_prompts))
+
+    # It is kept, as the evaluation would else be another one after an interruption.
+    key = {"test": file_sha256(test), "minutes": session.request.minutes}
+    num = session.files.document("examples", key, _ExamplesMeasured, chosen).num
+    if num == num_prompts:
+        return test
+    if num < _MIN_JUDGES:
+        session.caveats.append("there was no time to measure the untrained student with examples")
+        return None
+    session.caveats.append(
+        f"the untrained student with examples was measured on {num} of {num_prompts} test prompts"
+    )
+    return session.files.prompts("test-examples", parts.test[:num])
 
 
 def _limit_turns(session: RecipeSession, teacher: "Evaluated | None") -> None:
@@ -295,7 +330,10 @@ def measure_after(
             f"the student is right on {comparison.candidate_accuracy:.0%} of the test prompts, and "
             f"was on {comparison.baseline_accuracy:.0%} before training: no significant gain",
         )
-    if reworded := _reworded(session, parts):
+    left = session.stages.left_s
+    if left is not None and left < _NUM_REWORDED * session.prompt_s:
+        session.caveats.append("there was no time to measure accuracy on reworded prompts")
+    elif reworded := _reworded(session, parts):
         prompts, name = session.files.prompts("test-reworded", reworded), _REWORDED_PROMPTS
         evaluate(session, REWORDED, run_id, prompts, "student", name, system=system)
     return gain
@@ -361,6 +399,10 @@ def evaluate(
     request = EvaluateModel.model_validate(options)
     left = session.stages.left_s
     limit_s = None if left is None else max(60.0, _MEASURING_SHARE * left)
+    if limit_s is not None and model is not None and is_trained:
+        # A student that has been trained is worth some minutes more.
+        num = sum(1 for _ in read_lines(data))
+        limit_s = max(limit_s, _MIN_LAST_S, _SLOWER * num * session.prompt_s)
     run = session.stages.run(title, "evaluate_model", request, limit_s=limit_s)
     session.note_gaps(title, run.result or {})
     file = find_run(session.workspace, run.run_id).path / RESULT_FILE

@@ -33,6 +33,7 @@ _NAMES = {
     TRAIN_ALL: "student after all answers",
     DISTIL: "student after on-policy distillation",
 }
+_CONFIGS = {TRAIN: "sft-first", TRAIN_ALL: "sft-all"}
 _GUESS = SftSettings(0, 2e-4)
 _FIRST_SHARE = 0.3
 """The first training's share of the time for both."""
@@ -66,6 +67,9 @@ class Trainer:
         asking_s: the seconds that asking the teacher for the rest will take.
         """
         self._plan(taught)
+        student = self._session.request.student
+        if (earlier := self._earlier(TRAIN, student, taught)) is not None:
+            return self._train(TRAIN, earlier)
         available = self._time_left(num_measures=2, other_s=asking_s)
         if available is not None and available < _MIN_S:
             raise RunError(
@@ -74,13 +78,16 @@ class Trainer:
             )
         if available is not None:
             available *= _FIRST_SHARE
-        return self._sft(TRAIN, self._session.request.student, taught, available)
+        return self._sft(TRAIN, student, taught, available)
 
     def train_all(self, student: TrainedStudent, taught: Taught) -> TrainedStudent | None:
         """Trains on all answers, anew if the time suffices, else the student further.
 
         Returns None if the time does not suffice.
         """
+        for start in (self._session.request.student, student.run_id):
+            if (earlier := self._earlier(TRAIN_ALL, start, taught)) is not None:
+                return self._train(TRAIN_ALL, earlier)
         available = self._time_left(num_measures=1)
         if available is not None and available < _MIN_S:
             self._session.caveats.append(
@@ -97,12 +104,17 @@ class Trainer:
     def distil(self, student: TrainedStudent) -> TrainedStudent | None:
         """Distils on-policy from an open teacher; None if it cannot be done, or not in time."""
         session = self._session
+        # tools.py is read next to the config, and the user may have another one in the output.
+        files = RecipeFiles(session.files.folder / "distil")
+        key = {"start": student.run_id, "minutes": session.request.minutes}
+        configs = {tokens: files.config_path(tokens, key) for tokens in _TEACHER_TOKENS}
+        for config in configs.values():
+            if self._earlier_end(config) == "done":
+                return self._train(DISTIL, config)
         available = self._time_left(num_measures=1)
         if available is not None and available < _MIN_S:
             session.caveats.append("not enough time for on-policy distillation; raise minutes")
             return None
-        # tools.py is read next to the config, and the user may have another one in the output.
-        files = RecipeFiles(session.files.folder / "distil")
         prompts = files.prompts(
             "prompts", [*self._parts.first, *self._parts.rest, *self._parts.of_new_forms]
         )
@@ -113,8 +125,8 @@ class Trainer:
         for name, given in (("tools.py", options.tools), ("rewards.py", session.plan.rewards)):
             if given != NO_FILE:
                 files.code(name, session.workspace.existing(given, label=name))
-        key, problems = {"start": student.run_id, "minutes": session.request.minutes}, list[str]()
-        for tokens in _TEACHER_TOKENS:
+        problems = list[str]()
+        for tokens, path in configs.items():
             make = partial(
                 training.distill_config,
                 {"path": self._teacher_path, "tokens": tokens},
@@ -122,7 +134,7 @@ class Trainer:
                 max_tokens=session.max_tokens,
                 system=session.student_system,
             )
-            config = files.config(tokens, key, make)
+            config = files.config(path, make)
             request = StartTraining(config=session.workspace.shown(config))
             try:
                 plan_request(session.workspace, request)
@@ -167,7 +179,8 @@ class Trainer:
             session.request.student, rows, self._settings, session.request.seed
         )
         key = {"rows": file_sha256(taught.train_file), "rank": self._settings.qlora_rank}
-        config = session.files.config("plan", key, training.sft_config)
+        path = session.files.config_path("plan", key)
+        config = session.files.config(path, training.sft_config)
         request = PlanTraining(config=session.workspace.shown(config))
 
         def plan() -> TrainingForecast:
@@ -211,13 +224,27 @@ class Trainer:
         training = PlannedTraining(
             start, taught.train_file.name, settings, session.request.seed, epochs, available_s
         )
-        key = {
-            "start": start,
-            "rows": file_sha256(taught.train_file),
-            "minutes": session.request.minutes,
-        }
-        name = "sft-first" if title == TRAIN else "sft-all"
-        return self._train(title, session.files.config(name, key, training.sft_config))
+        config = self._configs(title, start, taught)[0]
+        if self._earlier_end(config) == "cut":
+            config = self._configs(title, start, taught)[1]
+        return self._train(title, session.files.config(config, training.sft_config))
+
+    def _configs(self, title: str, start: str, taught: Taught) -> list[Path]:
+        """Returns where a training's config is, and where that of one within more minutes is."""
+        key = {"start": start, "rows": file_sha256(taught.train_file)}
+        keys = [key, {**key, "minutes": self._session.request.minutes}]
+        return [self._session.files.config_path(_CONFIGS[title], one) for one in keys]
+
+    def _earlier(self, title: str, start: str, taught: Taught) -> Path | None:
+        """Returns the config of a training that an earlier call has done; None if there is none."""
+        configs = self._configs(title, start, taught)
+        return next((one for one in configs if self._earlier_end(one) == "done"), None)
+
+    def _earlier_end(self, config: Path) -> str | None:
+        if not config.exists():
+            return None
+        request = StartTraining(config=self._session.workspace.shown(config))
+        return self._session.stages.earlier_end("start_training", request)
 
     def _train(self, title: str, config: Path) -> TrainedStudent:
         session = self._session
