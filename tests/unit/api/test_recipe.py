@@ -334,12 +334,13 @@ def test_labelled_texts_alone_need_no_teacher(
 ) -> None:
     texts = things(0, 120)
     labels = {text: colour_of(text) for text in texts}
-    labels |= {texts[0]: "Red ", texts[1]: "BLUE", texts[2]: "", texts[3]: "blue"}
+    labels |= {texts[0]: "Red ", texts[1]: "BLUE", texts[2]: "", texts[3]: "red"}
+    labels |= dict.fromkeys(texts[4:10], "blue")
     table = [f"{n},{text},{label}\n" for n, (text, label) in enumerate(labels.items())]
     (tmp_path / "table.csv").write_text(f"id,text,label\n{''.join(table)}", encoding="utf-8")
     prompts = [
-        {"prompt": text, "metadata": {"expected_answer": label} if label else {}}
-        for text, label in labels.items()
+        {"prompt": text, "metadata": {"id": n} | ({"expected_answer": label} if label else {})}
+        for n, (text, label) in enumerate(labels.items())
     ]
     write_rows(tmp_path / "prompts.jsonl", prompts)
 
@@ -353,6 +354,10 @@ def test_labelled_texts_alone_need_no_teacher(
     caveats = " ".join(ended.result["caveats"])
     assert "1 texts without a label: left out" in caveats
     assert "2 labels are spelt otherwise than most of the same" in caveats
+    assert "are listed in student/doubtful.jsonl" in caveats
+    for doubt in read_rows(tmp_path / "student/doubtful.jsonl"):
+        assert doubt["answer"] == "blue" != doubt["likely"] == colour_of(doubt["text"])
+        assert texts[int(doubt["metadata"]["id"])] == doubt["text"]
     manifest = read_manifest(tmp_path / "student/answered.jsonl")
     assert manifest is not None
     assert [Path(one.file).name for one in manifest.inputs] == [name]

@@ -86,7 +86,9 @@ def with_logged_answers(
 def _conversation(prompt: RecipePrompt) -> dict[str, Any]:
     """Returns a prompt and its right answer as the row of a conversation."""
     answer = {"role": "assistant", "content": prompt.answer}
-    return {"messages": [*prompt.row["messages"], answer]}
+    metadata = {**(prompt.row.get("metadata") or {})}
+    metadata.pop("expected_answer", None)
+    return {"messages": [*prompt.row["messages"], answer], "metadata": metadata}
 
 
 def _imported(

@@ -148,7 +148,12 @@ class Teaching:
         self._session.files.listing(
             DOUBTFUL,
             (
-                {"text": self._asked[one.task_id].text, "answer": one.answer, "likely": likely}
+                {
+                    "text": self._asked[one.task_id].text,
+                    "answer": one.answer,
+                    "likely": likely,
+                    "metadata": self._asked[one.task_id].row.get("metadata") or {},
+                }
                 for one, likely in doubtful
             ),
         )
