@@ -31,6 +31,7 @@ from stillroom.outputs import OutputHeldError, output_lock
 from stillroom.recipe.request import RecipeResult, RunRecipe
 from stillroom.run_folder import create_run
 from stillroom.settings import Workspace
+from stillroom.train.planning.forecast import SftSettings
 from stillroom.types import RunKind, RunStatus
 
 
@@ -361,6 +362,32 @@ def test_labelled_texts_alone_need_no_teacher(
     manifest = read_manifest(tmp_path / "student/answered.jsonl")
     assert manifest is not None
     assert [Path(one.file).name for one in manifest.inputs] == [name]
+
+
+def test_a_student_that_gained_nothing_is_not_exported_until_that_is_accepted(
+    tmp_path: Path, tiny_models: Any, started: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [logged_call(text, colour_of(text)) for text in things(0, 90)]
+    write_rows(tmp_path / "logs" / "calls.jsonl", rows)
+    # At this rate it learns nothing.
+    monkeypatch.setattr(
+        "stillroom.api.recipe.training.suitable_sft_settings", lambda _: SftSettings(0, 1e-12)
+    )
+    workspace = Workspace(tmp_path)
+
+    ended = run_recipe(workspace, logs_request(tiny_models, accept=()))
+
+    assert ended.error is not None
+    assert "no significant gain" in ended.error.problem
+    assert "accept=[gain]" in ended.error.fix
+    assert "export" not in started
+    started.clear()
+
+    accepted = run_recipe(workspace, logs_request(tiny_models))
+
+    assert accepted.result is not None, accepted.error
+    assert "sft" not in started
+    assert any(text.startswith("accepted: ") for text in accepted.result["caveats"])
 
 
 def test_labelled_texts_are_measured_with_the_system_message_of_the_logs(

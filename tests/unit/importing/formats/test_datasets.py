@@ -45,6 +45,20 @@ def test_columns_say_what_holds_a_score_and_what_the_texts():
     ]
 
 
+def test_named_columns_are_those_of_the_tables_that_have_them(tmp_path):
+    (tmp_path / "calls.csv").write_text("Frage ;Antwort\nWhere?;Here.\n", encoding="utf-8")
+    (tmp_path / "thumbs.csv").write_text("id,thumb\nc1,up\nc2,down\n", encoding="utf-8")
+    files = [tmp_path / "calls.csv", tmp_path / "thumbs.csv"]
+
+    call, *thumbs = read("csv", *files, columns={"user": "Frage", "assistant": "Antwort"})
+
+    [row] = conversations([call])
+    assert shown(row.messages) == ["user  Where?", "assistant  Here."]
+    assert [(one.target_id, one.value) for one in thumbs] == [("c1", 1.0), ("c2", 0.0)]
+    with pytest.raises(InputError, match="no column 'Question'"):
+        read("csv", *files, columns={"user": "Question", "assistant": "Answer"})
+
+
 def test_an_answer_may_be_in_several_columns(tmp_path):
     (tmp_path / "x.csv").write_text('q,city,year\nWhere?,Paris,1889\nWhen?,,"18\n90"\nNo?,,\n')
     rows = read("csv", tmp_path / "x.csv", columns={"user": "q", "assistant": "city+year"})
