@@ -169,12 +169,14 @@ class Elsewhere:
     def followers(self) -> list[psutil.Process]:
         return [process for process, command in self._commands() if "follower" in command]
 
-    def kill_followers(self) -> int:
-        """Kills the followers, and returns how many there were."""
-        killed = self.followers()
-        for process in killed:
+    def kill_followers(self) -> None:
+        """Kills the followers, of which there must be one.
+
+        A process that has only just been started may not have its command line yet.
+        """
+        wait_until(lambda: self.followers() != [])
+        for process in self.followers():
             process.send_signal(signal.SIGKILL)
-        return len(killed)
 
     def close(self) -> None:
         """Ends what a test has left."""

@@ -120,13 +120,15 @@ def _rivals(
     model = before.evaluation.result.model
     others = [entry for entry in students if entry.evaluation.result.model != model]
     for candidates in (others, teachers, students):
-        comparable = [
-            entry
+        shared = [
+            (num_shared_tasks(before.evaluation, entry.evaluation), entry)
             for entry in candidates
             if entry is not before
-            and num_shared_tasks(before.evaluation, entry.evaluation) >= MIN_SHARED
         ]
-        if comparable:
+        # Other prompts may share a few tasks by chance, such as those that rewording left as they
+        # were.
+        least = max(MIN_SHARED, max((num for num, _ in shared), default=0) / 2)
+        if comparable := [entry for num, entry in shared if num >= least]:
             return comparable
     return []
 

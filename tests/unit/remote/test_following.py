@@ -1,6 +1,7 @@
 """Runs on another machine, from the start here to the last file back, whatever breaks meanwhile."""
 
 import random
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -87,7 +88,8 @@ def test_a_follower_that_is_killed_at_any_moment_is_followed_by_another(
     for moment in range(5):
         # In a start, between files, and while the rewards wait.
         time.sleep(random.Random(moment).uniform(0.2, 1.5))
-        elsewhere.kill_followers()
+        for follower in elsewhere.followers():
+            follower.send_signal(signal.SIGKILL)
         elsewhere.open(moment)
         assert elsewhere.report(run).status in ("starting", "running", "succeeded")
     elsewhere.open()
@@ -123,10 +125,16 @@ def test_a_cancellation_reaches_a_machine_that_was_unreachable(elsewhere: Elsewh
 
 def test_however_many_servers_look_a_run_has_one_follower(elsewhere: Elsewhere) -> None:
     run = elsewhere.start()
-    for _ in range(2):
+
+    def num_followers() -> int:
         with ThreadPoolExecutor(8) as servers:
             list(servers.map(lambda _: supervise.read_run(run), range(40)))
-        assert len(elsewhere.followers()) == 1
+        return len(elsewhere.followers())
+
+    for _ in range(2):
+        # The lock of one that was killed may be held a moment longer.
+        wait_until(lambda: num_followers() > 0)
+        assert num_followers() == 1
         elsewhere.kill_followers()
         wait_until(lambda: elsewhere.followers() == [])
 
@@ -158,7 +166,7 @@ def test_a_run_that_nobody_can_reach_stops_at_its_machines_hours_with_its_work(
     assert ended.status == "cancelled"
     assert ended.error is not None
     assert "max_hours" in ended.error.problem
-    assert "raise that limit" in ended.error.fix
+    assert "raise that limit" in ended.error.problem
     assert (run.path / "checkpoints" / "step_000000" / "model.safetensors").exists()
     # A dollar for each second: those before the start and of bringing back count too.
     assert ended.machine_usd is not None

@@ -189,6 +189,15 @@ def test_without_a_student_the_first_model_is_compared_with_the_teacher(
     assert "Teacher big-api" in text
 
 
+def test_an_evaluation_that_shares_few_tasks_is_not_the_best(runs: Path, written: Write) -> None:
+    evaluate(runs, "base", set(), minute=0)
+    evaluate(runs, "student", set(range(20)), minute=1)
+    # Reworded prompts, three of which are as they were.
+    rows = [answer(i, is_right=True) for i in (0, 1, 2, *range(50, 77))]
+    write_evaluation(runs, "evaluate-reworded", rows, minute=2, model="student", name="reworded")
+    assert "student answers 66.7 % of 30 tasks correctly, base 0.0 %" in text_of(written())
+
+
 def test_evaluations_of_other_tasks_are_not_compared(runs: Path, written: Write) -> None:
     evaluate(runs, "base", {0}, minute=0, total=4)
     rows = [answer(i, is_right=True) for i in range(50, 54)]

@@ -53,7 +53,7 @@ def test_named_columns_are_those_of_the_tables_that_have_them(tmp_path):
     call, *thumbs = read("csv", *files, columns={"user": "Frage", "assistant": "Antwort"})
 
     [row] = conversations([call])
-    assert shown(row.messages) == ["user  Where?", "assistant  Here."]
+    assert shown(row.messages) == ["user Where?", "assistant Here."]
     assert [(one.target_id, one.value) for one in thumbs] == [("c1", 1.0), ("c2", 0.0)]
     with pytest.raises(InputError, match="no column 'Question'"):
         read("csv", *files, columns={"user": "Question", "assistant": "Answer"})
