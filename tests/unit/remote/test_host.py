@@ -159,7 +159,7 @@ def test_a_full_disk_says_so_and_what_was_sent_stays(sshd: Sshd, tmp_path: Path)
         have = host.missing([blob_of(model)])
 
     assert blob_of(model).sha256 in caught.value.problem
-    assert "folder:" in caught.value.fix
+    assert "folder:" in caught.value.problem
     assert have == {blob_of(model).sha256: 10 * MB}
 
 

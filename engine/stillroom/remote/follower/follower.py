@@ -233,6 +233,12 @@ class Follower:
             raise UnreachableError(
                 "some files are not downloaded yet", "no action needed: the download is retried"
             )
+        if final.error is not None:
+            # The machine's own hint is among what it advises.
+            fix = final.error.fix + resume_hint(self._folder, final.kind)
+            final = msgspec.structs.replace(
+                final, error=RunFailure(problem=final.error.problem, fix=fix)
+            )
         if download.conflicts:
             final = _with_output_conflict(final, download.conflicts, self._folder)
         self._folder.write(final)
