@@ -10,7 +10,7 @@ from typing import Any
 from stillroom import api
 from stillroom.api import operation_named
 from stillroom.errors import EngineError
-from stillroom.fences import printable
+from stillroom.fences import name, printable
 from stillroom.settings import Workspace, open_workspace
 from stillroom_mcp.answers import structured
 from stillroom_mcp.fencing import error_for, quoted_for
@@ -110,7 +110,9 @@ def _print_status(workspace: Workspace, run: api.RunReport, reason: str, *, as_j
         sys.stdout.write(json.dumps({**answer, "answered_at": reason}, ensure_ascii=False) + "\n")
         return
     done = (
-        f" ({run.progress.done}/{run.progress.total} {run.progress.unit})" if run.progress else ""
+        f" ({run.progress.done}/{run.progress.total} {name(run.progress.unit)})"
+        if run.progress
+        else ""
     )
     reasons = [f"alarm: {alarm}" for alarm in run.alarms]
     if run.error is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from stillroom import fences
 from stillroom.data.formats import RowFormat, detect_format, read_rows, task_from_row
 from stillroom.data.instruction import Instruction
 from stillroom.data.words import user_texts
@@ -25,7 +26,7 @@ _ANSWER_NAMES = (
     "etiquette",
 )  # fmt: skip
 """Without accents."""
-_MAX_REJECTED = 0.05
+_MAX_REJECTED, _MANY = 0.05, 20
 _ANSWERED_FIX = "give texts or prompts alone; `input` may have answers, `labelled` labels"
 _TABLE_FIX = "rename the column of texts to 'text', and that of labels to 'label'"
 
@@ -79,18 +80,19 @@ def read_prompts(path: Path, *, system: str | None, is_labelled: bool = False) -
     most answers are missing.
     """
     read, found = PromptsRead(), dict[str, RecipePrompt]()
-    contradicted, unlabelled = set[str](), list[str]()
+    contradicted, unlabelled, num_labelled = set[str](), list[str](), 0
     rows = read_rows(path, RowFormat.PROMPTS) if _is_prompts_file(path) else None
     for row in _table_rows(path, read, is_labelled=is_labelled) if rows is None else rows:
         prompt = _prompt(row, system)
         if is_labelled and not prompt.is_answered:
             unlabelled.append(prompt.text)
             continue
+        num_labelled += 1
         key = content_hash(prompt.row["messages"])
         answers = (found.setdefault(key, prompt).answer, prompt.answer)
         if len({answer and spelling_key(answer) for answer in answers}) > 1:
             contradicted.add(key)
-    if len(unlabelled) > len(found):
+    if len(unlabelled) > num_labelled:
         raise DataError(
             f"{path} has {len(unlabelled)} prompts without an answer, such as "
             f"{unlabelled[0][:80]!r}",
@@ -152,12 +154,17 @@ def _table_rows(path: Path, read: PromptsRead, *, is_labelled: bool) -> Iterator
     # A category of texts without labels may be anything, such as that of a product.
     answer = _named(others, _ANSWER_NAMES if is_labelled else _LABEL_NAMES)
     if answer is None and is_labelled and len(others) == 1:
-        [answer] = others
+        values = [value for row in rows if (value := row.get(others[0])) not in (None, "")]
+        # Each another one: they number or date the texts.
+        is_id = len(set(values)) == len(values) >= _MANY
+        answer = None if is_id else others[0]
     if answer is None and is_labelled:
         raise DataError(
             f"{path}: cannot tell which column has the labels: {', '.join(others) or '(none)'}",
             "rename it to 'label'",
         )
+    if answer is not None and answer not in _LABEL_NAMES:
+        read.notes.append(f"{path.name}: the labels are those of column {fences.name(answer)!r}")
     for row in rows:
         if not str(row.get(text) or "").strip():
             continue

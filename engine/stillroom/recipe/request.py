@@ -25,7 +25,7 @@ class RunRecipe(StrictModel):
             description="Texts with right answers (column label), to evaluate; else part of input"
         ),
     ] = None
-    teacher: Annotated[str | None, Field(description="Unless input has answers")] = None
+    teacher: Annotated[str | None, Field(description="If input has no answers")] = None
     student: Annotated[str, Field(description="Model to train: hub id, folder or GGUF file")]
     output: Annotated[str, Field(description="Folder for data, model and report")] = "student"
     provider: Annotated[ProviderName | None, Field(description="The teacher's")] = None

@@ -125,6 +125,12 @@ class PlannedTraining:
         return trainer
 
 
+def planned_epochs(config: str) -> int:
+    """Returns the epochs in the text of a config.yml that `sft_config` has made."""
+    [trainer] = [line for line in config.splitlines() if line.startswith("trainer: ")]
+    return json.loads(trainer.removeprefix("trainer: "))["num_epochs"]
+
+
 def _yaml(**sections: object) -> str:
     """Returns a config file; each section is JSON, which is YAML."""
     lines = (

@@ -33,7 +33,7 @@ class BrokenStreamError(Exception):
         """The output received instead of messages, e.g. of a machine that rejects the login."""
 
 
-_ADVICE = "see what the machine advises, at the end of the problem"
+_ADVICE = "read the advice of the machine, the last line above"
 
 
 def with_advice(problem: str, fix: str) -> tuple[str, str]:

@@ -147,6 +147,26 @@ def test_a_student_that_was_trained_is_measured_although_its_time_is_over(
     assert Path(tmp_path / result.folder / "model.safetensors").is_file()
 
 
+def test_a_training_that_the_minutes_limited_is_done_again_within_more(
+    tmp_path: Path, tiny_models: Any, started: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = Workspace(tmp_path)
+    rows = [logged_call(text, colour_of(text)) for text in things(0, 90)]
+    write_rows(tmp_path / "logs" / "calls.jsonl", rows)
+    recipe = logs_request(tiny_models, minutes=30)
+    with monkeypatch.context() as short:
+        short.setattr("stillroom.recipe.training.Pace.epochs_within", lambda *_: 1)
+        run(workspace, recipe)
+    assert started.count("sft") == 1
+    started.clear()
+
+    run(workspace, recipe)
+    assert "sft" not in started
+
+    run(workspace, recipe.model_copy(update={"minutes": 60}))
+    assert started.count("sft") == 1
+
+
 def test_a_teacher_that_is_often_wrong_stops_the_recipe_until_that_is_accepted(
     tmp_path: Path, tiny_models: Any, started: list[str]
 ) -> None:
@@ -354,7 +374,7 @@ def test_labelled_texts_alone_need_no_teacher(
         assert answer == colour_of(question)
     caveats = " ".join(ended.result["caveats"])
     assert "1 texts without a label: left out" in caveats
-    assert "2 labels are spelt otherwise than most of the same" in caveats
+    assert "2 labels were respelt to their commonest spelling" in caveats
     assert "are listed in student/doubtful.jsonl" in caveats
     for doubt in read_rows(tmp_path / "student/doubtful.jsonl"):
         assert doubt["answer"] == "blue" != doubt["likely"] == colour_of(doubt["text"])

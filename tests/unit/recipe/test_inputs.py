@@ -106,7 +106,18 @@ def test_texts_without_a_label_are_left_out_and_counted(tmp_path: Path) -> None:
     read = read_prompts(table, system=None, is_labelled=True)
 
     assert [(one.text, one.answer) for one in read.prompts] == [("A", "x"), ("C", "y")]
-    assert read.notes == ["in.csv: 1 texts without a label: left out"]
+    assert read.notes == [
+        "in.csv: the labels are those of column 'Categoría'",
+        "in.csv: 1 texts without a label: left out",
+    ]
+
+
+def test_a_column_that_is_no_label_is_not_taken_for_one(tmp_path: Path) -> None:
+    rows = "".join(f"text number {n},{n}\n" for n in range(40))
+    table = written(tmp_path / "in.csv", f"text,ticket\n{rows}")
+
+    with pytest.raises(DataError, match="cannot tell which column has the labels: ticket"):
+        read_prompts(table, system=None, is_labelled=True)
 
 
 @pytest.mark.parametrize(("given", "answer"), [(7, "7"), (0.5, "0.5"), (["a", "b"], None)])

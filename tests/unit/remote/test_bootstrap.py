@@ -137,8 +137,8 @@ def test_a_machine_with_an_old_python_gets_uv_from_its_pip_and_a_python_from_uv(
 
     assert (before.python_version, before.has_uv) == ("3.8.10", False)
     assert said == [
-        "installing uv on box to get a newer Python",
-        "installing Python on box",
+        "install uv",
+        "install Python",
         "uploading stillroom's code to box",
     ]
     assert host.missing([]) == {}

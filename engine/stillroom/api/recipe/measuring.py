@@ -201,7 +201,8 @@ def measure_before(session: RecipeSession, parts: Parts, validation: Path, test:
         shown = evaluate(
             session, EXAMPLES, student, shown_test, name, _TEST, system=system, is_trained=False
         )
-        best = max(untrained, shown, key=lambda one: one.result.accuracy.value)
+        if shown_test == test:
+            best = max(untrained, shown, key=lambda one: one.result.accuracy.value)
     if (commonest := untrained.result.commonest_answer) is not None:
         session.add(Measured(name="majority baseline", prompts=_TEST, accuracy=commonest))
     if teacher is None:

@@ -43,6 +43,8 @@ class RecipePlan:
     labelled: list[RecipePrompt]
     notes: list[str]
     """What the user should know of the rows that were read."""
+    are_logs: bool
+    """Whether the input has conversations with answers."""
     has_answers: bool
     """Whether the input has answers, which a stage imports. `prompts` are then those of a table or
     a prompts file, with right answers; none of conversations."""
@@ -57,7 +59,7 @@ class RecipePlan:
     @property
     def given_answers(self) -> list[str]:
         """All right answers that are known; the input's own only where no labels are given."""
-        own = [] if self.has_answers and self.labelled else self.prompts
+        own = [] if self.are_logs and self.labelled else self.prompts
         every = (*self.labelled, *own)
         return [prompt.answer for prompt in every if prompt.answer is not None]
 
@@ -121,6 +123,7 @@ def plan_recipe(workspace: Workspace, request: RunRecipe) -> RecipePlan:
         prompts=read.prompts,
         labelled=labelled.prompts,
         notes=notes,
+        are_logs=are_logs,
         has_answers=is_answered,
     )
 
@@ -133,7 +136,7 @@ def _check_answered(
         return
     if request.system is not None:
         raise InputError(
-            f"system is the teacher's, and the answers of {request.input!r} are there already",
+            "system is the teacher's message, and the answers are the input's own",
             "leave system out, or name a teacher for texts without answers",
         )
     if folder.is_relative_to(workspace.path(request.input)):
@@ -162,23 +165,24 @@ def _read_texts(source: Path, request: RunRecipe) -> PromptsRead:
     return read
 
 
-def _unify_spellings(*files: PromptsRead) -> Iterator[str]:
-    """Gives each label its commonest spelling in all files; yields notes, also on rare labels."""
+def _unify_spellings(trained: PromptsRead, measured: PromptsRead) -> Iterator[str]:
+    """Gives each label its commonest spelling in both files; yields notes, also on rare labels."""
+    files = (trained, measured)
     answers = [one.answer for file in files for one in file.prompts if one.answer is not None]
     usual = usual_spellings(answers)
     if usual:
         counts = Counter(answers)
         first = max(usual, key=lambda answer: (counts[answer], answer))
         yield (
-            f"{sum(counts[answer] for answer in usual)} labels are spelt otherwise than most of "
-            f"the same, such as {fences.name(first)!r} for {fences.name(usual[first])!r}: unified"
+            f"{sum(counts[answer] for answer in usual)} labels were respelt to their commonest "
+            f"spelling, such as {fences.name(first)!r} to {fences.name(usual[first])!r}"
         )
     for file in files:
         file.prompts = [
             one if one.answer not in usual else one.with_answer(usual[one.answer])
             for one in file.prompts
         ]
-    unified = [usual.get(answer, answer) for answer in answers]
+    unified = [one.answer for one in trained.prompts if one.answer is not None]
     if known_answers(unified) is not None:
         rare = [label for label, count in Counter(unified).items() if count < _MIN_OF_A_LABEL]
         if rare:

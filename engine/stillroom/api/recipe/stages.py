@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 from pydantic import BaseModel
@@ -139,17 +139,13 @@ class Stages:
             return msgspec.convert(ended.result, result)
         return cast("_Result", answer)
 
-    def earlier_end(self, name: str, request: BaseModel) -> Literal["done", "cut"] | None:
-        """Returns how an earlier call's run of a stage ended; None if none has succeeded.
-
-        It was cut if a limit ended it, and a later call has more money or time.
-        """
+    def result_of(self, name: str, request: BaseModel) -> dict[str, Any] | None:
+        """Returns the result of the newest run that did a stage; None if none has succeeded."""
         newest = next(self._runs_of(operation_named(name), request), None)
         state = None if newest is None else supervise.read_run(newest)
         if state is None or state.status is not RunStatus.SUCCEEDED:
             return None
-        is_limited = (state.result or {}).get("stopped_by") in _LIMITS
-        return "cut" if is_limited and state.created_at < self._limits.since else "done"
+        return state.result or {}
 
     def note(self, text: str) -> None:
         """Records a text for the user."""

@@ -22,11 +22,11 @@ from stillroom.recipe.selection import UNSETTLED, TeacherAnswer, read_answers, s
 
 ASK, ASK_REST, AGAIN, AGAIN_REST, SELECT, SELECT_REST, REWORD_MORE = (
     "ask teacher",
-    "ask teacher (2)",
+    "ask rest",
     "ask again",
-    "ask again (2)",
+    "check rest",
     "select answers",
-    "select answers (2)",
+    "select rest",
     "reword training",
 )
 DOUBTFUL = "doubtful"

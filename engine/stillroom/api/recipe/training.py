@@ -1,8 +1,10 @@
 """The stages of a recipe that train: on the first answers, on all, and on-policy."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from stillroom.api.recipe.measuring import measure_validation
 from stillroom.api.recipe.session import RecipeSession
@@ -12,7 +14,13 @@ from stillroom.files import file_sha256
 from stillroom.models.resolve import ModelLocation
 from stillroom.recipe.files import RecipeFiles
 from stillroom.recipe.splits import Parts
-from stillroom.recipe.training import Pace, PlannedTraining, for_templates, wanted_epochs
+from stillroom.recipe.training import (
+    Pace,
+    PlannedTraining,
+    for_templates,
+    planned_epochs,
+    wanted_epochs,
+)
 from stillroom.rollout.request import NO_FILE
 from stillroom.train.config.request import PlanTraining, StartTraining, plan_request
 from stillroom.train.planning.forecast import (
@@ -68,10 +76,11 @@ class Trainer:
         """
         self._plan(taught)
         student = self._session.request.student
-        if (earlier := self._earlier(TRAIN, student, taught)) is not None:
-            return self._train(TRAIN, earlier)
         available = self._time_left(num_measures=2, other_s=asking_s)
-        if available is not None and available < _MIN_S:
+        is_late = available is not None and available < _MIN_S
+        if (earlier := self._earlier(TRAIN, [student], taught, is_late=is_late)) is not None:
+            return self._train(TRAIN, earlier)
+        if available is not None and is_late:
             raise RunError(
                 f"{max(0.0, available):.0f} seconds are left to train in, less than {_MIN_S:.0f}",
                 "raise minutes, or give fewer labelled texts; what is done is not done again",
@@ -85,11 +94,12 @@ class Trainer:
 
         Returns None if the time does not suffice.
         """
-        for start in (self._session.request.student, student.run_id):
-            if (earlier := self._earlier(TRAIN_ALL, start, taught)) is not None:
-                return self._train(TRAIN_ALL, earlier)
         available = self._time_left(num_measures=1)
-        if available is not None and available < _MIN_S:
+        is_late = available is not None and available < _MIN_S
+        starts = (self._session.request.student, student.run_id)
+        if (earlier := self._earlier(TRAIN_ALL, starts, taught, is_late=is_late)) is not None:
+            return self._train(TRAIN_ALL, earlier)
+        if is_late:
             self._session.caveats.append(
                 f"not enough time to train on all {taught.num_rows} answers; raise minutes"
             )
@@ -109,7 +119,7 @@ class Trainer:
         key = {"start": student.run_id, "minutes": session.request.minutes}
         configs = {tokens: files.config_path(tokens, key) for tokens in _TEACHER_TOKENS}
         for config in configs.values():
-            if self._earlier_end(config) == "done":
+            if self._result(config) is not None:
                 return self._train(DISTIL, config)
         available = self._time_left(num_measures=1)
         if available is not None and available < _MIN_S:
@@ -224,27 +234,40 @@ class Trainer:
         training = PlannedTraining(
             start, taught.train_file.name, settings, session.request.seed, epochs, available_s
         )
-        config = self._configs(title, start, taught)[0]
-        if self._earlier_end(config) == "cut":
-            config = self._configs(title, start, taught)[1]
+        config = self._config(title, start, taught)
         return self._train(title, session.files.config(config, training.sft_config))
 
-    def _configs(self, title: str, start: str, taught: Taught) -> list[Path]:
-        """Returns where a training's config is, and where that of one within more minutes is."""
+    def _config(self, title: str, start: str, taught: Taught) -> Path:
+        """Returns where the config of a training within these minutes is."""
         key = {"start": start, "rows": file_sha256(taught.train_file)}
-        keys = [key, {**key, "minutes": self._session.request.minutes}]
-        return [self._session.files.config_path(_CONFIGS[title], one) for one in keys]
+        path = self._session.files.config_path(_CONFIGS[title], key)
+        return path.with_stem(f"{path.stem}-{self._session.request.minutes or 0:g}")
 
-    def _earlier(self, title: str, start: str, taught: Taught) -> Path | None:
-        """Returns the config of a training that an earlier call has done; None if there is none."""
-        configs = self._configs(title, start, taught)
-        return next((one for one in configs if self._earlier_end(one) == "done"), None)
+    def _earlier(
+        self, title: str, starts: Sequence[str], taught: Taught, *, is_late: bool = False
+    ) -> Path | None:
+        """Returns the config of a training that an earlier call has done; None if there is none.
 
-    def _earlier_end(self, config: Path) -> str | None:
+        One that fewer minutes had limited counts as not done, unless it is too late for another.
+        """
+        for start in starts:
+            here = self._config(title, start, taught)
+            stem = here.stem.rpartition("-")[0]
+            for config in sorted(here.parent.glob(f"{stem}-*.yml")):
+                if (result := self._result(config)) is None:
+                    continue
+                epochs = planned_epochs(config.read_text(encoding="utf-8"))
+                is_whole = epochs >= self._wanted_epochs(taught) and not result.get("stopped_by")
+                if is_whole or is_late or config == here:
+                    return config
+        return None
+
+    def _result(self, config: Path) -> dict[str, Any] | None:
+        """Returns the result of a training with this config; None if none has succeeded."""
         if not config.exists():
             return None
         request = StartTraining(config=self._session.workspace.shown(config))
-        return self._session.stages.earlier_end("start_training", request)
+        return self._session.stages.result_of("start_training", request)
 
     def _train(self, title: str, config: Path) -> TrainedStudent:
         session = self._session

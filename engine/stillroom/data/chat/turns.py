@@ -136,7 +136,11 @@ class TurnFinder:
                 f"messages[{len(messages) - 1}]",
                 "set rollout.include_thinking to false, or choose a student that thinks",
             )
-        if not all(name in last_turn.turn for name in _called_names(messages[-1])):
+        calls = last_turn.turn
+        for text in (plain_text(messages[-1]), thinking_of(messages[-1])):
+            # It may name the tools that it is about to call.
+            calls = calls.replace(text.strip(), "") if text.strip() else calls
+        if not all(name in calls for name in _called_names(messages[-1])):
             raise ModelError(
                 f"this model's chat template leaves out the tool calls of "
                 f"messages[{len(messages) - 1}], so the model would learn to call nothing",

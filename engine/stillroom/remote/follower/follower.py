@@ -233,8 +233,8 @@ class Follower:
             raise UnreachableError(
                 "some files are not downloaded yet", "no action needed: the download is retried"
             )
-        if final.error is not None:
-            # The machine's own hint is among what it advises.
+        if final.error is not None and "start_training(resume=" in final.error.problem:
+            # The machine advises that, but its advice is text from others.
             fix = final.error.fix + resume_hint(self._folder, final.kind)
             final = msgspec.structs.replace(
                 final, error=RunFailure(problem=final.error.problem, fix=fix)

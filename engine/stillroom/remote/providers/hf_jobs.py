@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from stillroom.remote.frames import with_advice
 from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
 from stillroom.remote.machine import HfJobsFlavor, Machine
 from stillroom.remote.providers.hf_bucket import (
@@ -297,7 +298,8 @@ class HfJobsHost:
     def _check_update(self, update: JobUpdate) -> RunUpdate:
         """Returns an update of the run. Raises MachineGoneError for the job's failure."""
         if isinstance(update, JobFailure):
-            raise MachineGoneError(f"{self._machine.name}: {update.problem}", update.fix)
+            problem = f"{self._machine.name}: {update.problem}"
+            raise MachineGoneError(*with_advice(problem, update.fix))
         if isinstance(update, RemoteState):
             # The state is some seconds old; the service's clocks are assumed to be accurate.
             return msgspec.structs.replace(update, clock=time.time())

@@ -148,11 +148,11 @@ def _base_python(
         return found.python.path, found.uv
     uv = found.uv
     if uv is None and found.pythons:
-        report(f"installing uv on {machine.name} to get a newer Python")
+        report("install uv")
         uv = _install_uv(channel, machine, found.pythons)
     if uv is None:
         raise MachineError(_no_python_problem(machine, found.pythons), _INSTALL_PYTHON_FIX)
-    report(f"installing Python on {machine.name}")
+    report("install Python")
     wanted = ".".join(platform.python_version_tuple()[:2])
     folder = shell_words([machine.folder])
     script = _GET_PYTHON.format(folder=folder, uv=shell_words([uv]), version=wanted)
