@@ -139,7 +139,7 @@ def test_a_machine_with_an_old_python_gets_uv_from_its_pip_and_a_python_from_uv(
     assert said == [
         "install uv",
         "install Python",
-        "uploading stillroom's code to box",
+        "upload code",
     ]
     assert host.missing([]) == {}
     version = ".".join(map(str, sys.version_info[:2]))

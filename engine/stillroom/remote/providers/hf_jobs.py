@@ -135,7 +135,7 @@ class HfJobsHost:
         """Uploads Stillroom's code and the list of packages for the job to the bucket."""
         bucket, code = self._bucket, code_path(code_hash())
         if code not in bucket.sizes([code]):
-            report(f"uploading stillroom's code to {bucket.name}")
+            report("upload code")
             bucket.put([(code_archive(), code)])
         packages = JobPackages(spec=spec, local_packages=local_packages())
         bucket.put([(msgspec.msgpack.encode(packages), self._paths.packages)])

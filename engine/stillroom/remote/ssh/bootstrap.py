@@ -116,11 +116,11 @@ def prepare(
     extras, packages = (spec.extras, spec.packages) if spec else ([], [])
     wanted = _WantedPackages(own_requirements(local, extras, packages), local.versions)
     if not found.facts.has_same_code:
-        report(f"uploading stillroom's code to {machine.name}")
+        report("upload code")
         _send_code(channel, machine)
     if (ready := _make_environment(channel, machine, (python, uv), wanted, report)) is not None:
         return ready
-    report(f"uploading stillroom's code to {machine.name} again: its files have changed")
+    report("upload changed code")
     _send_code(channel, machine, replace=True)
     if (ready := _make_environment(channel, machine, (python, uv), wanted, report)) is not None:
         return ready
