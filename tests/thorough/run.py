@@ -17,6 +17,7 @@ import tomllib
 import xml.etree.ElementTree as ET
 from importlib.util import find_spec
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 from stillroom import bounds
@@ -70,7 +71,9 @@ def run_script(promise: dict[str, Any], full: bool) -> tuple[str, bool]:
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SCRIPT_LIMIT_S, check=False
     )  # fmt: skip
     shown = last_json(done.stdout)
-    if not shown:
+    names = {name for _, name, _, _ in Formatter().parse(promise.get("figure", "")) if name}
+    # A script that broke off may have printed the figures of a part.
+    if not shown or not names <= shown.keys():
         return (
             f"no figure: {(done.stderr.strip().splitlines() or ['nothing printed'])[-1][:200]}",
             False,
