@@ -216,7 +216,7 @@ def show_page(text: str) -> str:
         text=text,
         elements=elements,
     )
-    return make_document(snapshot, text, max_chars=20_000).show(1)
+    return make_document(snapshot, text, max_chars=20_000).render_part(1)
 
 
 def state_of(folder: Path) -> dict[str, bytes]:

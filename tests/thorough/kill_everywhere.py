@@ -43,7 +43,7 @@ from scenes import (
 from fakes.http_endpoint import ScriptedEndpoint
 from fakes.projects import endpoint_project
 from fakes.rollout_rows import assistant, rollout_row, user
-from fakes.warm_python import warm_python
+from fakes.warm_python import open_warm_python
 from stillroom import api
 from stillroom.jobs import supervise
 from stillroom.settings import Workspace
@@ -327,7 +327,7 @@ def main() -> int:
     with ExitStack() as stack:
         if not options.cold:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warm-")))
-            sys.executable = str(stack.enter_context(warm_python(folder)))
+            sys.executable = str(open_warm_python(folder, until=os.getpid()))
         for number, name in enumerate(names):
             share = options.kills // len(names) + (number < options.kills % len(names))
             if share:

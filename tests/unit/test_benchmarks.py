@@ -1,4 +1,4 @@
-"""No benchmark imports what is gone; what each measures is in its own text."""
+"""No benchmark and no thorough test imports what is gone; what each measures is in its own text."""
 
 import ast
 import importlib
@@ -14,18 +14,19 @@ import pytest
 from fakes.source_tree import ROOT
 
 FOLDER = ROOT / "benchmarks"
-SCRIPTS = sorted(FOLDER.rglob("*.py"))
+FOLDERS = (FOLDER, ROOT / "tests" / "thorough")
+SCRIPTS = sorted(path for folder in FOLDERS for path in folder.rglob("*.py"))
 PEERS = {"datasets", "polars", "orjson", "inspect_ai", "openai", "ray", "trl", "verifiers"}
 """What some scripts compare with, which is no dependency."""
 
 
 def modules_of_scripts() -> dict[str, ModuleType]:
-    """Returns the loaded modules that lie in the folder; several have the same names."""
+    """Returns the loaded modules that lie in the folders; several have the same names."""
     places = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
     return {
         name: sys.modules[name]
         for name, place in places.items()
-        if place is not None and Path(place).is_relative_to(FOLDER)
+        if place is not None and any(Path(place).is_relative_to(folder) for folder in FOLDERS)
     }
 
 
