@@ -37,7 +37,9 @@ class ProjectTools:
             schemas = schemas_in(read_user_file(self._path))
             self._record = record_file(self._path)
         except EngineError as error:
-            self._problem = error.problem
+            # What an exception says is the file's own text, which no note of ours quotes.
+            place, failed, text = error.problem.partition("loading failed: ")
+            self._problem = place + failed + text.partition(":")[0]
             return
         self._names = list(schemas)
         self._schemas = msgspec.Raw(msgspec.json.encode(list(schemas.values())))
