@@ -267,6 +267,7 @@ bootstrap.prepare(channel, Machine(name="box"), None, print)
     assert box.installs() == 1
 
 
+@pytest.mark.thorough  # its processes begin in threads, where --quick cannot skip it
 def test_two_runs_that_begin_at_once_install_once(box: Box):
     box.give_uv(before="sleep 0.5")
     hosts = [box.host(), box.host()]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from fakes.hub import FLAVOR, ScriptedHub
 from fakes.local_follower import CutChannel, PreparedHost
@@ -111,6 +112,7 @@ def test_a_run_on_a_cluster_comes_back_and_the_cluster_goes_down(
     assert not ProvisionLog(tmp_path / "state").entries()
 
 
+@pytest.mark.thorough  # its processes begin in a thread, where --quick cannot skip it
 def test_a_spot_machine_that_is_taken_back_leaves_its_checkpoints_here(tmp_path: Path) -> None:
     elsewhere, cloud = Elsewhere(tmp_path), ScriptedCloud()
     run, spec = elsewhere.spec(SKY)
