@@ -37,7 +37,7 @@ class ProjectTools:
             schemas = schemas_in(read_user_file(self._path))
             self._record = record_file(self._path)
         except EngineError as error:
-            # What an exception says is the file's own text, which no note of ours quotes.
+            # The message of an exception is text from the file, so it is left out of the note.
             place, failed, text = error.problem.partition("loading failed: ")
             self._problem = place + failed + text.partition(":")[0]
             return

@@ -86,9 +86,8 @@ def with_logged_answers(
 def _conversation(prompt: RecipePrompt) -> dict[str, Any]:
     """Returns a prompt and its right answer as the row of a conversation."""
     answer = {"role": "assistant", "content": prompt.answer}
-    metadata = {**(prompt.row.get("metadata") or {})}
-    metadata.pop("expected_answer", None)
-    return {"messages": [*prompt.row["messages"], answer], "metadata": metadata}
+    row = prompt.without_answer().row
+    return {"messages": [*row["messages"], answer], "metadata": row["metadata"]}
 
 
 def _imported(

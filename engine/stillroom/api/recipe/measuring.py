@@ -175,8 +175,7 @@ def _with_answers(
         if prompt.is_answered:
             answered.append(prompt)
         elif (answer := answers.get(prompt.task_id)) is not None:
-            metadata = {**(prompt.row.get("metadata") or {}), "expected_answer": answer}
-            answered.append(RecipePrompt({**prompt.row, "metadata": metadata}, prompt.text, answer))
+            answered.append(prompt.with_answer(answer))
     return answered
 
 
