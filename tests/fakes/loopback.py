@@ -52,7 +52,8 @@ class LoopbackServer:
         return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        options = {"poll_interval": 0.01}
+        threading.Thread(target=self._server.serve_forever, kwargs=options, daemon=True).start()
         return self
 
     def __exit__(

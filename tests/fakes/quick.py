@@ -48,14 +48,15 @@ def _skips_in(error: BaseException) -> Iterator[pytest.skip.Exception]:
         yield error
 
 
+settings.register_profile("quick", settings.get_profile("ci"), max_examples=10)
+
+
 class QuickOnly:
     """The plugin that is registered for `--quick`."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
-        """Begins to refuse, and has hypothesis try fewer examples."""
-        settings.register_profile("quick", max_examples=20)
-        settings.load_profile("quick")
+        """Begins to refuse."""
         sys.meta_path.insert(0, _HeavyImports())
         sys.addaudithook(_refuse_processes)
 

@@ -28,10 +28,16 @@ def tree_of(path: Path) -> ast.Module:
 
 
 @cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """Returns all nodes of the syntax tree of a file."""
+    return tuple(ast.walk(tree_of(path)))
+
+
+@cache
 def imports_of(path: Path) -> frozenset[str]:
     """Returns the modules of ours that a file imports anywhere, inside functions too."""
     imported = set[str]()
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -46,5 +52,5 @@ def starts(path: Path, module: str) -> bool:
 
     The table of operations names functions as `module:function`.
     """
-    texts = (node.value for node in ast.walk(tree_of(path)) if isinstance(node, ast.Constant))
+    texts = (node.value for node in nodes_of(path) if isinstance(node, ast.Constant))
     return any(isinstance(text, str) and text.split(":")[0] == module for text in texts)

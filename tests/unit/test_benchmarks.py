@@ -15,6 +15,7 @@ from fakes.source_tree import ROOT
 
 FOLDER = ROOT / "benchmarks"
 FOLDERS = (FOLDER, ROOT / "tests" / "thorough")
+PLACES = tuple(f"{folder}{os.sep}" for folder in FOLDERS)
 SCRIPTS = sorted(path for folder in FOLDERS for path in folder.rglob("*.py"))
 PEERS = {"datasets", "polars", "orjson", "inspect_ai", "openai", "ray", "trl", "verifiers"}
 """What some scripts compare with, which is no dependency."""
@@ -26,7 +27,7 @@ def modules_of_scripts() -> dict[str, ModuleType]:
     return {
         name: sys.modules[name]
         for name, place in places.items()
-        if place is not None and any(Path(place).is_relative_to(folder) for folder in FOLDERS)
+        if place is not None and place.startswith(PLACES)
     }
 
 

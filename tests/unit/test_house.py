@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from fakes.source_tree import PACKAGES, ROOT, imports_of, modules, tree_of
+from fakes.source_tree import PACKAGES, ROOT, imports_of, modules, nodes_of, tree_of
 from stillroom.api import OPERATIONS, Operation
 from stillroom.importing.records import TraceFormat
 from stillroom.teachers.providers import Provider
@@ -54,9 +54,9 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     return circular
 
 
-def names_given(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def names_given(path: Path) -> Iterator[tuple[int, str]]:
     """Yields the line and name of each variable, parameter, attribute and function."""
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
                 yield node.lineno, name
@@ -117,7 +117,7 @@ def test_no_name_is_a_riddle():
     riddles = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in modules().values()
-        for line, name in names_given(tree_of(path))
+        for line, name in names_given(path)
         if name in RIDDLES
     ]
     assert riddles == []
@@ -139,7 +139,7 @@ def models_in(model: Any) -> Iterator[type[BaseModel]]:
 
 def names_read() -> set[str]:
     """Returns the attributes that the code reads, and the texts by which it may read others."""
-    nodes = [node for path in modules().values() for node in ast.walk(tree_of(path))]
+    nodes = [node for path in modules().values() for node in nodes_of(path)]
     return {
         *(n.attr for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)),
         *(n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)),

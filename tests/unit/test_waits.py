@@ -140,7 +140,9 @@ def test_each_wait_has_a_limit():
     found, num_reasons = list[str](), 0
     for path in own_files():
         text = path.read_text(encoding="utf-8")
-        lines = text.splitlines() if _SOME_WAIT.search(text) else []
+        if not _SOME_WAIT.search(text):
+            continue
+        lines = text.splitlines()
         for number in waits_without_limit(tree_of(path)):
             if _REASON.search(lines[number - 1]):
                 num_reasons += 1

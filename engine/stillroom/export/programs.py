@@ -15,6 +15,7 @@ from stillroom.lines import last_line
 from stillroom.processes import end_process
 from stillroom.reporting import Reporter, stop_if_cancelled
 from stillroom.secrecy.environments import bare_environment
+from stillroom.teachers.tls import client_context
 
 _STOP_S = 10.0
 
@@ -84,7 +85,7 @@ def _wait_until_loaded(
 ) -> None:
     deadline = time.monotonic() + _START_S
     # trust_env=False: the user's proxy must not be used for this machine.
-    with httpx.Client(timeout=5.0, trust_env=False) as client:
+    with httpx.Client(timeout=5.0, trust_env=False, verify=client_context()) as client:
         while time.monotonic() < deadline:
             stop_if_cancelled(reporter)
             if process.poll() is not None:

@@ -1,7 +1,6 @@
 """Sends requests to upstreams over pooled connections."""
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 
@@ -16,6 +15,7 @@ from stillroom.recording.headers import Headers, RequestHead, decode_headers, de
 from stillroom.recording.upstreams import Upstream
 from stillroom.teachers.endpoint.aiohttp_channel import ReplyConnector
 from stillroom.teachers.endpoint.attempts import http_proxy
+from stillroom.teachers.tls import client_context
 
 _CONNECT_S = bounds.CONNECT.limit
 _KEEP_ALIVE_S = 30.0
@@ -116,7 +116,7 @@ class UpstreamReply:
 
 
 class UpstreamClient:
-    """Sends requests. With `has_tls`, certificates are verified with the system's trust store."""
+    """Sends requests. With `has_tls`, certificates are verified (see `tls.client_context`)."""
 
     def __init__(self, *, has_tls: bool) -> None:
         self._has_tls = has_tls
@@ -175,7 +175,7 @@ def _new_session(*, has_tls: bool) -> aiohttp.ClientSession:
         connector=ReplyConnector(
             limit=0,
             keepalive_timeout=_KEEP_ALIVE_S,
-            ssl=ssl.create_default_context() if has_tls else True,
+            ssl=client_context() if has_tls else True,
         ),
         # A cookie from one program's call must not be sent with another program's call.
         cookie_jar=aiohttp.DummyCookieJar(),

@@ -1,6 +1,7 @@
 """Renders templates to self-contained HTML pages, in which all text is escaped."""
 
 import base64
+import functools
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ _FILTERS = (
 )
 
 
+@functools.cache
 def page_environment(*folders: Path) -> jinja2.Environment:
     """Returns the Jinja environment of all pages; templates in `folders` take precedence.
 

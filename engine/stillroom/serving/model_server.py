@@ -30,6 +30,7 @@ from stillroom.teachers.endpoint.http_channel import HttpReply, RedactedChannel
 from stillroom.teachers.limits.limit_types import LimitSettings
 from stillroom.teachers.limits.limiter import Limiter
 from stillroom.teachers.providers import Endpoint
+from stillroom.teachers.tls import client_context
 from stillroom.types import SamplingSettings, ToolSchema
 
 DOWN_PATIENCE_S = float(bounds.DOWN.limit)
@@ -166,7 +167,9 @@ class ModelServer:
         try:
             with anyio.fail_after(seconds):
                 async with (
-                    httpx.AsyncClient(headers=headers, timeout=seconds) as client,
+                    httpx.AsyncClient(
+                        headers=headers, timeout=seconds, verify=client_context()
+                    ) as client,
                     client.stream(
                         "GET" if payload is None else "POST", url, json=payload
                     ) as response,

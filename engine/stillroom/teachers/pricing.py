@@ -21,6 +21,7 @@ from stillroom.lineage import now
 from stillroom.secrecy.readable import check_readable, parse_error_message
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import PROVIDERS
+from stillroom.teachers.tls import client_context
 from stillroom.types import Usage
 from stillroom.yaml_text import read_yaml
 
@@ -221,7 +222,9 @@ def _fetch(source: str, transport: "httpx.BaseTransport | None") -> bytes:
     fix = "check the connection and try again; the prices stay as they are"
     try:
         with (
-            httpx.Client(transport=transport, timeout=_TIMEOUT_S) as client,
+            httpx.Client(
+                transport=transport, timeout=_TIMEOUT_S, verify=client_context()
+            ) as client,
             client.stream("GET", source) as response,
         ):
             response.raise_for_status()

@@ -11,7 +11,6 @@ from weakref import WeakSet
 import aiohttp
 import anyio
 import anyio.lowlevel
-import httpx
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
@@ -24,6 +23,7 @@ from stillroom.teachers.endpoint.http_channel import (
     NotConnectedError,
     UnreadableReplyError,
 )
+from stillroom.teachers.tls import client_context
 
 MAX_BODY_BYTES = bounds.BODY.limit
 """The most bytes that a response's body may have, before and after decompression."""
@@ -105,8 +105,7 @@ class AiohttpChannel:
             # The limiter already bounds the number of requests in flight.
             limit=0,
             keepalive_timeout=_KEEP_ALIVE_S,
-            # httpx's context also trusts the certificates in SSL_CERT_FILE and SSL_CERT_DIR.
-            ssl=httpx.create_ssl_context() if is_tls else True,
+            ssl=client_context() if is_tls else True,
             resolver=aiohttp.ThreadedResolver(),
         )
         return aiohttp.ClientSession(
