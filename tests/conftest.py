@@ -71,7 +71,7 @@ def pytest_collectstart(collector):
     if is_module and "hypothesis" in collector.path.read_text(encoding="utf-8"):
         from hypothesis import settings
 
-        settings.load_profile("quick" if collector.config.getoption("quick") else "ci")
+        settings.load_profile("ci")
 
 
 def pytest_collection_finish():

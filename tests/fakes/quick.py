@@ -1,9 +1,9 @@
 """`pytest --quick`: passes over what loads a heavy library, opens a browser or starts a process.
 
 Nobody has to mark a test. One that does any of these things is skipped as it begins to, and a
-module that imports a heavy library is skipped as a whole. Tests that are marked as thorough, which
-try very many cases in more than a second, are left out. Of a test that is done for several seeds,
-one in ten is done, and hypothesis tries fewer examples.
+module that imports a heavy library is skipped as a whole. Tests that are marked as thorough, since
+they take half a second or more, and those of hypothesis, which try many cases, are left out. Of a
+test that is done for several seeds, one in ten is done.
 """
 
 import sys
@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 HEAVY_LIBRARIES = frozenset(
     {"accelerate", "bitsandbytes", "peft", "playwright", "ray", "torch", "transformers", "trl"}
@@ -48,9 +47,6 @@ def _skips_in(error: BaseException) -> Iterator[pytest.skip.Exception]:
         yield error
 
 
-settings.register_profile("quick", settings.get_profile("ci"), max_examples=10)
-
-
 class QuickOnly:
     """The plugin that is registered for `--quick`."""
 
@@ -61,11 +57,13 @@ class QuickOnly:
         sys.addaudithook(_refuse_processes)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leaves out most seeds, and the tests that are marked as thorough."""
+        """Leaves out most seeds, and the tests that try many cases or are marked as thorough."""
         items[:] = [
             item
             for item in items
-            if _seed_number(item) % _EVERY_NTH_SEED == 0 and not item.get_closest_marker("thorough")
+            if _seed_number(item) % _EVERY_NTH_SEED == 0
+            and not item.get_closest_marker("thorough")
+            and not getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
         ]
 
     @pytest.hookimpl(wrapper=True)

@@ -48,6 +48,7 @@ def apart(monkeypatch: pytest.MonkeyPatch):
 
 
 # The first one loads torch and more, unless it is loaded already.
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.stem}")

@@ -37,6 +37,7 @@ def shuffled(value: object) -> object:
     return [shuffled(item) for item in value] if isinstance(value, list) else value
 
 
+@pytest.mark.thorough
 @given(JSON)
 def test_a_hash_does_not_depend_on_the_order_of_keys(value: object) -> None:
     assert canonical_json(value) == canonical_json(shuffled(value))

@@ -85,6 +85,7 @@ def test_a_circle_is_found(graph, expected):
     assert circles(graph) == expected
 
 
+@pytest.mark.thorough
 def test_no_modules_import_one_another_in_a_circle():
     assert circles({name: imports_of(path) for name, path in modules().items()}) == []
 

@@ -44,6 +44,7 @@ def test_every_line_is_found_where_it_says_it_is(
     assert [(at.number, at.data) for at in found] == [(n, raw) for n, raw in stripped if raw]
 
 
+@pytest.mark.thorough
 @settings(max_examples=30)
 @given(
     st.lists(SIZES, max_size=5),

@@ -27,6 +27,7 @@ TEMPLATES = get_args(CreateProject.model_fields["template"].annotation)
 KINDS = ("tools", "rewards")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_project_keeps_its_keys_and_locks_out_of_git(tmp_path: Path, template: str) -> None:
     create_project(Workspace(tmp_path), CreateProject.model_validate({"template": template}))

@@ -30,6 +30,7 @@ def test_every_promise_has_its_number() -> None:
     assert len(numbers) >= NUM_PROMISES
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["text"][:40])
 def test_what_shows_a_promise_exists(entry: dict[str, Any]) -> None:
     if "script" in entry:

@@ -20,6 +20,7 @@ MERGES = "\n".join(
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

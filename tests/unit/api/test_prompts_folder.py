@@ -117,6 +117,7 @@ def test_an_evaluation_uses_the_tools_and_rewards_beside_its_prompts(workspace: 
     ]
 
 
+@pytest.mark.thorough
 def test_the_step_that_an_import_prints_uses_the_tools_and_rewards_of_the_project(
     tmp_path: Path,
 ) -> None:

@@ -77,6 +77,7 @@ def test_the_best_of_rows_alike_stays() -> None:
     assert repeats_of(texts, [0.0, 1.0, 0.5, 0.0]) == {0: 1, 2: 1}
 
 
+@pytest.mark.thorough
 @settings(max_examples=50)
 @given(st.randoms(use_true_random=False))
 def test_what_stays_does_not_depend_on_the_order_of_the_rows(chance: random.Random) -> None:

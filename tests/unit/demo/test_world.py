@@ -59,6 +59,7 @@ def test_the_same_seed_gives_the_same_tasks():
     assert training_tasks(50, seed=7) != training_tasks(50, seed=8)
 
 
+@pytest.mark.thorough
 def test_training_and_heldout_tasks_share_no_text():
     training, heldout = training_tasks(4000, seed=1), heldout_tasks(1000, seed=1)
 

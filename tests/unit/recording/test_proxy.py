@@ -342,6 +342,7 @@ def test_what_is_longer_than_the_limit_passes_whole_and_is_cut_in_the_record(tmp
     assert "longer than 65536 bytes" in done.call.reply.content.cut
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "encode"),
     [("gzip", gzip.compress), ("br", brotli.compress), ("zstd", zstd.compress)],
@@ -400,6 +401,7 @@ def test_a_text_that_mentions_the_last_event_does_not_end_the_call(tmp_path):
     assert done.reply.body == done.call.reply.content.data == text + b"".join(EVENTS[1:])
 
 
+@pytest.mark.thorough
 def test_slow_readers_hold_the_stream_back_instead_of_filling_the_memory(tmp_path):
     size = 64 << 20
     answer = json_reply(bytes(size))

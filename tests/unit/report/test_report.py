@@ -352,6 +352,7 @@ def test_sampling_several_times_shows_a_rollout_that_fits_the_verdict(
     assert "at least half of its samples" in text
 
 
+@pytest.mark.thorough
 def test_two_hundred_runs_make_a_page_of_bearable_size(runs: Path, written: Write) -> None:
     metrics = [{"loss": 1 / step} for step in range(1, 1000)]
     for index in range(100):

@@ -277,6 +277,7 @@ def test_a_dry_run_finds_what_would_stop_the_run(tmp_path: Path) -> None:
         run_of(workspace, endpoint, dry_run=True, tools="tools.py")
 
 
+@pytest.mark.thorough
 def test_prompts_of_a_log_are_expected_to_take_what_the_log_says(tmp_path: Path) -> None:
     workspace = workspace_in(tmp_path, [])
     create_project(workspace, CreateProject(path="app", template="traces"))

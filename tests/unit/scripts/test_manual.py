@@ -3,6 +3,7 @@
 import functools
 import re
 
+import pytest
 import yaml
 
 from fakes.source_tree import ROOT
@@ -28,12 +29,14 @@ def leaves(nav: object) -> list[str]:
     return [leaf for part in parts for leaf in leaves(part)]
 
 
+@pytest.mark.thorough
 def test_the_table_of_contents_names_pages_that_are_there_and_every_kept_page():
     listed = set(leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
     assert listed <= made_pages().keys() | KEPT.keys() | PICTURES
     assert KEPT.keys() <= listed
 
 
+@pytest.mark.thorough
 def test_no_made_page_hides_a_kept_one():
     assert not made_pages().keys() & KEPT.keys()
 

@@ -17,6 +17,7 @@ keys = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=8, m
 around = st.text(max_size=30)
 
 
+@pytest.mark.thorough
 @settings(max_examples=100)
 @given(key=keys, before=around, after=around)
 def test_a_key_is_taken_out_in_each_encoding(key: str, before: str, after: str):
@@ -93,6 +94,7 @@ def test_a_key_within_a_longer_one_is_found_alone_and_in_it(key, before, after, 
     )
 
 
+@pytest.mark.thorough
 def test_a_key_of_any_length_is_taken_out_whole_in_little_memory():
     key = random.Random(1).randbytes(60_000).hex()
     forms = (key, quote(f"{key}/+"), base64.b64encode(f"a{key}".encode()).decode())

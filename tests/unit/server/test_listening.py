@@ -25,6 +25,7 @@ async def app(scope, receive, send) -> None:
             await send({"type": f"lifespan.{stage}.complete"})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("begun", BEGUN.values(), ids=BEGUN)
 def test_a_connection_without_a_whole_request_is_closed(begun: list[bytes]) -> None:
     async def scenario() -> None:

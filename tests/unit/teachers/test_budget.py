@@ -137,6 +137,7 @@ def test_the_minutes_begin_with_the_first_call() -> None:
 CALLS = st.tuples(st.integers(0, 40), st.floats(0, 1), st.booleans())
 
 
+@pytest.mark.thorough
 @settings(max_examples=100)
 @given(st.lists(CALLS, min_size=1, max_size=150), st.integers(0, 400), st.integers(0, 2**32))
 def test_no_order_of_calls_spends_more_than_the_limit_or_waits_for_ever(

@@ -59,6 +59,7 @@ def set_anew(chance: random.Random, words: list[str]) -> str:
     return "  \n".join(word + chance.choice(["", ",", "!", " –"]) for word in changed)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("boilerplate", ["", "You are a clerk. Use the tools. Answer in a box: "])
 def test_planted_prompts_are_found_and_a_clean_set_has_none(boilerplate: str) -> None:
     chance = random.Random(3)
@@ -83,6 +84,7 @@ def test_planted_prompts_are_found_and_a_clean_set_has_none(boilerplate: str) ->
     assert found(near) + found(near_embedded) >= 285
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_prompts", [1, 2, 5, 200])
 @pytest.mark.parametrize("num_rows", [5, 100, 1000])
 def test_tasks_of_one_template_do_not_count_as_each_other(num_prompts: int, num_rows: int) -> None:
@@ -103,6 +105,7 @@ def test_tasks_of_one_template_do_not_count_as_each_other(num_prompts: int, num_
     assert num_found(prompts, [*rows, *prompts]) == len(set(prompts))
 
 
+@pytest.mark.thorough
 def test_one_prompt_that_many_rows_repeat_with_changes_is_no_boilerplate() -> None:
     chance = random.Random(5)
     prompts = [prompt_of(chance) for _ in range(5)]

@@ -9,6 +9,7 @@ from fakes.scripted_calls import write_rows
 from fakes.trace_files import read
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MUTATED_FORMATS)
 def test_every_row_of_a_broken_log_is_kept_merged_or_refused(name: str, tmp_path: Path) -> None:
     assert check_mutated(tmp_path, name, seed=0, num_files=12) > 0

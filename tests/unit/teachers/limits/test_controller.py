@@ -69,6 +69,7 @@ def test_a_limit_that_moves_is_followed(schedule: tuple, sigma: float) -> None:
     assert share_refused(result) <= 0.01
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("at_once", "latency_s"), [(50, 0.05), (20, 0.1), (20, 0.5)])
 def test_a_limit_on_how_many_at_once_is_used_and_kept(at_once: int, latency_s: float) -> None:
     result = simulate(SETTINGS, seconds=60, most_at_once=at_once, latency_s=latency_s, sigma=0.5)
@@ -84,6 +85,7 @@ def test_where_all_answers_take_equally_long_a_limit_on_how_many_at_once_is_kept
     assert share_refused(result) <= 0.01
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("tells", "rate", "burst", "latency_s"),
     [
