@@ -6,17 +6,17 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[2] / "tests"))
-
 import anyio
 import msgspec
 
-from fakes.reporters import KeptReporter
 from stillroom.api import GenerateRollouts
+from stillroom.jobs.reporter import JobReporter
 from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.results import RolloutsResult
 from stillroom.rollout.run import generate_rollouts
+from stillroom.run_folder import create_run
 from stillroom.settings import Workspace
+from stillroom.types import RunKind
 
 
 def peak_kb(fallback: int) -> int:
@@ -38,16 +38,15 @@ def main() -> None:
         }
         | options
     )
-    run_folder = folder / "run"
-    run_folder.mkdir(exist_ok=True)
+    workspace = Workspace(folder)
+    run = create_run(workspace, RunKind.ROLLOUTS, {})
+    reporter = JobReporter(run, run.read())
     started = time.perf_counter()
 
-    async def run() -> RolloutsResult | Forecast:
-        return await generate_rollouts(
-            Workspace(folder), request, folder=run_folder, reporter=KeptReporter()
-        )
+    async def work() -> RolloutsResult | Forecast:
+        return await generate_rollouts(workspace, request, folder=run.path, reporter=reporter)
 
-    result = anyio.run(run, backend_options={"use_uvloop": True})
+    result = anyio.run(work, backend_options={"use_uvloop": True})
     if isinstance(result, Forecast):
         print("@@" + msgspec.json.encode(result).decode())
         return
