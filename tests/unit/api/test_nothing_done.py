@@ -1,7 +1,6 @@
 """A run that did nothing fails, or its next step says so: every way in every operation.
 
-Those of training are in tests/unit/train/test_nothing_learnt.py. Left out are operations whose
-result is the work itself, such as show_lineage.
+Those of training and of recipes are in other files, which `SHOWN_ELSEWHERE` names.
 """
 
 import json
@@ -19,6 +18,7 @@ from fakes.judges import judgement
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import assistant, read_rows, rollout_row, user, write_rows
 from fakes.rollout_runs import GIVEN, run_rollouts
+from fakes.source_tree import ROOT
 from fakes.user_files import write_tools
 from fakes.waiting import run_async
 from stillroom import api
@@ -306,6 +306,50 @@ WAYS: dict[str, tuple[Callable[[Workspace], str], str]] = {
     ),
     "import: no rollout": (imported({"a": 1}), "log.jsonl"),
 }
+
+OPERATION_OF = {
+    "rollouts": "generate_rollouts",
+    "score": "score_rollouts",
+    "evaluation": "evaluate_model",
+    "comparison": "compare_evaluations",
+    "filter": "filter_dataset",
+    "conversion": "convert_rollouts",
+    "pairs": "make_dpo_pairs",
+    "review": "sample_for_review",
+    "validation": "validate_dataset",
+    "examples": "inspect_examples",
+    "import": "import_rollouts",
+}
+SHOWN_ELSEWHERE = {
+    "start_training": "unit/train/test_nothing_learnt.py",
+    "run_recipe": "unit/api/test_recipe.py::test_a_student_that_gained_nothing_is_not_exported",
+}
+FAILS_OR_IS_DONE = {
+    # Its files load and answer as the student does, or it fails.
+    "export_model",
+    "create_project",
+    "cancel_run",
+    "write_report",
+}
+ONLY_SHOWS = {
+    "check_setup",
+    "list_machines",
+    "plan_training",
+    "get_run",
+    "list_runs",
+    "get_run_logs",
+    "show_lineage",
+}
+
+
+def test_each_operation_is_looked_at() -> None:
+    tried = {OPERATION_OF[way.partition(":")[0]] for way in WAYS}
+    assert tried | SHOWN_ELSEWHERE.keys() | FAILS_OR_IS_DONE | ONLY_SHOWS == {
+        operation.name for operation in OPERATIONS
+    }
+    for place in SHOWN_ELSEWHERE.values():
+        file, _, test = place.partition("::")
+        assert test in (ROOT / "tests" / file).read_text(encoding="utf-8")
 
 
 @pytest.fixture
