@@ -50,6 +50,7 @@ PROBED_VALUES = Bound(
     64, "values", _MACHINE, "GPUs and Pythons that it reports", "the rest is left out"
 )
 PROBED_VALUE = Bound(1000, "characters", _MACHINE, "the name of a GPU or Python", "it is truncated")
+JOB_UPDATES = Bound(1 << 29, "bytes", _MACHINE, "a batch of updates in a bucket", "an error")
 GROWING_FILES = Bound(10_000, "values", _MACHINE, "growing files that it sends", "an error")
 LOGIN = Bound(60, "seconds", _MACHINE, "logging in", "it counts as unreachable")
 PROBE = Bound(

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from stillroom import bounds
 from stillroom.errors import DataError, EngineError, missing_extra
 from stillroom.files import read_json, write_json
 from stillroom.remote.host import MachineError, UnreachableError
@@ -29,7 +30,6 @@ from stillroom.run_folder import JOB_FILE
 _TOO_MANY_REQUESTS = 429
 _SERVER_ERROR = 500
 _MAX_CHARS = 600
-_MAX_BATCH_BYTES = 1 << 29
 _FIXES = {
     401: "log in with `hf auth login`, or set HF_TOKEN to a token with write access",
     402: "jobs need prepaid credit: see https://huggingface.co/settings/billing",
@@ -275,7 +275,7 @@ class UpdateReader:
         if num_bytes is None:
             return None
         try:
-            if num_bytes > _MAX_BATCH_BYTES:
+            if num_bytes > bounds.JOB_UPDATES.limit:
                 raise ValueError(f"it has {num_bytes >> 20} MB")
             return msgspec.msgpack.decode(self._bucket.read(path), type=list[JobUpdate])
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
