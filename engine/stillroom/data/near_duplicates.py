@@ -9,9 +9,9 @@ Dimensions: N rows, P = _BANDS * _BAND_ROWS numbers per signature.
 import hashlib
 import importlib
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import eq
 from typing import Any
 
@@ -28,6 +28,7 @@ _NUM_PERM = _BANDS * _BAND_ROWS
 _MIN_EQUAL_NUMBERS = int(_NUM_PERM * 0.655)
 _SEED = 42
 _CACHED_SETS = 512
+"""The number of shingle sets in memory: each row of a cluster is compared with many others."""
 _MAX_COMPARED = 256
 """The largest number of rows of a band with which `clusters` compares a row."""
 
@@ -95,7 +96,7 @@ class NearDuplicates:
         """
         order = sorted(range(len(self._ranks)), key=self._ranks.__getitem__)
         links = [self._link_bands(order, band) for band in range(_BANDS)]
-        shingles = _ShingleCache(shingles_at)
+        shingles = lru_cache(_CACHED_SETS)(shingles_at)
         dropped: dict[int, int] = {}
         for row in order:
             candidates: set[int] = set()
@@ -118,7 +119,7 @@ class NearDuplicates:
         """
         order = range(len(self._ranks))
         links = [self._link_bands(order, band) for band in range(_BANDS)]
-        shingles = _ShingleCache(shingles_at)
+        shingles = lru_cache(_CACHED_SETS)(shingles_at)
         clusters = list(order)
         for row in order:
             candidates: set[int] = set()
@@ -151,7 +152,7 @@ class NearDuplicates:
         return link
 
     def _best_near_duplicate(
-        self, row: int, candidates: set[int], shingles: "_ShingleCache"
+        self, row: int, candidates: set[int], shingles: Callable[[int], frozenset[str]]
     ) -> int | None:
         """Returns the near duplicate of a row with the highest quality; None if there is none."""
         best_first = sorted(candidates, key=self._ranks.__getitem__)
@@ -159,7 +160,9 @@ class NearDuplicates:
             (kept for kept in best_first if self._are_near_duplicates(row, kept, shingles)), None
         )
 
-    def _are_near_duplicates(self, row: int, other: int, shingles: "_ShingleCache") -> bool:
+    def _are_near_duplicates(
+        self, row: int, other: int, shingles: Callable[[int], frozenset[str]]
+    ) -> bool:
         if self._digests_N[row] == self._digests_N[other]:
             return True
         is_near = self._num_equal(row, other) >= _MIN_EQUAL_NUMBERS
@@ -197,20 +200,3 @@ def _skip_dropped(row: int, link: "array[int]", dropped: dict[int, int]) -> int:
     while row in dropped:
         row = link[row]
     return row
-
-
-class _ShingleCache:
-    """An LRU cache of shingle sets, because each row of a cluster is compared with many others."""
-
-    def __init__(self, read: Callable[[int], frozenset[str]]) -> None:
-        self._read = read
-        self._sets: OrderedDict[int, frozenset[str]] = OrderedDict()
-
-    def __call__(self, row: int) -> frozenset[str]:
-        words = self._sets.pop(row, None)
-        if words is None:
-            words = self._read(row)
-        self._sets[row] = words
-        if len(self._sets) > _CACHED_SETS:
-            self._sets.popitem(last=False)
-        return words
