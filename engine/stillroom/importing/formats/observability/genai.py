@@ -7,7 +7,6 @@ reply as JSON text in `gen_ai.prompt` and `gen_ai.completion`.
 """
 
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
 
 from stillroom.data.checks import describe
@@ -214,19 +213,12 @@ def _finish_reasons(attributes: Row) -> list[Any]:
 
 def _tools(attributes: Row) -> list[Row] | None:
     """Returns the schemas of the offered tools; None if the span does not have them."""
-    tools = attributes.get("gen_ai.tool.definitions")
-    if isinstance(tools, str):
-        return _parse_tools(tools)
+    tools = parse_if_json(attributes.get("gen_ai.tool.definitions"))
     if tools is None:
         tools = parse_if_json(attributes.get("gen_ai.request.tools"))
     if tools is None:
         tools = nested(attributes, "llm.request.functions")
     return _schemas(tools)
-
-
-@lru_cache(maxsize=64)
-def _parse_tools(text: str) -> list[Row] | None:
-    return _schemas(parse_if_json(text))
 
 
 def _schemas(tools: Any) -> list[Row] | None:

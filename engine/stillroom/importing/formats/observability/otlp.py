@@ -2,14 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, cast
-
-import msgspec
 
 from stillroom import bounds
 from stillroom.data.checks import as_number
-from stillroom.importing.json_rows import Row, UnreadableRowError
+from stillroom.importing.json_rows import Row
 from stillroom.importing.payloads.calls import ApiCall
 from stillroom.importing.payloads.fields import (
     as_list,
@@ -284,8 +281,6 @@ def _evaluation_result(
     return feedback_row(location, target_id, name, score, fields.get(_LABEL))
 
 
-_MAX_REMEMBERED, _LONGEST_REMEMBERED = 4096, 8 << 10
-"""The number of converted messages in the cache, and the maximum size of one in bytes."""
 _BLOCK_KINDS = frozenset(
     {
         "text",
@@ -325,32 +320,9 @@ def read_messages(value: Any, reader: MessageReader) -> list[Row]:
     Parts of one turn that were logged as separate messages are joined. Raises UnreadableRowError
     if the value is not a list of messages.
     """
-    if not isinstance(value, list):
-        return join_turns(reader.turns(value))
-    turns: list[Row] = []
-    for index, item in enumerate(as_list(value)):
-        turns += _turn(item, reader, index)
-    return join_turns(turns)
-
-
-def _turn(item: Any, reader: MessageReader, index: int) -> list[Row]:
-    """Converts one message, using a cache: histories repeat most messages."""
-    if is_context_free(item):
-        data = msgspec.json.encode(item)
-        if len(data) <= _LONGEST_REMEMBERED and (known := _cached_turn(data)) is not None:
-            return known
-    return reader.turn(_with_blocks(item), f"messages[{index}]")
-
-
-@lru_cache(maxsize=_MAX_REMEMBERED)
-def _cached_turn(data: bytes) -> list[Row] | None:
-    """Converts one message, given as JSON; None if a part of it would be dropped."""
-    reader = MessageReader()
-    try:
-        messages = reader.turn(_with_blocks(msgspec.json.decode(data)))
-    except UnreadableRowError:
-        return None
-    return None if reader.dropped else messages
+    if isinstance(value, list):
+        value = [_with_blocks(item) for item in as_list(value)]
+    return join_turns(reader.turns(value))
 
 
 def join_turns(messages: list[Row]) -> list[Row]:
@@ -388,11 +360,3 @@ def _with_blocks(item: Any) -> Any:
         isinstance(kind, str) and kind in _BLOCK_KINDS for kind in kinds
     )
     return message | {"content": blocks} if is_blocks else item
-
-
-def is_context_free(value: Any) -> bool:
-    """Returns whether a message's conversion does not depend on the messages before it."""
-    message = as_row(value)
-    if not isinstance(message.get("role"), str) or message["role"] == "function":
-        return False
-    return not any(message.get(key) for key in ("function_call", "lc", "data"))
