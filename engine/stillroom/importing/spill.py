@@ -1,9 +1,8 @@
 """Temporary files for data that would take too much memory."""
 
-import mmap
 import os
 import tempfile
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -12,23 +11,17 @@ import msgspec
 from stillroom.places import make_folder
 
 _BLOCK = 1 << 20
-_READS_KEPT = 256
-_MAX_MAPPED_BYTES = 1 << 30
 _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Spill:
     """Stores chunks of bytes in an unnamed temporary file, which disappears with the process."""
 
-    def __init__(self, folder: Path | None = None, *, most_mapped: int = _MAX_MAPPED_BYTES) -> None:
-        """`folder` is where the file is created: the system's default may be small or in memory.
-
-        A file of more than `most_mapped` bytes is read with system calls, not mapped into memory.
-        """
-        self._folder, self._most_mapped = folder, most_mapped
+    def __init__(self, folder: Path | None = None) -> None:
+        """`folder` is where the file is created: the system's default may be small or in memory."""
+        self._folder = folder
         self._pending: list[bytes] = []
-        self._view: mmap.mmap | bytes = b""
-        self._num_pending = self._num_written = self._num_reads = 0
+        self._num_pending = self._num_written = 0
 
     def append(self, data: bytes) -> int:
         """Stores a chunk and returns its offset."""
@@ -50,34 +43,9 @@ class Spill:
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Returns the chunk of this length at an offset."""
-        return self.read_all(((offset, num_bytes),))[0]
-
-    def read_all(self, chunks: Iterable[tuple[int, int]]) -> list[bytes]:
-        """Returns several chunks, each given as (offset, length)."""
-        found: list[bytes] = []
-        for offset, num_bytes in chunks:
-            if offset + num_bytes > len(self._view):
-                self._map_file()
-            view, handle = self._view, self._file.fileno()
-            found.append(
-                view[offset : offset + num_bytes] if view else os.pread(handle, num_bytes, offset)
-            )
-        self._num_reads += len(found)
-        if self._num_reads >= _READS_KEPT and isinstance(self._view, mmap.mmap):
-            # Pages that were read would count as this process's memory.
-            self._view.madvise(mmap.MADV_DONTNEED)
-            self._num_reads = 0
-        return found
-
-    def _map_file(self) -> None:
-        """Maps the file into memory, if it is small enough: reading many chunks is then faster.
-
-        A larger mapping could exceed a limit on the process's address space.
-        """
-        self._write_pending()
-        self._view = b""
-        if 0 < self._num_written <= self._most_mapped:
-            self._view = mmap.mmap(self._file.fileno(), self._num_written, prot=mmap.PROT_READ)
+        if offset + num_bytes > self._num_written:
+            self._write_pending()
+        return os.pread(self._file.fileno(), num_bytes, offset)
 
     def __enter__(self) -> Self:
         if self._folder is not None:
@@ -86,8 +54,6 @@ class Spill:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if isinstance(self._view, mmap.mmap):
-            self._view.close()
         self._file.close()
 
 
@@ -95,7 +61,7 @@ class DiskDict(Generic[_Key]):
     """A dictionary with its keys in memory and its values as JSON in a temporary file."""
 
     def __init__(self) -> None:
-        self._spill = Spill(most_mapped=0)
+        self._spill = Spill()
         self._chunks: dict[_Key, tuple[int, int]] = {}
 
     def __enter__(self) -> Self:

@@ -10,44 +10,30 @@ position, not by its id.
 from array import array
 from collections.abc import Iterator, Sequence
 
-from stillroom.importing.conversations.message_store import (
-    ASSISTANT,
-    REMEMBERED,
-    TOOL,
-    USER,
-    MessageStore,
-    RecentNumbers,
-)
+from stillroom.importing.conversations.message_store import ASSISTANT, TOOL, USER, MessageStore
 from stillroom.importing.json_rows import UnreadableRowError
 
 NONE = -1
-_USUALLY_NEW = (2, 1, 3, 4, 5, 6, 7)
-"""How many messages a request may add to a known prefix; the most frequent is tried first."""
 ORPHAN = "a tool's message answers no tool call"
 
 
 class CallTree:
     """The prefix tree of all calls; a node is a message together with all messages before it."""
 
-    def __init__(self, store: MessageStore, *, remembered: int = REMEMBERED) -> None:
+    def __init__(self, store: MessageStore) -> None:
         self._store = store
         self._by_path: dict[int, int] = {}
         """The node at the end of each path, by the path's hash."""
-        self._by_request = RecentNumbers(remembered)
-        """The last node of each recent request, by the hash of its group and messages."""
         # The following arrays have one element per node.
         self._parents, self._messages = array("i"), array("I")
         self._answered_calls, self._has_user = array("i"), array("B")
         """The position of the answered tool call; whether a user message is on the path."""
-        self._path_hashes, self._num_calls = array("q"), array("I")
-        """The hash of the path to the node, and the number of tool calls on it."""
         self._first_rows, self._fullest_replies = array("i"), array("i")
         """The first row that ends at the node, and its reply's longest form, or NONE."""
         self._next_rows = array("i")
         """For each row, the next row that ends at the same node: a linked list."""
         columns = (self._parents, self._messages, self._answered_calls, self._has_user,
-                   self._path_hashes, self._num_calls, self._first_rows,
-                   self._fullest_replies)  # fmt: skip
+                   self._first_rows, self._fullest_replies)  # fmt: skip
         self._appends = tuple([column.append for column in columns])
 
     @property
@@ -60,37 +46,15 @@ class CallTree:
 
         Raises UnreadableRowError if a tool message answers no call of the conversation.
         """
-        request = tuple(messages[:-1])
-        known, node = self._longest_known_prefix(group, request)
-        try:
-            node = self._extend(group, node, messages[known:])
-        except UnreadableRowError:
-            if known == 0:
-                raise
-            # It answers a tool call within the known prefix, whose call ids are not in memory.
-            node = self._extend(group, NONE, messages)
-        self._by_request[hash((group, request))] = self._parents[node]
+        node = self._add_path(group, messages)
         self._end_row(node, row, messages[-1])
         return node
 
-    def _longest_known_prefix(self, group: str | None, request: tuple[int, ...]) -> tuple[int, int]:
-        """Returns the length of the longest known prefix of a request, and the prefix's last node.
-
-        Most requests are the previous request, its reply, and then tool results or a question.
-        """
-        for num_new in _USUALLY_NEW:
-            if num_new < len(request):
-                node = self._by_request.get(hash((group, request[:-num_new])))
-                if node is not None:
-                    return len(request) - num_new, node
-        return 0, NONE
-
-    def _extend(self, group: str | None, node: int, messages: Sequence[int]) -> int:
-        """Adds messages below a node, or below the root if it is NONE; returns the last node."""
+    def _add_path(self, group: str | None, messages: Sequence[int]) -> int:
+        """Adds the missing nodes of a path from the root, and returns its last node."""
         store, by_path = self._store, self._by_path
         roles, digests = store.roles, store.digests
-        path_hash = hash(("group", group)) if node == NONE else self._path_hashes[node]
-        num_calls = 0 if node == NONE else self._num_calls[node]
+        node, path_hash, num_calls = NONE, hash(("group", group)), 0
         positions: dict[int, int] = {}
         for message in messages:
             role, answered = roles[message], NONE
@@ -105,7 +69,7 @@ class CallTree:
             if child is None:
                 child = by_path[path_hash] = len(self._parents)
                 has_user = role == USER or (node != NONE and self._has_user[node])
-                values = (node, message, answered, has_user, path_hash, num_calls, NONE, NONE)
+                values = (node, message, answered, has_user, NONE, NONE)
                 for append, value in zip(self._appends, values, strict=True):
                     append(value)
             node = child

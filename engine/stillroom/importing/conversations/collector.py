@@ -38,7 +38,7 @@ class RowCollector:
         """With `infers`, tool schemas are inferred from calls. `feedback_by` is a field with ids to
         which feedback refers.
 
-        `remembered` is the number of recent messages and requests that are recognised. It affects
+        `remembered` is the number of recent messages that are recognised. It affects
         memory and speed only.
         """
         self._redaction, self._tally, self._infers = redaction, tally, infers
@@ -47,7 +47,7 @@ class RowCollector:
         on_tool_calls = self.inferred.add_message if infers else None
         self.store = MessageStore(spill, on_tool_calls=on_tool_calls, remembered=remembered)
         self._known_tools: dict[int, tuple[int, tuple[str, ...]]] = {}
-        self.tree = CallTree(self.store, remembered=remembered)
+        self.tree = CallTree(self.store)
         self.rows = RowTable(spill)
         self.tools = ToolLists()
         self.feedback: list[tuple[str, Feedback]] = []

@@ -21,7 +21,7 @@ from stillroom.importing.spill import Spill
 from stillroom.rollout.rewards.answers import without_thinking
 
 REMEMBERED = 1 << 17
-"""The minimum number of recent messages and requests that are recognised."""
+"""The minimum number of recent messages that are recognised."""
 _ENCODER = msgspec.json.Encoder()
 
 

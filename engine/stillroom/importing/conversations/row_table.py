@@ -121,7 +121,7 @@ class RowTable:
     def stored_rows(self, rows: Sequence[int]) -> list[StoredRow]:
         """Returns the fields of several rows."""
         offsets, sizes = self._offsets, self._sizes
-        found = self._spill.read_all([(offsets[row], sizes[row]) for row in rows])
+        found = [self._spill.read(offsets[row], sizes[row]) for row in rows]
         return list(map(_DECODER.decode, found))
 
     def group(self, row: int) -> int:

@@ -1,12 +1,9 @@
-import pytest
-
 from stillroom.importing.spill import Spill
 
 
-@pytest.mark.parametrize("most_mapped", [0, 40, 1 << 20])
-def test_pieces_come_back_whether_they_are_written_mapped_or_wait(tmp_path, most_mapped):
+def test_pieces_come_back_whether_they_are_written_or_wait(tmp_path):
     pieces = [bytes([number]) * number for number in range(1, 20)]
-    with Spill(tmp_path, most_mapped=most_mapped) as spill:
+    with Spill(tmp_path) as spill:
         locations = []
         for number, piece in enumerate(pieces):
             locations.append(spill.append(piece))
