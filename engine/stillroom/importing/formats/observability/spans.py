@@ -63,15 +63,6 @@ _SESSIONS = ("session.id", "langfuse.session.id", "ai.telemetry.metadata.session
 _CONVERSATION = "gen_ai.conversation.id"
 _RESPONSE = "gen_ai.response.id"
 _AMBIGUOUS = ""
-_MARKS = (
-    b"session",
-    b"conversation",
-    b"Logs",
-    b"_logs",
-)
-"""A file with sessions, conversations or log records contains at least one of these."""
-_LONGEST_MARK = max(map(len, _MARKS))
-_BLOCK = 1 << 20
 _CONVENTIONS = (OPENINFERENCE, OPENROUTER_SPANS, AI_SDK, GENAI)
 _HEAD_LOCATION = Location(Path(), 1)
 
@@ -115,8 +106,7 @@ def read_spans(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[Sou
     """
     with DiskDict[tuple[str, int]]() as records:
         context = _Context(records)
-        if any(_may_have_context(path) for path in paths):
-            _collect(paths, telemetry_of, context)
+        _collect(paths, telemetry_of, context)
         used: set[str] = set()
         for item in _telemetry(paths, telemetry_of):
             if isinstance(item, Span):
@@ -132,18 +122,6 @@ def read_spans(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[Sou
             if span_id not in used:
                 event = _record(context, (span_id, number), paths)
                 yield RejectedRow(event.location, "a message without its span", f"span {span_id!r}")
-
-
-def _may_have_context(path: Path) -> bool:
-    """Returns whether a file may have sessions, conversations or log records."""
-    tail = b""
-    with path.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            data = tail + block
-            if any(mark in data for mark in _MARKS):
-                return True
-            tail = block[-_LONGEST_MARK:]
-    return False
 
 
 def _has_messages(record: LogRecord) -> bool:
