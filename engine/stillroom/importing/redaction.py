@@ -1,7 +1,7 @@
 """Removes secrets and personal data from imported rollouts, and counts them by kind."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, cast
 
@@ -35,18 +35,12 @@ class Redaction:
         Placeholders in names are the same in the whole import, so that calls still match their
         tools.
         """
-        self._has_clean_ids = False
         self.found: Counter[str] = Counter()
         """The number of replacements by kind."""
 
-    def begin_conversation(self, messages: Iterable[dict[str, Any]]) -> None:
-        """Restarts the numbering of values for the next conversation.
-
-        `messages` are all of its messages, in Stillroom's format.
-        """
+    def begin_conversation(self) -> None:
+        """Restarts the numbering of values for the next conversation."""
         self._numbers.clear()
-        # Most ids have no secrets, and searching all of them at once is much faster.
-        self._has_clean_ids = self._is_clean("\n".join(map("\n".join, map(_ids_of, messages))))
 
     def message(self, message: dict[str, Any]) -> dict[str, Any]:
         """Returns a message of the conversation with placeholders for secrets and personal data."""
@@ -56,24 +50,19 @@ class Redaction:
                 clean[field] = self.text(message[field])
         if "tool_calls" in message:
             clean["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
-        if not self._has_clean_ids:
-            for field, redact in (("name", self.name), ("tool_call_id", self.text)):
-                if message.get(field):
-                    clean[field] = redact(message[field])
+        for field, redact in (("name", self.name), ("tool_call_id", self.text)):
+            if message.get(field):
+                clean[field] = redact(message[field])
         return clean
 
     def _call(self, call: dict[str, Any]) -> dict[str, Any]:
         """Returns a tool call with placeholders for secrets and personal data."""
-        function = call["function"] | {"arguments": self.text(call["function"]["arguments"])}
-        if self._has_clean_ids:
-            return call | {"function": function}
-        name = self.name(function["name"])
-        return call | {"id": self.text(call["id"]), "function": function | {"name": name}}
-
-    def _is_clean(self, text: str) -> bool:
-        if self._own is not None and self._own.text(text) != text:
-            return False
-        return not self._kinds or replace_kinds(text, self._kinds, _empty_placeholder) == text
+        function = call["function"]
+        redacted = {
+            "name": self.name(function["name"]),
+            "arguments": self.text(function["arguments"]),
+        }
+        return call | {"id": self.text(call["id"]), "function": function | redacted}
 
     def value(self, value: Any) -> Any:
         """Redacts the strings and field names of a JSON value."""
@@ -117,14 +106,3 @@ class Redaction:
                 self.found[_OWN_KEY] += clean.count(_OWN_MARK) - text.count(_OWN_MARK)
             return clean
         return text
-
-
-def _empty_placeholder(_kind: str, _removed: str) -> str:
-    return ""
-
-
-def _ids_of(message: dict[str, Any]) -> Iterator[str]:
-    """Yields the ids and names in a message."""
-    yield from (message[field] for field in ("name", "tool_call_id") if message.get(field))
-    for call in message.get("tool_calls", ()):
-        yield from (call["id"], call["function"]["name"])

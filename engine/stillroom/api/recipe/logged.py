@@ -169,7 +169,7 @@ def _as_logged(
         messages = list(prompt.row["messages"])
         if system is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system})
-        redaction.begin_conversation(messages)
+        redaction.begin_conversation()
         messages = [redaction.message(message) for message in messages]
         text = "\n".join(user_texts(messages))
         prompts.append(replace(prompt, row={**prompt.row, "messages": messages}, text=text))

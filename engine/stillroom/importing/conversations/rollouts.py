@@ -199,7 +199,7 @@ class RolloutBuilder:
         if self._redaction is None:
             return messages
         decoded = list(map(_ANY.decode, messages))
-        self._redaction.begin_conversation(decoded)
+        self._redaction.begin_conversation()
         return [msgspec.json.encode(self._redaction.message(message)) for message in decoded]
 
     def _clean_rows(self, rows: list[StoredRow]) -> list[StoredRow]:
