@@ -7,7 +7,6 @@ from typing import Any, Literal, cast
 import msgspec
 
 from stillroom.data.chat.template import thinking_of
-from stillroom.report.wording import cut
 from stillroom.types import Message
 
 MAX_TEXT = 800
@@ -93,10 +92,9 @@ def _assistant_parts(message: Message, text: str, limit: int) -> Iterator[Part]:
 def _part(kind: PartKind, text: str, limit: int, *, name: str = "", is_error: bool = False) -> Part:
     """Returns a part with at most `limit` characters of the text."""
     text = text.strip("\n")
-    shortened = cut(text, limit)
     # Pages with whole conversations put the rest of a long part into a collapsed element.
     rest = text[limit : limit + _MAX_REST] if limit == _MAX_UNFOLDED else ""
-    return Part(kind, shortened.text, shortened.num_hidden, rest, name, is_error)
+    return Part(kind, text[:limit], max(0, len(text) - limit), rest, name, is_error)
 
 
 def _text(message: Message) -> str:

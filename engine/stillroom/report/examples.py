@@ -16,7 +16,7 @@ from stillroom.lines import read_lines
 from stillroom.report.conversation import ShownConversation, conversation, num_prompt_messages
 from stillroom.report.folders import FolderReader
 from stillroom.report.lineup import EvaluationEntry, Lineup, num_shared_tasks
-from stillroom.report.wording import count, cut, number, plural
+from stillroom.report.wording import count, number, plural
 from stillroom.rollout.rewards.answers import as_text
 from stillroom.types import Message
 
@@ -204,7 +204,7 @@ def _example(pick: TaskChange, old: _Rollout, new: _Rollout, when: str) -> TaskE
         title=titles[pick.change],
         groups=[group for group in pick.groups.values() if group != NO_GROUP],
         prompt=conversation(prompt),
-        expected=None if expected is None else cut(as_text(expected), _LONGEST_ANSWER).text,
+        expected=None if expected is None else as_text(expected)[:_LONGEST_ANSWER],
         before=_answer(old),
         after=_answer(new),
     )

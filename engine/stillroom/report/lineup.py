@@ -94,7 +94,11 @@ def line_up(entries: Sequence[EvaluationEntry]) -> Lineup:
     teachers = [entry for entry in entries if entry.is_teacher]
     before = next(iter(students or entries), None)
     rivals = _rivals(before, students, teachers) if before else []
-    accuracies = [_accuracy_on_shared_tasks(before, rival) for rival in rivals] if before else []
+    accuracies = (
+        [compare(before.evaluation, rival.evaluation).candidate_accuracy for rival in rivals]
+        if before
+        else []
+    )
     best = max(zip(accuracies, range(len(rivals)), strict=True), default=None)
     return Lineup(
         entries=entries,
@@ -131,10 +135,6 @@ def _rivals(
         if comparable := [entry for num, entry in shared if num >= least]:
             return comparable
     return []
-
-
-def _accuracy_on_shared_tasks(before: EvaluationEntry, rival: EvaluationEntry) -> float:
-    return compare(before.evaluation, rival.evaluation).candidate_accuracy
 
 
 def _teachers_of_runs(

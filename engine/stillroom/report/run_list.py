@@ -12,7 +12,6 @@ from stillroom.report.wording import (
     NO_VALUE,
     count,
     dollars,
-    duration,
     number,
     percent_interval,
     plural,
@@ -187,8 +186,10 @@ def _command(run: Run, command_of: Callable[[RunRequest], str]) -> str | None:
 
 def _took(state: RunState) -> str:
     """Returns the duration of a run as text; `unfinished` while it is active."""
-    took = duration(state.started_at, state.ended_at)
-    return took or (NO_VALUE if state.status.is_final else "unfinished")
+    took = seconds_between(state.started_at or "", state.ended_at or "")
+    if took is None or took < 0:
+        return NO_VALUE if state.status.is_final else "unfinished"
+    return span(took)
 
 
 def _outcome(state: RunState) -> str:

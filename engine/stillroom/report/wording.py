@@ -34,15 +34,6 @@ class Figure:
     note: str
 
 
-@dataclass(frozen=True, slots=True)
-class CutText:
-    """The beginning of a text."""
-
-    text: str
-    num_hidden: int
-    """The number of characters that were cut off."""
-
-
 def number(value: float) -> str:
     """Returns a number with three significant digits, or without decimals from 1,000 on."""
     if not math.isfinite(value):
@@ -94,8 +85,11 @@ def number_interval(estimate: Estimate) -> Interval:
 
 def moment(text: str) -> str:
     """Returns an ISO 8601 time in a readable form; any other text is returned unchanged."""
-    time = parse_time(text)
-    return text if time is None else f"{time.day} {time:%b %Y, %H:%M} UTC"
+    try:
+        time = datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return text
+    return f"{time.day} {time:%b %Y, %H:%M} UTC"
 
 
 def machine_status(elsewhere: RunElsewhere) -> str:
@@ -110,14 +104,6 @@ def machine_status(elsewhere: RunElsewhere) -> str:
     return f"{text}, last contact {moment(elsewhere.last_contact)}"
 
 
-def duration(started: str | None, ended: str | None) -> str | None:
-    """Returns the duration between two ISO 8601 times as text, or None if one is missing."""
-    start, end = parse_time(started or ""), parse_time(ended or "")
-    if start is None or end is None or end < start:
-        return None
-    return span((end - start).total_seconds())
-
-
 def span(seconds: float) -> str:
     """Returns a number of seconds as text, in seconds, minutes or hours."""
     if seconds < 60:
@@ -129,24 +115,10 @@ def span(seconds: float) -> str:
     return f"{count(hours)}{_SPACE}h {minutes}{_SPACE}min"
 
 
-def parse_time(text: str) -> datetime | None:
-    """Returns an ISO 8601 time in UTC, or None if the text is not one."""
-    try:
-        time = datetime.fromisoformat(text)
-        return time.astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
-
-
 def short_name(name: str) -> str:
     """Returns a name for a label, with run ids shortened to a prefix that still finds the run."""
     name = _RUN_ID.sub(r"\1", name)
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
-
-
-def cut(text: str, limit: int) -> CutText:
-    """Returns the first `limit` characters of a text, and the number of the others."""
-    return CutText(text[:limit], max(0, len(text) - limit))
 
 
 def _decimal(value: float) -> str:
