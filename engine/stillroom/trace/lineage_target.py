@@ -5,7 +5,7 @@ from pathlib import Path
 
 from stillroom.errors import DataError, InputError
 from stillroom.evaluate.files import RESULT_FILE
-from stillroom.lineage import FOLDER_MANIFEST, Manifest, read_manifest, record_file
+from stillroom.lineage import FOLDER_MANIFEST, read_manifest, record_file
 from stillroom.models.resolve import CHECKPOINTS, FINAL
 from stillroom.run_folder import RunFolder, find_run
 from stillroom.settings import Workspace
@@ -27,9 +27,7 @@ def find_target(workspace: Workspace, origins: Origins, name: str) -> Origin:
         path = workspace.existing(name, label="path")
     if (run := RunFolder(path)).is_run:
         path = run_output(workspace, run)
-    if path.is_dir():
-        return _folder_origin(origins, path)
-    return _file_origin(origins, path)
+    return _origin_of(origins, path)
 
 
 def run_output(workspace: Workspace, run: RunFolder) -> Path:
@@ -66,25 +64,19 @@ def _requested_output(run: RunFolder) -> str | None:
     return output if isinstance(output, str) else None
 
 
-def _folder_origin(origins: Origins, folder: Path) -> Origin:
-    manifest = read_manifest(folder)
-    if manifest is None:
+def _origin_of(origins: Origins, path: Path) -> Origin:
+    """Returns the origin of a file or folder, with a note if it has changed since its manifest.
+
+    Raises InputError for a folder without a manifest.
+    """
+    manifest = read_manifest(path)
+    if manifest is None and path.is_dir():
         raise InputError(
-            f"{folder} is a folder without {FOLDER_MANIFEST}, so its origin is unknown",
+            f"{path} is a folder without {FOLDER_MANIFEST}, so its origin is unknown",
             "give a file, a run id, or a checkpoint that start_training wrote",
         )
-    return _with_change_note(origins, folder, manifest)
-
-
-def _file_origin(origins: Origins, path: Path) -> Origin:
-    manifest = read_manifest(path)
     if manifest is None:
         return origins.of_file(record_file(path), path)
-    return _with_change_note(origins, path, manifest)
-
-
-def _with_change_note(origins: Origins, path: Path, manifest: Manifest) -> Origin:
-    """Returns the origin of a file or folder, with a note if it has changed since its manifest."""
     origin = origins.of_file(manifest.output, path)
     if origin.state is not State.CHANGED:
         return origin

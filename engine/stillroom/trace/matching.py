@@ -90,40 +90,30 @@ def name_at(file: Path, number: int) -> str | None:
     return None
 
 
-class RowSearch:
-    """The rows of a file that match a query: a row name, a prefix of one, or an id."""
+def matching_row(file: Path, query: str, shown: str) -> Line | None:
+    """Returns the row of a file that matches a row name, a prefix of one, or an id; else None.
 
-    def __init__(self, file: Path, query: str) -> None:
-        self._query = query
-        self.lines: list[Line] = []
-        """The first matching rows."""
-        self._names: list[str] = []
-        self._num_rows = 0
-        needle, names = msgspec.json.encode(query)[1:-1], RowNames()
-        for rollout in read_curated_rows(file):
-            line = rollout.line
-            name = names.name(file, line.view)
-            has_id = rollout.facts is not None and rollout.facts.id == query
-            # Decoding is slow, so lines without the bytes of the query are skipped.
-            has_id = has_id or (needle in line.data and ids_of(line.data).has(query))
-            if not has_id and not is_named(name, query):
-                continue
-            self._num_rows += 1
-            if len(self.lines) < MAX_CANDIDATES:
-                # The line is copied, because its view would keep a whole block in memory.
-                self.lines.append(msgspec.structs.replace(line, view=line.data))
-                self._names.append(name)
-
-    def single_row(self, shown: str) -> Line | None:
-        """Returns the matching row; None if there is none.
-
-        Raises InputError if several rows match; `shown` is the name of the file in that error.
-        """
-        if self._num_rows > 1:
-            pairs = zip(self._names, self.lines, strict=True)
-            places = [f"{name} ({shown}:{line.number})" for name, line in pairs]
-            raise ambiguous_id_error(self._query, places, self._num_rows)
-        return self.lines[0] if self.lines else None
+    Raises InputError if several rows match; `shown` is the name of the file in that error.
+    """
+    match, places, num_rows = None, list[str](), 0
+    needle, names = msgspec.json.encode(query)[1:-1], RowNames()
+    for rollout in read_curated_rows(file):
+        line = rollout.line
+        name = names.name(file, line.view)
+        has_id = rollout.facts is not None and rollout.facts.id == query
+        # Decoding is slow, so lines without the bytes of the query are skipped.
+        has_id = has_id or (needle in line.data and ids_of(line.data).has(query))
+        if not has_id and not is_named(name, query):
+            continue
+        num_rows += 1
+        if num_rows <= MAX_CANDIDATES:
+            places.append(f"{name} ({shown}:{line.number})")
+        if match is None:
+            # The line is copied, because its view would keep a whole block in memory.
+            match = msgspec.structs.replace(line, view=line.data)
+    if num_rows > 1:
+        raise ambiguous_id_error(query, places, num_rows)
+    return match
 
 
 def rows_instruction(manifest: Manifest | None) -> Instruction:
@@ -271,15 +261,11 @@ def system_in_ids(manifest: Manifest | None) -> str | None:
     return rows_instruction(manifest).system
 
 
-def prompt_task_id(line: Line, system: Any, *, is_text: bool) -> str | None:
+def prompt_task_id(line: Line, system: str | None, *, is_text: bool) -> str | None:
     """Returns the task id of a prompt with an added system message; None if it is not a prompt."""
     row = (decode_text_line if is_text else decode_line)(line)
     if isinstance(row, Problem):
         return None
-    return _task_id(row, system if isinstance(system, str) else None)
-
-
-def _task_id(row: dict[str, Any], system: str | None) -> str | None:
     try:
         return with_system(task_from_row(row), system).task_id
     except (DataError, KeyError, TypeError, AttributeError):

@@ -18,11 +18,11 @@ from stillroom.settings import Workspace
 from stillroom.trace.matching import (
     Link,
     Match,
-    RowSearch,
     first_matches,
     ids_of,
     inputs_to_import,
     links_of,
+    matching_row,
     name_at,
     named_rows,
     reimported,
@@ -207,7 +207,7 @@ class RowTrace:
         rows of a file match.
         """
         if origin.path.is_file():
-            line = RowSearch(origin.path, query).single_row(self._at(origin))
+            line = matching_row(origin.path, query, self._at(origin))
             if line is not None:
                 return line
         if origin.manifest is None or not origin.path.exists():
