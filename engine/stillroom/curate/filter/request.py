@@ -97,11 +97,6 @@ class FilterDataset(ReplacingRequest):
         return bool(self.dedupe or self.max_per_category or self.n)
 
     @property
-    def may_split_equal_rows(self) -> bool:
-        """Whether one of two equal rows may be kept and the other dropped."""
-        return bool(self.compares_rows or self.verdicts)
-
-    @property
     def is_heavy(self) -> bool:
         """Whether filtering loads libraries that the server must not load, or is slow per row."""
         return bool(

@@ -64,9 +64,7 @@ def filter_dataset(
             context = _filter_context(workspace, request, filtering.rows, renderer)
             tally = FilterTally(request)
             kept, dropped = filtering.output.rows, filtering.dropped
-            writer = RowWriter(
-                request, tally, renderer, kept=kept, dropped=dropped, inputs=filtering.inputs
-            )
+            writer = RowWriter(tally, renderer, kept=kept, dropped=dropped, inputs=filtering.inputs)
             for row, reasons in judge_rows(filtering.rows, request, context):
                 writer.write(row, reasons)
             filtering.drop_refused(tally)
@@ -84,7 +82,6 @@ class RowWriter:
 
     def __init__(
         self,
-        request: FilterDataset,
         tally: "FilterTally",
         renderer: ChatRenderer | None,
         *,
@@ -94,21 +91,16 @@ class RowWriter:
     ) -> None:
         self._tally, self._renderer, self._kept, self._dropped = tally, renderer, kept, dropped
         self._inputs = inputs
-        # If equal rows are either all dropped or all kept, the dropped ones can be numbered
-        # without looking at the kept ones.
-        self._names_all_rows = request.may_split_equal_rows
         self._names = RowNames()
 
     def write(self, row: CuratedRow, reasons: Reasons) -> None:
         """Writes the unchanged bytes of a row, or the reasons for which it is dropped."""
         self._tally.add(row, reasons, self._renderer)
+        name = self._names.name(row.path, row.line.view)
         if reasons:
-            name = self._names.name(row.path, row.line.view)
             self._dropped.write(self._dropped_row(row, name, reasons))
-            return
-        if self._names_all_rows:
-            self._names.name(row.path, row.line.view)
-        self._kept.write_raw(row.line.view, source=row.line.source)
+        else:
+            self._kept.write_raw(row.line.view, source=row.line.source)
 
     def _dropped_row(self, row: CuratedRow, name: str, reasons: Reasons) -> DroppedRow:
         """Returns a row's line for the side file."""

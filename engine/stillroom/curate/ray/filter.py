@@ -170,7 +170,7 @@ def _write_rows(
     judge = RowJudge(request, context)
     with atomic_output(kept_path) as kept, atomic_output(dropped_path) as dropped:
         writer = RowWriter(
-            request, tally, context.renderer, kept=kept, dropped=dropped, inputs=task_input.inputs
+            tally, context.renderer, kept=kept, dropped=dropped, inputs=task_input.inputs
         )
         for row, reasons in (
             judged.read_again(rows) if judged else ((row, judge.reasons(row)) for row in rows)
