@@ -270,7 +270,7 @@ class Conversion:
         parts = self._with_tools(facts, parts)
         row = supervised_row(facts, parts, self._instruction, original_sha256=original)
         self._rows.write_raw(*row, source=rollout.line.source)
-        self.tally.success_derived += facts.is_success_derived and facts.is_success
+        self.tally.success_derived += facts.success is None and facts.is_success
         self.tally.unjudged += facts.success is None and facts.reward is None
         if self._instruction.system is None:  # else all system messages were replaced
             self.tally.later_system += has_later_system(message.role for message in facts.messages)

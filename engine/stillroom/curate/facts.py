@@ -181,11 +181,6 @@ class RowFacts(msgspec.Struct, frozen=True, gc=False):
             return self.reward >= SUCCESS_THRESHOLD
         return self.has_final_answer and self.stop_reason == "answered"
 
-    @property
-    def is_success_derived(self) -> bool:
-        """Whether the row has no `success`, so that `is_success` follows from other fields."""
-        return self.success is None
-
 
 def count_turns(messages: list[MessageFacts]) -> int | None:
     """Returns the number of assistant messages; None if a message is invalid.

@@ -50,7 +50,6 @@ class ImportedFile:
     """A temporary file with the rollouts of other systems' files."""
 
     path: Path
-    originals: list[Path]
     records: list[FileRecord | ModelRecord]
     """The records of the original files, and of the models that answered in them."""
     result: ImportResult
@@ -151,7 +150,7 @@ def open_inputs(
                 opened.notes.extend(unread_file_notes(workspace, name))
                 continue
             try:
-                imported = stack.enter_context(imported_file(workspace, [name], files, outputs[0]))
+                imported = stack.enter_context(imported_file(workspace, [name], outputs[0]))
             except DataError:
                 if not any(map(_may_have_stillroom_rows, files)):
                     raise
@@ -209,7 +208,7 @@ def open_rows(workspace: Workspace, name: str, *, output: Path) -> Generator[Row
         paths = rollout_files(workspace.existing(name, label="path"))
         yield RowInputs({name: [SourceFile(path, workspace.shown(path)) for path in paths]})
         return
-    with imported_file(workspace, [name], files, output) as imported:
+    with imported_file(workspace, [name], output) as imported:
         yield RowInputs({name: [SourceFile(imported.path, name)]}, {imported.path: imported})
 
 
@@ -221,11 +220,11 @@ def data_files(workspace: Workspace, name: str) -> list[Path]:
 
 @contextmanager
 def imported_file(
-    workspace: Workspace, names: Sequence[str], files: Sequence[Path], output: Path
+    workspace: Workspace, names: Sequence[str], output: Path
 ) -> Generator[ImportedFile]:
     """Yields a temporary file next to an output, with the rollouts of other systems' files.
 
-    `files` are the files of the inputs `names`. Raises DataError if they have no conversation.
+    `names` are the inputs. Raises DataError if they have no conversation.
     """
     # Imported here, so that the server does not load the readers before they are needed.
     from stillroom.importing.run import import_rollouts
@@ -238,7 +237,7 @@ def imported_file(
         result = import_rollouts(workspace, request)
         manifest = read_manifest(path)
         records = [] if manifest is None else [*manifest.inputs, *manifest.models]
-        yield ImportedFile(path, list(files), records, result, workspace)
+        yield ImportedFile(path, records, result, workspace)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

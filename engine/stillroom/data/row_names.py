@@ -90,12 +90,6 @@ class HashSet:
             self._grow()
         return True
 
-    def __contains__(self, value: int) -> bool:
-        return bool(self._slots[self._find_slot(value & _MASK or 1)])
-
-    def __len__(self) -> int:
-        return self._count
-
     def _find_slot(self, value: int) -> int:
         """Returns the slot of a value, or the free slot for it."""
         slots = self._slots

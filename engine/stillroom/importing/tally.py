@@ -115,10 +115,6 @@ class ImportTally:
         self.disagreeing: set[int] = set()
         """The kept rows of rollouts whose feedback or copies of a call disagree on a score."""
 
-    def show_line(self, path: Path, line: int) -> str:
-        """Returns `file:line` with the path as shown to users."""
-        return f"{self.show_path(path)}:{line}"
-
     def show_path(self, path: Path) -> str:
         """Returns a path as shown to users."""
         name = self._names.get(path)
@@ -128,7 +124,7 @@ class ImportTally:
 
     def show_location(self, location: Location) -> str:
         """Returns a location as shown to users."""
-        line = self.show_line(location.path, location.line)
+        line = f"{self.show_path(location.path)}:{location.line}"
         return f"{line}#{self._redact(location.part)}" if location.part else line
 
     def read(self, format_name: str, num_rows: int = 1) -> None:

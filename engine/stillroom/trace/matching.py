@@ -309,6 +309,6 @@ def reimported(workspace: Workspace, logs: Sequence[Path]) -> Generator[Imported
             names = [str(file) for file in logs]
             with suppress(EngineError):
                 imported = stack.enter_context(
-                    imported_file(workspace, names, logs, workspace.root / "lineage")
+                    imported_file(workspace, names, workspace.root / "lineage")
                 )
         yield imported

@@ -24,8 +24,7 @@ from fakes.rollout_rows import (
 from stillroom.curate.filter.across_rows import judge_rows
 from stillroom.curate.filter.request import FilterDataset
 from stillroom.curate.filter.rules import FilterContext
-from stillroom.curate.filter.run import read_rows_to_filter
-from stillroom.curate.rows import CuratedRow
+from stillroom.curate.rows import CuratedRow, read_curated_rows
 from stillroom.errors import DataError
 
 SFT = {
@@ -379,7 +378,7 @@ def test_an_input_that_grows_between_two_readings_is_refused(tmp_path: Path) -> 
         reads += 1
         if reads == 2:
             write_lines(path, [encoded(rollout_row())] * 4)
-        return read_rows_to_filter(path)
+        return read_curated_rows(path, with_supervised=True)
 
     with pytest.raises(DataError, match="changed while it was read"):
         list(judge_rows(read, request, FilterContext()))

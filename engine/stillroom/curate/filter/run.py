@@ -27,7 +27,7 @@ from stillroom.curate.filter.rules import (
     user_text,
 )
 from stillroom.curate.filter.source_counts import SourceCounts
-from stillroom.curate.rows import NO_CATEGORY, UNREADABLE, CuratedRow, read_curated_rows
+from stillroom.curate.rows import NO_CATEGORY, UNREADABLE, CuratedRow
 from stillroom.curate.sources import RowInputs, data_files, open_inputs, open_rows
 from stillroom.curate.verdicts import RowVerdicts, find_reviewed_rows, read_verdicts
 from stillroom.data.chat.render import ChatRenderer
@@ -70,11 +70,6 @@ def filter_dataset(
             filtering.drop_refused(tally)
             filtering.record(tally, recording.records())
         return filtering.result(tally, context)
-
-
-def read_rows_to_filter(source: Path) -> Iterator[CuratedRow]:
-    """Yields all rows of a file, with the facts of rollouts and supervised rows."""
-    return read_curated_rows(source, with_supervised=True)
 
 
 class RowWriter:

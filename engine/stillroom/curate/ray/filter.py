@@ -28,10 +28,10 @@ from stillroom.curate.filter.run import (
     TaskSurvey,
     evaluation_index,
     open_filtering,
-    read_rows_to_filter,
     review_verdicts,
 )
 from stillroom.curate.ray.parts import RaySession, WrittenPart, ray_session
+from stillroom.curate.rows import read_curated_rows
 from stillroom.curate.sources import RowInputs
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.files import atomic_output
@@ -109,7 +109,7 @@ def _survey_file(file: Path, request: FilterDataset, shared_index: Any) -> TaskS
     """Surveys a file; `shared_index` is a reference to the index of evaluation prompts, or None."""
     survey = TaskSurvey(request, None if shared_index is None else _get_shared(shared_index))
     survey.prompts = []
-    for row in read_rows_to_filter(file):
+    for row in read_curated_rows(file, with_supervised=True):
         survey.add(row)
     survey.forget_index()
     return survey
@@ -139,7 +139,7 @@ def _judge_file(file: Path, shared: Any) -> _JudgedFile:
         TraitReader(task_input.request),
     )
     judged = _JudgedFile(JudgedRows(), [])
-    for row in read_rows_to_filter(file):
+    for row in read_curated_rows(file, with_supervised=True):
         reasons, traits = judge_row(row, judge, reader)
         judged.rows.add(row, reasons)
         judged.traits.append(traits)
@@ -166,7 +166,7 @@ def _write_rows(
     """Writes the rows of a file; without `judged`, it judges each row by itself."""
     task_input: _TaskInput = _get_shared(shared)
     context, request = task_input.filter_context(), task_input.request
-    tally, rows = FilterTally(request), read_rows_to_filter(file)
+    tally, rows = FilterTally(request), read_curated_rows(file, with_supervised=True)
     judge = RowJudge(request, context)
     with atomic_output(kept_path) as kept, atomic_output(dropped_path) as dropped:
         writer = RowWriter(

@@ -9,13 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stillroom.data.chat.template import PROBE, SENTINEL, ChatTemplate, plain_text
+from stillroom.data.chat.template import PROBE, SENTINEL, ChatTemplate
 from stillroom.data.chat.turns import Span, TurnFinder
 from stillroom.data.tool_names import NamedTools, named_schemas
 from stillroom.errors import ModelError
 from stillroom.types import Message, ToolSchema, is_trained_turn
-
-__all__ = ["ChatRenderer", "RenderedConversation", "plain_text"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from transformers import PreTrainedTokenizerFast
 
 from fakes.conversations import CHAIR, LAMP, PRICE, answer, calls, reply, system, user
 from fakes.tiny_models import CONTROL, FAMILIES, build_tokenizer
-from stillroom.data.chat.render import ChatRenderer, RenderedConversation, plain_text
+from stillroom.data.chat.render import ChatRenderer, RenderedConversation
+from stillroom.data.chat.template import plain_text
 from stillroom.errors import ModelError
 
 TOKENIZERS = {family: build_tokenizer(family) for family in FAMILIES}
