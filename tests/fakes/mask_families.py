@@ -15,7 +15,7 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from fakes import chat_templates
-from stillroom.data.chat.named import template_file
+from stillroom.data.chat.template import template_file
 
 # Calls between marks, replies after them without a header, thinking never repeated.
 DEEPSEEK = """\

@@ -12,8 +12,8 @@ from fakes.decoding import decode_all, generated, sequence_of
 from fakes.reporters import KeptReporter
 from fakes.smollm2 import smollm2_folder
 from fakes.training import make_project
-from stillroom.data.chat.named import template_file
 from stillroom.data.chat.render import ChatRenderer
+from stillroom.data.chat.template import template_file
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.evaluate.run import evaluate_model
 from stillroom.export.request import ExportModel

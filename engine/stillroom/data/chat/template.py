@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from stillroom.errors import ConfigError, ModelError
@@ -12,8 +13,12 @@ from stillroom.types import Message, ToolSchema
 PROBE: list[Message] = [{"role": "user", "content": "x"}]
 SENTINEL = "0123456789"
 _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_THINKING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+THINKING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """The fields of a message in which rows have thinking and templates expect it."""
+NAMED_TEMPLATES = ("chatml", "gemma", "llama3")
+"""The templates that come with Stillroom, for base models, which have none.
+
+chatml and llama3 write tool calls in the way of Hermes and Llama 3; gemma takes no tools."""
 
 
 class ChatTemplate:
@@ -189,7 +194,7 @@ def _for_template(message: Message, *, include_thinking: bool) -> dict[str, Any]
     prepared: dict[str, Any] = dict(message)
     prepared["content"] = plain_text(message)
     thinking = thinking_of(message)
-    for name in _THINKING_FIELDS:
+    for name in THINKING_FIELDS:
         prepared.pop(name, None)
         if include_thinking and thinking:
             prepared[name] = thinking
@@ -201,15 +206,15 @@ def _for_template(message: Message, *, include_thinking: bool) -> dict[str, Any]
     return prepared
 
 
-def thinking_of(message: Message) -> str:
+def thinking_of(message: Mapping[str, Any]) -> str:
     """Returns the thinking in a message's own field for it; "" if there is none."""
-    values = (cast("dict[str, Any]", message).get(name) for name in _THINKING_FIELDS)
+    values = (message.get(name) for name in THINKING_FIELDS)
     return next((text for text in values if isinstance(text, str) and text), "")
 
 
 def without_thinking(message: Message) -> Message:
     """Returns the message without its fields for thinking."""
-    others = {key: value for key, value in message.items() if key not in _THINKING_FIELDS}
+    others = {key: value for key, value in message.items() if key not in THINKING_FIELDS}
     return cast("Message", others)
 
 
@@ -296,3 +301,8 @@ def _variables_of(chat_template: str) -> set[str]:
         raise ModelError(
             f"the model's chat template cannot be read: {error}", "correct chat_template.jinja"
         ) from error
+
+
+def template_file(name: str) -> Path:
+    """Returns the file of a template that comes with Stillroom."""
+    return Path(__file__).parent / "templates" / f"{name}.jinja"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stillroom import bounds
-from stillroom.data.chat.named import NAMED_TEMPLATES, template_file
+from stillroom.data.chat.template import NAMED_TEMPLATES, template_file
 from stillroom.errors import ConfigError, EngineError
 from stillroom.models.resolve import ModelLocation, locate_model
 from stillroom.settings import Workspace

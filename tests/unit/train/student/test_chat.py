@@ -13,8 +13,8 @@ from fakes.gguf_files import write_gguf
 from fakes.reporters import KeptReporter
 from fakes.tiny_models import TinyModels
 from fakes.training import Project, make_project
-from stillroom.data.chat.named import NAMED_TEMPLATES, template_file
 from stillroom.data.chat.render import ChatRenderer
+from stillroom.data.chat.template import NAMED_TEMPLATES, template_file
 from stillroom.errors import ConfigError, InputError, RunError
 from stillroom.export.request import ExportModel
 from stillroom.export.run import export_model
