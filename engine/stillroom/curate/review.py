@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from stillroom.curate.sources import RowInputs, open_inputs
 from stillroom.curate.verdicts import ReviewVerdict
-from stillroom.data.chat.views import Section, sections_of
+from stillroom.data.chat.views import sections_of
 from stillroom.data.checks import Problem, as_number
 from stillroom.data.formats import CHECKS, RowFormat, detect_format
 from stillroom.data.layouts.detect import as_rollout
@@ -299,20 +299,6 @@ def _random_rank(seed: int, row: ReviewRow) -> int:
     """Returns a pseudorandom number that depends only on the seed and the row."""
     identity = f"{seed}:{row.id}:{row.where}".encode("utf-8", errors="replace")
     return int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest())
-
-
-def sections_of_review(row: ReviewRow) -> list[Section]:
-    """Returns the conversations of a row under review as sections for the page.
-
-    The title is prompt, chosen or rejected for a pair, and None for a single conversation.
-    """
-    named = (("messages", row.messages), ("prompt", row.prompt), ("chosen", row.chosen),
-             ("rejected", row.rejected))  # fmt: skip
-    return [
-        Section(title=None if title == "messages" else title, messages=messages)
-        for title, messages in named
-        if messages is not msgspec.UNSET
-    ]
 
 
 class _VerdictRow(msgspec.Struct):

@@ -24,6 +24,7 @@ from stillroom.curate.facts import (
 )
 from stillroom.data.checks import Problem, decode_deeper, decode_row, tool_schema_problems
 from stillroom.data.layouts.detect import RULES, RolloutLayout, layout_of, stillroom_problems
+from stillroom.data.layouts.foreign import prompt_messages
 from stillroom.data.row_files import decode_line, read_row_blocks, rollout_files
 from stillroom.data.statistics import category_in
 from stillroom.errors import DataError
@@ -134,8 +135,7 @@ class CuratedRow(msgspec.Struct, dict=True):
         """The id that all rollouts of a task share: the task id, else a hash of the prompt."""
         if self.facts is not None and self.facts.task_id:
             return self.facts.task_id
-        roles = [message.get("role") for message in self.messages]
-        return content_hash(self.messages[: _prompt_length(roles)])
+        return content_hash(prompt_messages(self.messages))
 
     def category(self, field: str) -> str:
         """Returns a metadata field as text; "(none)" or "(unreadable)" if there is no value."""
@@ -231,14 +231,8 @@ def _with_task_id(facts: RowFacts, data: bytes) -> RowFacts:
     """Returns the facts with a task_id: the row's own, or else a hash of its prompt."""
     if facts.task_id:
         return facts
-    num_prompt = _prompt_length([message.role for message in facts.messages])
-    prompt = _WHOLE.decode(data)["messages"][:num_prompt]
+    prompt = prompt_messages(_WHOLE.decode(data)["messages"])
     return msgspec.structs.replace(facts, task_id=content_hash({"messages": prompt}))
-
-
-def _prompt_length(roles: Sequence[Any]) -> int:
-    """Returns the number of messages before the first assistant message."""
-    return roles.index("assistant") if "assistant" in roles else len(roles)
 
 
 def _checked_rollout(line: Line) -> tuple[RolloutLayout, bytes]:

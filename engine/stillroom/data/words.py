@@ -5,6 +5,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
+from stillroom.data.chat.template import THINKING_FIELDS
 from stillroom.errors import InputError, missing_extra
 from stillroom.validation import nearest
 
@@ -14,7 +15,6 @@ _FOLDED_ASCII = "".join(chr(c).lower() if _WORD.match(chr(c)) else " " for c in 
 """The replacement of each ASCII character: translating ASCII text is faster than `_WORD`."""
 _SHINGLE_WORDS = 3
 _ROLES = ("user", "assistant")
-_THINKING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 
 def words_of(text: str) -> list[str]:
@@ -67,7 +67,7 @@ def _text_parts(message: dict[str, Any]) -> Iterator[str]:
     """Yields the reasoning, text and calls of a user's or assistant's message."""
     if message.get("role") not in _ROLES:
         return
-    for field in _THINKING_FIELDS:
+    for field in THINKING_FIELDS:
         if isinstance(message.get(field), str):
             yield message[field]
     yield content_text(message.get("content"))

@@ -4,10 +4,12 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from stillroom.curate.review import SampleWithPage, sections_of_review
-from stillroom.data.chat.views import Section
+import msgspec
+
+from stillroom.curate.review import SampleWithPage
+from stillroom.data.chat.views import Section, sections_of
 from stillroom.data.formats import RowFormat
 from stillroom.data.inspect import InspectExamples, Inspection
 from stillroom.data.statistics import DatasetStatistics
@@ -158,19 +160,19 @@ def category_shares(statistics: DatasetStatistics) -> Sequence[CategoryShare]:
 
 def write_review_page(sampled: SampleWithPage) -> None:
     """Writes the page on which a person judges the sampled rows."""
-    rows = sampled.rows
+    rows: list[dict[str, Any]] = msgspec.to_builtins(sampled.rows)
     bands = [band.band for band in sampled.result.bands if band.sampled]
     html = render_page(
         "review.html.j2",
         script="review.js",
         name=sampled.result.output,
-        groups=[(band, [row for row in rows if row.band == band]) for band in bands],
-        sections=sections_of_review,
+        groups=[(band, [row for row in rows if row["band"] == band]) for band in bands],
+        sections=sections_of,
         conversations=conversations,
         total=len(rows),
         read=sampled.result.read,
         # The browser stores verdicts under this key until they are downloaded.
-        key=content_hash([[row.id, row.where] for row in rows]),
+        key=content_hash([[row["id"], row["where"]] for row in rows]),
         file=json.dumps(sampled.page.with_suffix(".verdicts.jsonl").name)[1:-1],
     )
     write_page(sampled.page, html)

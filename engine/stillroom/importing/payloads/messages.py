@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
+from stillroom.data.chat.template import thinking_of
 from stillroom.data.checks import describe
 from stillroom.importing.json_rows import Row, UnreadableRowError
 
@@ -41,7 +42,6 @@ _DROPPED_PARTS = {
     "document": FILES_DROPPED,
 }
 _JSON = json.JSONEncoder(ensure_ascii=False)
-_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
 _TYPE_ROLES = {
@@ -151,8 +151,7 @@ class MessageReader:
             converted["content"] = message["refusal"]
         if message.get("audio"):
             self.drop(AUDIO_DROPPED)
-        reasoning = (message.get(key) for key in _REASONING_KEYS)
-        if text := next((r for r in reasoning if isinstance(r, str) and r), None):
+        if text := thinking_of(message):
             converted["reasoning_content"] = text
         if calls := [*self._calls(message)]:
             converted["tool_calls"] = calls
