@@ -6,9 +6,9 @@ Shapes: N sampled tokens of a microbatch, n of a tile, H hidden size, V vocabula
 the teacher, C numbers of each token.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -68,26 +68,21 @@ def comparison_of(algorithm: AlgorithmSection) -> DistributionComparison:
     return DistributionComparison(divergence, has_entropy=algorithm.needs_distribution)
 
 
-class Scorer(Protocol):
+class Scorer(ABC):
     """A teacher that scores the tokens of one batch, tile by tile."""
 
-    @property
-    def needs_distribution(self) -> bool:
-        """Whether `compare` uses the student's full distributions."""
-        ...
-
-    @property
-    def is_baseline(self) -> bool:
-        """Whether the divergence is a constant of the loss, without a gradient of its own."""
-        ...
+    needs_distribution: bool = True
+    """Whether `compare` uses the student's full distributions."""
+    is_baseline: bool = False
+    """Whether the divergence is a constant of the loss, without a gradient of its own."""
 
     def num_columns(self, vocab_size: int) -> int:
         """Returns the number of columns of the student's logits, [n, V], that are compared."""
-        ...
+        return vocab_size
 
+    @abstractmethod
     def compare(self, part: slice, student_nV: Tensor, probabilities_nV: Tensor) -> TeacherTile:
         """Returns the teacher's scores of a tile, given the student's log-probabilities for it."""
-        ...
 
 
 def add_gradient_with_teacher(
@@ -184,7 +179,7 @@ def score_by_autograd(
     return TokenScores(student_N, teacher_N.detach(), divergence_N, entropy_N.detach())
 
 
-class _LocalScorer:
+class _LocalScorer(Scorer):
     """A teacher in this process."""
 
     def __init__(
@@ -226,10 +221,8 @@ class _LocalScorer:
         )
 
 
-class ServedScorer:
+class ServedScorer(Scorer):
     """A server's scores of each sequence's tokens."""
-
-    is_baseline = False
 
     def __init__(
         self,
@@ -246,10 +239,6 @@ class ServedScorer:
             self._ids_NK = torch.tensor(ids, device=device)
             self._tops_NK = torch.tensor(tops, dtype=torch.float32, device=device)
 
-    def num_columns(self, vocab_size: int) -> int:
-        """Returns the size of the vocabulary, since all of it is compared."""
-        return vocab_size
-
     def compare(self, part: slice, student_nV: Tensor, probabilities_nV: Tensor) -> TeacherTile:
         """Returns the scores of a tile, with the divergence where the server listed tokens."""
         if not self.needs_distribution:
@@ -259,18 +248,11 @@ class ServedScorer:
         return TeacherTile(self._teacher_N[part], divergence)
 
 
-class TopTokensScorer:
+class TopTokensScorer(Scorer):
     """A teacher whose top tokens were stored."""
-
-    is_baseline = False
-    needs_distribution = True
 
     def __init__(self, top: TopTokens, *, temperature: float) -> None:
         self._top, self._temperature = top, temperature
-
-    def num_columns(self, vocab_size: int) -> int:
-        """Returns the size of the vocabulary, since all of it is compared."""
-        return vocab_size
 
     def compare(self, part: slice, student_nV: Tensor, probabilities_nV: Tensor) -> TeacherTile:
         """Returns the scores of a tile, with the divergence over the stored tokens."""
@@ -346,11 +328,8 @@ def listed_tokens(
     return ListedTokens.of(listed, trained, readings[0].pair.teacher_trie, device)
 
 
-class _ByteScorer:
+class _ByteScorer(Scorer):
     """A teacher with another tokenizer or chat template."""
-
-    needs_distribution = True
-    is_baseline = False
 
     def __init__(
         self,
@@ -362,9 +341,6 @@ class _ByteScorer:
         self._targets_N, self._next_symbols = batch.targets_N, next_symbols
         counts = torch.bincount(batch.rows_N, minlength=len(readings)).tolist()
         self._divergences = ByteDivergences(readings, counts, batch.targets_N.device)
-
-    def num_columns(self, vocab_size: int) -> int:
-        return vocab_size
 
     def compare(self, part: slice, student_nV: Tensor, probabilities_nV: Tensor) -> TeacherTile:
         divergence, gap_n = self._divergences.of_tile(
