@@ -44,14 +44,16 @@ class TokenSequence:
         return [token for token, is_trained in pairs if is_trained]
 
 
-def sampled_sequence(trace: TokenTrace) -> TokenSequence:
+def sampled_sequence(trace: TokenTrace, for_teacher: TokenTrace | None = None) -> TokenSequence:
     """Returns a rollout as a sequence in which the tokens that the policy sampled are trained on.
 
+    for_teacher: the same rollout after the teacher's own prompt; None: the teacher has the same.
     Tokens after the last sampled one (such as a tool reply that exceeds the context) are dropped:
     no trained token depends on them.
     """
     end = max((i for i, is_sampled in enumerate(trace.sampled, start=1) if is_sampled), default=0)
-    return TokenSequence(trace.ids[:end], trace.sampled[:end])
+    own = for_teacher and sampled_sequence(for_teacher)
+    return TokenSequence(trace.ids[:end], trace.sampled[:end], own)
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,9 +216,7 @@ def rows_of_iteration(
         epoch, index = divmod(position, len(added))
         tokens = added[epoch_order(len(added), epoch, config.trainer.seed + 2)[index]]
         no_logprobs = [0.0] * tokens.num_trained
-        chosen.append(
-            TrainingSequence(tokens, no_logprobs, is_row=True, teacher_tokens=tokens.for_teacher)
-        )
+        chosen.append(TrainingSequence(tokens, no_logprobs, is_row=True))
     return chosen
 
 

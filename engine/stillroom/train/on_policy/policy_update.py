@@ -26,6 +26,7 @@ from stillroom.train.methods.losses import (
     truncated_ratios,
     zero_rounding,
 )
+from stillroom.train.on_policy.teachers import teacher_batch
 from stillroom.train.on_policy.token_scores import (
     Losses,
     ServedScorer,
@@ -358,11 +359,5 @@ def _add_gradient(
     if readings:
         add_gradient_by_bytes(student, teacher, batch, readings, losses)
         return
-    teacher_batch = batch
-    if any(member.teacher_tokens is not None for member in members):
-        # The teacher's own prompt may be long, and the batch was sized by the student's tokens.
-        teacher_batch = teacher.collate_long([m.teacher_tokens or m.tokens for m in members])
-    elif teacher.head.rules != student.head.rules:
-        teacher_batch = teacher.collate([member.tokens for member in members])
-    comparison = comparison_of(algorithm)
-    add_gradient_with_teacher(student, teacher, batch, teacher_batch, comparison, losses)
+    other = teacher_batch(student, teacher, [member.tokens for member in members], batch)
+    add_gradient_with_teacher(student, teacher, batch, other, comparison_of(algorithm), losses)

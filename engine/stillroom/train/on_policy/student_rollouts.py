@@ -362,14 +362,13 @@ def training_sequences_of(
             reading = _tokenize_for_teacher(pair, rollout, trace, one.rollout.task, views)
         sequences.append(
             TrainingSequence(
-                sampled_sequence(trace),
+                sampled_sequence(trace, one.reading),
                 trace.sampled_logprobs,
                 one.teacher,
                 reading,
                 dataset,
                 reward=rollout.reward,
                 prompt=rollout.task_id,
-                teacher_tokens=one.reading and sampled_sequence(one.reading),
             )
         )
     return sequences

@@ -14,7 +14,8 @@ import anyio
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.formats import Task
 from stillroom.data.instruction import PromptViews
-from stillroom.errors import CallFailedError, EngineError, ModelError
+from stillroom.errors import CallFailedError, ConfigError, EngineError, ModelError
+from stillroom.models.batches import TokenBatch, TokenSequence
 from stillroom.models.load import LoadedModel, load_model, load_tokenizer
 from stillroom.models.pairing import check_pair
 from stillroom.models.reread.pair_check import open_pair, open_pair_with_tokenizer, reading_note
@@ -143,6 +144,35 @@ def load_local_teacher(
     if section.tokens == "same":
         check_pair(student, loaded)
     return LocalTeacher(loaded)
+
+
+def teacher_sequences(sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
+    """Returns the sequences after the teacher's own prompt, where it has one."""
+    return [one.for_teacher or one for one in sequences]
+
+
+def teacher_batch(
+    student: Student, teacher: LocalTeacher, sequences: Sequence[TokenSequence], batch: TokenBatch
+) -> TokenBatch:
+    """Returns the sequences of the student's `batch` as a batch for the teacher."""
+    if any(one.for_teacher is not None for one in sequences):
+        # The teacher's own prompt may be long, and the batch was sized by the student's tokens.
+        return teacher.collate_long(teacher_sequences(sequences))
+    if teacher.head.rules == student.head.rules:
+        return batch
+    return teacher.collate(sequences)
+
+
+def check_teacher_context(max_context: int, sequences: Sequence[TokenSequence]) -> None:
+    """Raises ConfigError if a sequence, in the teacher's tokens, exceeds the teacher's context."""
+    longest = max((len(one.ids) for one in teacher_sequences(sequences)), default=0)
+    if longest > max_context:
+        raise ConfigError(
+            f"with the teacher's prompt the longest row has {longest} tokens, but the teacher's "
+            f"context only {max_context}",
+            "shorten teacher.context_file or teacher.system, or skip longer rows with "
+            "model.max_length",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,9 +50,6 @@ class TrainingSequence:
     needed."""
     is_row: bool = False
     """Whether it is a row of `rollout.rows_file`; its `sampler_logprobs` are then meaningless."""
-    teacher_tokens: TokenSequence | None = None
-    """The tokens after the teacher's own prompt; its trained tokens are those of `tokens`, one for
-    one. None: the same tokens."""
 
 
 def prepare_sequences(
@@ -104,7 +101,7 @@ def special_token_ids(loaded: LoadedModel) -> frozenset[int]:
 
 def _mask_tokens(special_ids: AbstractSet[int], sequence: TrainingSequence) -> TrainingSequence:
     """Returns the sequence with the tokens in `special_ids` excluded from training."""
-    tokens, teacher_tokens = sequence.tokens, sequence.teacher_tokens
+    tokens = sequence.tokens
     sampled = [i for i in range(1, len(tokens.ids)) if tokens.trained[i]]
     # Indices into the lists that have one value per sampled token.
     kept = [n for n, i in enumerate(sampled) if tokens.ids[i] not in special_ids]
@@ -118,7 +115,6 @@ def _mask_tokens(special_ids: AbstractSet[int], sequence: TrainingSequence) -> T
     return replace(
         sequence,
         tokens=_mask_ids(tokens, special_ids),
-        teacher_tokens=teacher_tokens and _mask_ids(teacher_tokens, special_ids),
         sampler_logprobs=[sequence.sampler_logprobs[n] for n in kept],
         teacher=teacher,
         reading=sequence.reading and sequence.reading.of_tokens(kept),
@@ -129,7 +125,8 @@ def _mask_tokens(special_ids: AbstractSet[int], sequence: TrainingSequence) -> T
 def _mask_ids(tokens: TokenSequence, special_ids: AbstractSet[int]) -> TokenSequence:
     pairs = zip(tokens.ids, tokens.trained, strict=True)
     is_kept = [is_trained and token not in special_ids for token, is_trained in pairs]
-    return replace(tokens, trained=is_kept)
+    own = tokens.for_teacher and _mask_ids(tokens.for_teacher, special_ids)
+    return replace(tokens, trained=is_kept, for_teacher=own)
 
 
 @dataclass(frozen=True, slots=True)

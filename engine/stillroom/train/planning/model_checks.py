@@ -85,7 +85,7 @@ def teaching_note(
     overlaps: list[float] = []
     for sequence in sequences:
         own = student.head.batch_logits(student.collate([sequence.tokens]))
-        read = sequence.teacher_tokens or sequence.tokens
+        read = sequence.tokens.for_teacher or sequence.tokens
         student_NV, teacher_NV = shared_logprobs(own, teacher.logits(teacher.collate([read])))
         kls += (student_NV.exp() * (student_NV - teacher_NV)).sum(dim=-1).tolist()
         num = min(_TOP_K, student_NV.shape[1])

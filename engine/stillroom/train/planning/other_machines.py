@@ -14,6 +14,7 @@ from stillroom.models.batches import TokenSequence
 from stillroom.settings import Workspace
 from stillroom.train.config.request import PlanTraining, TrainingPlan, plan_request
 from stillroom.train.config.schema import TrainConfig
+from stillroom.train.on_policy.teachers import check_teacher_context
 from stillroom.train.planning import forecast, trial
 from stillroom.train.planning.forecast import GB, TrainingForecast
 from stillroom.train.planning.hardware import Hardware, MachineForecast, Work, forecast_on
@@ -29,7 +30,6 @@ from stillroom.train.planning.unloaded_models import (
     load_without_weights,
     suggest_settings,
 )
-from stillroom.train.soft_targets.targets import check_teacher_context, teacher_sequences
 
 _PROCESS_BYTES = int(1.2e9)
 """The CPU memory of torch and transformers before a model is loaded."""
@@ -68,7 +68,7 @@ def plan_elsewhere(
     chosen = _forecast_on_device(workspace, student, rows)
     if plan.config.soft_targets is not None and chosen.teachers.contexts:
         sequences = [unit for unit in rows.units if isinstance(unit, TokenSequence)]
-        check_teacher_context(min(chosen.teachers.contexts.values()), teacher_sequences(sequences))
+        check_teacher_context(min(chosen.teachers.contexts.values()), sequences)
     checks = check_models(workspace, plan, student, chosen.teachers, rows.tasks)
     turns = plan.config.rollout.max_turns if plan.config.dataset_type == "distill" else 1
     least, most = (_work(plan.config, chosen, rows, turns=number) for number in (1, turns))

@@ -18,6 +18,7 @@ from stillroom.models.batches import TokenSequence
 from stillroom.settings import Workspace
 from stillroom.train.config.request import PlanTraining, TrainingPlan, plan_request
 from stillroom.train.config.schema import DistillConfig, TrainConfig
+from stillroom.train.on_policy.teachers import check_teacher_context
 from stillroom.train.planning import forecast, trial
 from stillroom.train.planning.forecast import GB, TrainingForecast
 from stillroom.train.planning.trial import (
@@ -36,7 +37,6 @@ from stillroom.train.planning.unloaded_models import (
     shared_speed,
     suggest_settings,
 )
-from stillroom.train.soft_targets.targets import check_teacher_context, teacher_sequences
 
 # Below this, an evaluation is fine enough for most decisions.
 _MANY_POINTS = 10
@@ -63,7 +63,7 @@ def plan_training(
     rows = rendered_rows(plan, unloaded)
     if plan.config.soft_targets is not None and teachers.contexts:
         sequences = [unit for unit in rows.units if isinstance(unit, TokenSequence)]
-        check_teacher_context(min(teachers.contexts.values()), teacher_sequences(sequences))
+        check_teacher_context(min(teachers.contexts.values()), sequences)
     checks = check_models(workspace, plan, unloaded, teachers, rows.tasks)
     tokens, cache_bytes = largest_pass(unloaded, rows.tokens)
     layout = unloaded.layout

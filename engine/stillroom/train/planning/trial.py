@@ -28,12 +28,17 @@ from stillroom.train.methods.dpo import (
 )
 from stillroom.train.methods.sft import Targets, accumulate_loss, cold_start_steps, encode_sft
 from stillroom.train.on_policy.policy_update import update_student
-from stillroom.train.on_policy.teachers import load_local_teacher, load_teachers, own_prompt_reading
+from stillroom.train.on_policy.teachers import (
+    load_local_teacher,
+    load_teachers,
+    own_prompt_reading,
+    teacher_sequences,
+)
 from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.planning.forecast import RowTokens, Speed
 from stillroom.train.planning.model_checks import end_token_notes, teaching_note
 from stillroom.train.planning.unloaded_models import UnloadedStudent
-from stillroom.train.soft_targets.targets import SoftTargets, teacher_sequences
+from stillroom.train.soft_targets.targets import SoftTargets
 from stillroom.train.student.model import Optimizer, Student, load_student, peak_memory_gb
 from stillroom.types import SamplingSettings
 
@@ -270,12 +275,7 @@ async def _sample(
         else:
             own = read(task, trace, [])
         sequences.append(
-            TrainingSequence(
-                sampled_sequence(trace),
-                trace.sampled_logprobs,
-                reading=reading,
-                teacher_tokens=own and sampled_sequence(own),
-            )
+            TrainingSequence(sampled_sequence(trace, own), trace.sampled_logprobs, reading=reading)
         )
 
     async with policy, anyio.create_task_group() as group:

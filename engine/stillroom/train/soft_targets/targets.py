@@ -13,7 +13,7 @@ import anyio
 import torch
 from torch import Tensor
 
-from stillroom.errors import CallFailedError, ConfigError, RunError, TeacherError
+from stillroom.errors import CallFailedError, RunError, TeacherError
 from stillroom.files import FileLock
 from stillroom.lineage import ModelRecord, record_file, write_manifest
 from stillroom.models.batches import TokenBatch, TokenSequence, microbatches
@@ -42,7 +42,12 @@ from stillroom.train.config.schema import DistillConfig, SftConfig, TrainConfig
 from stillroom.train.loop.session import Session
 from stillroom.train.methods.losses import DivergenceFunction, zero_rounding
 from stillroom.train.on_policy.preflight import check_teacher_server
-from stillroom.train.on_policy.teachers import load_local_teacher
+from stillroom.train.on_policy.teachers import (
+    check_teacher_context,
+    load_local_teacher,
+    teacher_batch,
+    teacher_sequences,
+)
 from stillroom.train.on_policy.token_scores import (
     DistributionComparison,
     TopTokensScorer,
@@ -154,23 +159,6 @@ class Scoring:
             local = load_local_teacher(self.workspace, teacher, session.student.loaded)
         check_teacher_context(local.loaded.max_context, list(missing.values()))
         _score_locally(local, session, missing, writer, header)
-
-
-def teacher_sequences(sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
-    """Returns the sequences after the teacher's own prompt, where it has one."""
-    return [one.for_teacher or one for one in sequences]
-
-
-def check_teacher_context(max_context: int, sequences: Sequence[TokenSequence]) -> None:
-    """Raises ConfigError if a sequence, in the teacher's tokens, exceeds the teacher's context."""
-    longest = max((len(one.ids) for one in sequences), default=0)
-    if longest > max_context:
-        raise ConfigError(
-            f"with the teacher's prompt the longest row has {longest} tokens, but the teacher's "
-            f"context only {max_context}",
-            "shorten teacher.context_file or teacher.system, or skip longer rows with "
-            "model.max_length",
-        )
 
 
 def store_header(
@@ -343,7 +331,7 @@ class SoftTargets:
             return losses_n * scale
 
         if (teacher := self.teacher) is not None:
-            other = _teacher_batch(student, teacher, sequences, batch)
+            other = teacher_batch(student, teacher, sequences, batch)
             add_gradient_with_teacher(student, teacher, batch, other, self._comparison, losses)
         else:
             add_gradient(student, self._scorer(sequences, batch), batch, losses)
@@ -355,7 +343,7 @@ class SoftTargets:
     ) -> float:
         """Returns the summed loss of a pass (nats), without a gradient."""
         if (teacher := self.teacher) is not None:
-            other = _teacher_batch(student, teacher, sequences, batch)
+            other = teacher_batch(student, teacher, sequences, batch)
             scores = score_with_teacher(student, teacher, batch, other, self._comparison)
         else:
             scorer = self._scorer(sequences, batch)
@@ -407,7 +395,7 @@ def prepare_targets(
     with torch.random.fork_rng():
         if settings.top_k is None:
             teacher = teacher or load_local_teacher(workspace, chosen, student)
-            check_teacher_context(teacher.loaded.max_context, teacher_sequences(sequences))
+            check_teacher_context(teacher.loaded.max_context, sequences)
             return SoftTargets(settings, teacher=teacher)
         if not chosen.section.is_served:
             names = f"student {student.location.name!r} and teacher {chosen.path!r}"
@@ -418,17 +406,3 @@ def prepare_targets(
     if session.sources is not None:
         session.sources.derived.append(record_file(store.path))
     return SoftTargets(settings, store=store)
-
-
-def _teacher_batch(
-    student: Student,
-    teacher: LocalTeacher,
-    sequences: Sequence[TokenSequence],
-    batch: TokenBatch,
-) -> TokenBatch:
-    """Returns the sequences, in the teacher's tokens, as a batch for the teacher."""
-    if any(one.for_teacher is not None for one in sequences):
-        return teacher.collate_long(teacher_sequences(sequences))
-    if teacher.head.rules == student.head.rules:
-        return batch
-    return teacher.collate(sequences)

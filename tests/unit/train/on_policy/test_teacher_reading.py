@@ -58,10 +58,13 @@ def sequences(*, num_own=40):
         sampled = [True] * 3 + [False] * 2 + [True] * (len(ids) - 8)
         found.append(
             TrainingSequence(
-                TokenSequence(ids, [False] * 3 + sampled),
+                TokenSequence(
+                    ids,
+                    [False] * 3 + sampled,
+                    for_teacher=TokenSequence(own + ids[3:], [False] * num_own + sampled),
+                ),
                 [rng.uniform(-6, -4) for flag in sampled if flag],
                 prompt="p",
-                teacher_tokens=TokenSequence(own + ids[3:], [False] * num_own + sampled),
             )
         )
     return found
@@ -73,7 +76,7 @@ def exact_loss(model, teacher_model, rollouts, algorithm):
     for rollout in rollouts:
         p, chosen = distributions(model, rollout.tokens)
         with torch.no_grad():
-            q, same = distributions(teacher_model, rollout.teacher_tokens)
+            q, same = distributions(teacher_model, rollout.tokens.for_teacher)
         assert chosen.tolist() == same.tolist()
         if algorithm.loss_fn == "full_reverse_kl":
             losses.append((p * (p / q).log()).sum(-1))
@@ -126,7 +129,7 @@ def test_the_teachers_passes_are_no_larger_than_it_may_hold(teacher, is_packed):
     if not is_packed:
         teacher.head.rules = PADDED
 
-    batch = teacher.collate_long([rollout.teacher_tokens for rollout in sequences()])
+    batch = teacher.collate_long([rollout.tokens.for_teacher for rollout in sequences()])
 
     assert batch.num_trained == sum(rollout.tokens.num_trained for rollout in sequences())
     assert max(one.ids_BT.numel() for one in batch.passes) <= 100
@@ -135,15 +138,15 @@ def test_the_teachers_passes_are_no_larger_than_it_may_hold(teacher, is_packed):
 
 
 def test_marks_are_left_out_of_what_both_read(student):
-    tokens = TokenSequence([1, 7, 8, 9, 7], [False, True, True, False, True])
-    own = TokenSequence([2, 7, 3, *tokens.ids[1:]], [False] * 3 + tokens.trained[1:])
-    rollout = TrainingSequence(tokens, [-1.0, -2.0, -3.0], teacher_tokens=own)
+    ids, trained = [1, 7, 8, 9, 7], [False, True, True, False, True]
+    own = TokenSequence([2, 7, 3, *ids[1:]], [False] * 3 + trained[1:])
+    rollout = TrainingSequence(TokenSequence(ids, trained, own), [-1.0, -2.0, -3.0])
     algorithm = AlgorithmSection(loss_fn="full_reverse_kl", mask_special_tokens=True)
 
     (prepared,) = prepare_sequences([rollout], algorithm, special_ids=frozenset({7}))
 
     assert prepared.tokens.trained == [False, False, True, False, False]
-    assert prepared.teacher_tokens.trained == [False] * 3 + [False, True, False, False]
+    assert prepared.tokens.for_teacher.trained == [False] * 3 + [False, True, False, False]
     assert prepared.sampler_logprobs == [-2.0]
 
 
