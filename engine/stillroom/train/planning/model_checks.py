@@ -1,4 +1,4 @@
-"""Checks with loaded models before a run: can answers end, and what can the teacher teach?
+"""Checks of the models before a run: do they fit together, and what can the teacher teach?
 
 Shapes: N sampled tokens, V vocabulary, K most likely tokens.
 """
@@ -9,11 +9,25 @@ from statistics import fmean
 import torch
 
 from stillroom.data.chat.render import ChatRenderer
+from stillroom.data.formats import Task
 from stillroom.models.batches import TokenSequence
 from stillroom.models.divergence import shared_logprobs
+from stillroom.models.load import context_length
 from stillroom.models.reread.rereading import Reader, ReadingPair
+from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
+from stillroom.train.config.request import TrainingPlan
+from stillroom.train.methods.dpo import TokenPair
+from stillroom.train.on_policy.preflight import (
+    check_contexts,
+    check_teacher_server,
+    check_tool_calls,
+    max_extra_tokens,
+    paired_prompts,
+)
+from stillroom.train.on_policy.teachers import check_teacher_context
 from stillroom.train.on_policy.training_sequences import TrainingSequence
+from stillroom.train.planning.unloaded_models import UnloadedStudent, UnloadedTeachers
 from stillroom.train.student.model import Student
 from stillroom.types import Message
 
@@ -141,3 +155,56 @@ def _added_lines(reader: Reader, messages: Sequence[Message]) -> set[str]:
             text = text.replace(str(token), "\n")
     # A role is one word.
     return {line.strip() for line in text.splitlines() if len(line.split()) > 1}
+
+
+def check_models(
+    workspace: Workspace,
+    plan: TrainingPlan,
+    unloaded: UnloadedStudent,
+    teachers: UnloadedTeachers,
+    tasks: Sequence[Task],
+    units: Sequence[TokenSequence | TokenPair],
+) -> list[str]:
+    """Checks the teachers and returns notes; raises EngineError if one would end the run.
+
+    units: the sequences or pairs to train on; none if the student samples them (distill).
+    """
+    config = unloaded.config
+    if config.soft_targets is not None and teachers.contexts:
+        sequences = [unit for unit in units if isinstance(unit, TokenSequence)]
+        check_teacher_context(min(teachers.contexts.values()), sequences)
+    pairs = {
+        i: teachers.pairs[one] for i, one in enumerate(config.teachers) if one in teachers.pairs
+    }
+    check_tool_calls(plan, tasks, pairs)
+    local_paths = dict.fromkeys(t.path for t in config.teachers if not t.section.is_served)
+    is_reread = config.teacher is not None and config.teacher.tokens == "reread"
+    result = (
+        "can score the student's text with its own tokenizer"
+        if is_reread
+        else "has the student's tokenizer and chat template"
+    )
+    checks = [f"{path} {result}" for path in local_paths]
+    max_context = min(context_length(unloaded.empty), config.rollout.max_context_window)
+    prompts = paired_prompts(unloaded.tokenizer, plan.views, tasks)
+    contexts = {
+        i: teachers.contexts[one]
+        for i, one in enumerate(config.teachers)
+        if one in teachers.contexts
+    }
+    checks += check_contexts(prompts, contexts, max_context=max_context)
+    checks += [note for notes in teachers.cross_tokenizer.values() for note in notes]
+    first = {task.dataset: task for task in reversed(tasks)}
+    for dataset, pair in pairs.items():
+        if dataset in first and (note := prompt_note(pair, first[dataset].messages)) is not None:
+            checks.append(note)
+    return checks + check_teacher_server(
+        workspace,
+        config,
+        unloaded.tokenizer,
+        max_context=max_context,
+        num_extra=max_extra_tokens(prompts),
+        cross_tokenizer_datasets=[
+            i for i, one in enumerate(config.teachers) if one in teachers.cross_tokenizer
+        ],
+    )

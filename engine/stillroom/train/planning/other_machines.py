@@ -3,32 +3,32 @@
 There is no trial, since the planning machine is not the one that trains.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
+import msgspec
 import torch
 
-from stillroom.models.batches import TokenSequence
 from stillroom.settings import Workspace
 from stillroom.train.config.request import PlanTraining, TrainingPlan, plan_request
 from stillroom.train.config.schema import TrainConfig
-from stillroom.train.on_policy.teachers import check_teacher_context
 from stillroom.train.planning import forecast, trial
 from stillroom.train.planning.forecast import GB, TrainingForecast
 from stillroom.train.planning.hardware import Hardware, MachineForecast, Work, forecast_on
+from stillroom.train.planning.model_checks import check_models
+from stillroom.train.planning.plan import forecast_without_time
 from stillroom.train.planning.trial import RenderedRows, rendered_rows
 from stillroom.train.planning.unloaded_models import (
     UnloadedStudent,
     UnloadedTeachers,
     active_parameters,
-    check_models,
     largest_pass,
     layout_notes,
     load_teachers_without_weights,
     load_without_weights,
-    suggest_settings,
 )
 
 _PROCESS_BYTES = int(1.2e9)
@@ -66,10 +66,7 @@ def plan_elsewhere(
     student = _load_student_for(workspace, plan, first)
     rows = rendered_rows(plan, student)
     chosen = _forecast_on_device(workspace, student, rows)
-    if plan.config.soft_targets is not None and chosen.teachers.contexts:
-        sequences = [unit for unit in rows.units if isinstance(unit, TokenSequence)]
-        check_teacher_context(min(chosen.teachers.contexts.values()), sequences)
-    checks = check_models(workspace, plan, student, chosen.teachers, rows.tasks)
+    checks = check_models(workspace, plan, student, chosen.teachers, rows.tasks, rows.units)
     turns = plan.config.rollout.max_turns if plan.config.dataset_type == "distill" else 1
     least, most = (_work(plan.config, chosen, rows, turns=number) for number in (1, turns))
     by_device = {first.device: chosen}
@@ -98,13 +95,11 @@ def _forecast_on_device(
     """Returns the memory of the run on the device of the student without weights."""
     teachers = load_teachers_without_weights(workspace, unloaded)
     tokens, cache_bytes = largest_pass(unloaded, rows.tokens)
-    parts = forecast.memory_parts(
-        unloaded.size,
-        tokens=tokens,
+    parts = unloaded.memory_parts(
+        tokens,
+        cache_bytes,
         process_bytes=0 if unloaded.device.type == "cuda" else _PROCESS_BYTES,
         teacher_bytes=teachers.weight_bytes,
-        cache_bytes=cache_bytes,
-        layout=unloaded.layout,
     )
     return _DeviceForecast(unloaded, teachers, parts, tokens)
 
@@ -176,46 +171,24 @@ def _forecast(
     checks: list[str],
 ) -> TrainingForecast:
     """Returns the forecast for the first machine, with `forecasts` for all of them."""
-    config, unloaded, tokens = plan.config, chosen.unloaded, rows.tokens
-    size, free = unloaded.size, first.free_memory_gb
-    steps = forecast.num_steps(config, len(tokens.lengths) or tokens.num_rows)
-    steps += tokens.num_first_steps
-    disk = forecast.disk_bytes(config, size, steps=steps) / GB
-    fits_disk = first.free_disk_gb is None or forecast.fits(disk, first.free_disk_gb)
-    fits_memory = forecasts[0].fits is not False
-    changes = []
-    if not fits_memory and free is not None:
-        changes = suggest_settings(unloaded, tokens, chosen.parts, free * GB)
-    if not fits_disk:
-        changes.append("trainer.keep_checkpoints=1 and a larger trainer.save_step need less disk")
-    return TrainingForecast(
-        method=config.dataset_type,
-        device=unloaded.device.type,
-        rows=tokens.num_rows,
-        skipped=dict(tokens.skipped or {}),
-        longest_tokens=max(tokens.lengths, default=None),
-        epoch_tokens=sum(tokens.lengths) or None,
-        epoch_trained_tokens=sum(map(trial.num_trained, rows.units)) or None,
-        steps=steps,
-        parameters=size.num_parameters,
-        trained_parameters=size.num_trained,
-        memory_gb=chosen.need / GB,
-        memory_parts_gb={name: value / GB for name, value in chosen.parts.items()},
-        memory_free_gb=free,
-        measured_memory_gb=None,
-        seconds=forecasts[0].seconds_most,
+    free, disk_free = (
+        math.inf if free_gb is None else free_gb * GB
+        for free_gb in (first.free_memory_gb, first.free_disk_gb)
+    )
+    result = forecast_without_time(
+        chosen.unloaded, rows, chosen.parts, need=chosen.need, free=free, disk_free=disk_free
+    )
+    seconds = forecasts[0].seconds_most
+    return msgspec.structs.replace(
+        result,
+        seconds=seconds,
         tokens_per_s=first.measured.tokens_per_s if first.measured else None,
-        checkpoint_gb=forecast.checkpoint_bytes(size, is_final=False) / GB,
-        disk_gb=disk,
-        disk_free_gb=first.free_disk_gb,
-        fits=fits_memory and fits_disk,
-        changes=changes,
         notes=[
             *plan.notes,
             *rows.notes,
             *_notes(plan, chosen, first),
-            *forecast.describe_limit(config, steps, forecasts[0].seconds_most, None),
-            *forecast.describe_steps(config, steps),
+            *forecast.describe_limit(plan.config, result.steps, seconds, None),
+            *forecast.describe_steps(plan.config, result.steps),
         ],
         checks=checks,
         machines=forecasts,

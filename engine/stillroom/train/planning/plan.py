@@ -14,13 +14,12 @@ import torch
 
 from stillroom.data.formats import RowFormat, read_rows
 from stillroom.evaluate.intervals import smallest_difference
-from stillroom.models.batches import TokenSequence
 from stillroom.settings import Workspace
 from stillroom.train.config.request import PlanTraining, TrainingPlan, plan_request
 from stillroom.train.config.schema import DistillConfig, TrainConfig
-from stillroom.train.on_policy.teachers import check_teacher_context
 from stillroom.train.planning import forecast, trial
 from stillroom.train.planning.forecast import GB, TrainingForecast
+from stillroom.train.planning.model_checks import check_models
 from stillroom.train.planning.trial import (
     RenderedRows,
     RolloutTrial,
@@ -29,7 +28,6 @@ from stillroom.train.planning.trial import (
 )
 from stillroom.train.planning.unloaded_models import (
     UnloadedStudent,
-    check_models,
     largest_pass,
     layout_notes,
     load_teachers_without_weights,
@@ -61,17 +59,14 @@ def plan_training(
     import_s = time.monotonic() - started
     teachers = load_teachers_without_weights(workspace, unloaded)
     rows = rendered_rows(plan, unloaded)
-    if plan.config.soft_targets is not None and teachers.contexts:
-        sequences = [unit for unit in rows.units if isinstance(unit, TokenSequence)]
-        check_teacher_context(min(teachers.contexts.values()), sequences)
-    checks = check_models(workspace, plan, unloaded, teachers, rows.tasks)
+    checks = check_models(workspace, plan, unloaded, teachers, rows.tasks, rows.units)
     tokens, cache_bytes = largest_pass(unloaded, rows.tokens)
     layout = unloaded.layout
     # All libraries are loaded by now but no weights, so this is the process's own memory.
     is_cuda = unloaded.device.type == "cuda"
     process_bytes = 0 if is_cuda else psutil.Process().memory_info().rss
     parts_of = functools.partial(
-        _memory_parts, unloaded, process_bytes=process_bytes, teacher_bytes=teachers.weight_bytes
+        unloaded.memory_parts, process_bytes=process_bytes, teacher_bytes=teachers.weight_bytes
     )
     parts = parts_of(tokens, cache_bytes)
     alone = forecast.memory_parts(unloaded.size, tokens=tokens, process_bytes=process_bytes)
@@ -101,25 +96,6 @@ def plan_training(
     limit = forecast.describe_limit(plan.config, result.steps, result.seconds, result.start_s)
     notes = [*plan.notes, *rows.notes, *limit, *result.notes, *_eval_notes(plan)]
     return msgspec.structs.replace(result, checks=checks, notes=notes)
-
-
-def _memory_parts(
-    unloaded: UnloadedStudent,
-    tokens: int,
-    cache_bytes: int,
-    *,
-    process_bytes: int,
-    teacher_bytes: int,
-) -> dict[str, float]:
-    """Returns the peak bytes of training, by purpose, for a largest pass of `tokens`."""
-    return forecast.memory_parts(
-        unloaded.size,
-        tokens=tokens,
-        process_bytes=process_bytes,
-        teacher_bytes=teacher_bytes,
-        cache_bytes=cache_bytes,
-        layout=unloaded.layout,
-    )
 
 
 def _with_memory(
@@ -193,61 +169,86 @@ def _forecast(
     parts: the memory by purpose. free: the free memory in bytes. tokens: the number of tokens in
     the largest forward pass.
     """
-    config, size, rows = unloaded.config, unloaded.size, rendered.tokens
-    steps = forecast.num_steps(config, len(rows.lengths) or rows.num_rows) + rows.num_first_steps
-    disk, disk_free = forecast.disk_bytes(config, size, steps=steps), _free_disk(workspace.root)
+    config, rows = unloaded.config, rendered.tokens
     layout = unloaded.layout
     measured = trial_run.memory_gb * GB if trial_run and layout.num_processes == 1 else 0.0
     need = max(sum(parts.values()), measured)
-    fits_memory, fits_disk = forecast.fits(need, free), forecast.fits(disk, disk_free)
-    changes = [] if fits_memory else suggest_settings(unloaded, rows, parts, free)
-    if not fits_disk:
-        changes.append("trainer.keep_checkpoints=1 and a larger trainer.save_step need less disk")
-    epoch_tokens = sum(rows.lengths) or None
-    num_trained = sum(map(trial.num_trained, rendered.units))
+    result = forecast_without_time(
+        unloaded, rendered, parts, need=need, free=free, disk_free=_free_disk(workspace.root)
+    )
     seconds, tokens_per_s = None, None
-    if trial_run is not None and epoch_tokens is not None:
+    if trial_run is not None and result.epoch_tokens is not None:
         share = rows.num_held_out / max(1, rows.num_rows)
         seconds = forecast.run_seconds(
             config,
             shared_speed(trial_run.speed, layout),
-            steps=steps,
-            epoch_tokens=epoch_tokens,
+            steps=result.steps,
+            epoch_tokens=result.epoch_tokens,
             held_out_share=share,
         )
-        tokens_per_s = config.trainer.num_epochs * num_trained / seconds
+        tokens_per_s = config.trainer.num_epochs * (result.epoch_trained_tokens or 0) / seconds
         # Held-out rows are scored too.
-        seconds += epoch_tokens / (1 - share) * trial_run.teacher_s_per_token
+        seconds += result.epoch_tokens / (1 - share) * trial_run.teacher_s_per_token
+    return msgspec.structs.replace(
+        result,
+        measured_memory_gb=trial_run.memory_gb if trial_run else None,
+        seconds=seconds,
+        start_s=trial_run.load_s if trial_run else None,
+        tokens_per_s=tokens_per_s,
+        notes=[
+            *_notes(config, trial_run, tokens),
+            *unloaded.notes,
+            *forecast.describe_learning(config, result.parameters),
+            *forecast.describe_steps(config, result.steps),
+            *layout_notes(config.launcher, layout),
+        ],
+    )
+
+
+def forecast_without_time(
+    unloaded: UnloadedStudent,
+    rendered: RenderedRows,
+    parts: dict[str, float],
+    *,
+    need: float,
+    free: float,
+    disk_free: float,
+) -> TrainingForecast:
+    """Returns the forecast of steps, memory and disk.
+
+    parts: the memory in bytes by purpose. need: the memory that must be free, in bytes. free,
+    disk_free: the free memory and disk in bytes; infinite if unknown.
+    """
+    config, size, rows = unloaded.config, unloaded.size, rendered.tokens
+    steps = forecast.num_steps(config, len(rows.lengths) or rows.num_rows) + rows.num_first_steps
+    disk = forecast.disk_bytes(config, size, steps=steps)
+    fits_memory, fits_disk = forecast.fits(need, free), forecast.fits(disk, disk_free)
+    changes = [] if fits_memory else suggest_settings(unloaded, rows, parts, free)
+    if not fits_disk:
+        changes.append("trainer.keep_checkpoints=1 and a larger trainer.save_step need less disk")
     return TrainingForecast(
         method=config.dataset_type,
         device=unloaded.device.type,
         rows=rows.num_rows,
         skipped=dict(rows.skipped or {}),
         longest_tokens=max(rows.lengths, default=None),
-        epoch_tokens=epoch_tokens,
-        epoch_trained_tokens=num_trained or None,
+        epoch_tokens=sum(rows.lengths) or None,
+        epoch_trained_tokens=sum(map(trial.num_trained, rendered.units)) or None,
         steps=steps,
         parameters=size.num_parameters,
         trained_parameters=size.num_trained,
         memory_gb=sum(parts.values()) / GB,
         memory_parts_gb={name: value / GB for name, value in parts.items()},
-        memory_free_gb=free / GB,
-        measured_memory_gb=trial_run.memory_gb if trial_run else None,
-        seconds=seconds,
-        start_s=trial_run.load_s if trial_run else None,
-        tokens_per_s=tokens_per_s,
+        memory_free_gb=free / GB if math.isfinite(free) else None,
+        measured_memory_gb=None,
+        seconds=None,
+        tokens_per_s=None,
         checkpoint_gb=forecast.checkpoint_bytes(size, is_final=False) / GB,
         disk_gb=disk / GB,
-        disk_free_gb=disk_free / GB,
+        disk_free_gb=disk_free / GB if math.isfinite(disk_free) else None,
         fits=fits_memory and fits_disk,
         changes=changes,
-        notes=[
-            *_notes(config, trial_run, tokens),
-            *unloaded.notes,
-            *forecast.describe_learning(config, size.num_parameters),
-            *forecast.describe_steps(config, steps),
-            *layout_notes(config.launcher, layout),
-        ],
+        notes=[],
     )
 
 

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from stillroom.data.chat.template import reasoning_variables
-from stillroom.data.formats import Task
 from stillroom.errors import ConfigError, ModelError
 from stillroom.models.cpu.gradients import tile_positions
 from stillroom.models.lm_head import HeadRunner, max_positions
@@ -31,20 +30,11 @@ from stillroom.policy.passes import SlotPasses
 from stillroom.policy.slot_cache import slot_cache
 from stillroom.settings import Workspace
 from stillroom.train.config.distill_sections import DatasetTeacher
-from stillroom.train.config.request import TrainingPlan
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.config.sections import LauncherSection, ModelSection
-from stillroom.train.on_policy.preflight import (
-    check_contexts,
-    check_teacher_server,
-    check_tool_calls,
-    max_extra_tokens,
-    paired_prompts,
-)
 from stillroom.train.on_policy.teachers import open_served_pair
 from stillroom.train.planning import forecast
 from stillroom.train.planning.forecast import ONE_PROCESS, ModelSize, RowTokens, Speed
-from stillroom.train.planning.model_checks import prompt_note
 from stillroom.train.student.adapters import (
     check_no_new_targets,
     choose_targets,
@@ -205,6 +195,19 @@ class UnloadedStudent:
         """How work and weights are divided between processes."""
         return process_layout(self.config.launcher, self.empty, self.device, num_gpus=self.num_gpus)
 
+    def memory_parts(
+        self, tokens: int, cache_bytes: int, *, process_bytes: int, teacher_bytes: int
+    ) -> dict[str, float]:
+        """Returns the peak bytes of training, by purpose, for a largest pass of `tokens`."""
+        return forecast.memory_parts(
+            self.size,
+            tokens=tokens,
+            process_bytes=process_bytes,
+            teacher_bytes=teacher_bytes,
+            cache_bytes=cache_bytes,
+            layout=self.layout,
+        )
+
 
 def load_without_weights(
     workspace: Workspace,
@@ -319,52 +322,6 @@ def load_teachers_without_weights(
         num_active += active_parameters(empty)
         contexts[teacher] = context_length(empty)
     return UnloadedTeachers(total, num_active, contexts, cross_tokenizer, pairs)
-
-
-def check_models(
-    workspace: Workspace,
-    plan: TrainingPlan,
-    unloaded: UnloadedStudent,
-    teachers: UnloadedTeachers,
-    tasks: Sequence[Task],
-) -> list[str]:
-    """Checks the teachers and returns notes; raises EngineError if one would end the run."""
-    config = unloaded.config
-    pairs = {
-        i: teachers.pairs[one] for i, one in enumerate(config.teachers) if one in teachers.pairs
-    }
-    check_tool_calls(plan, tasks, pairs)
-    local_paths = dict.fromkeys(t.path for t in config.teachers if not t.section.is_served)
-    is_reread = config.teacher is not None and config.teacher.tokens == "reread"
-    result = (
-        "can score the student's text with its own tokenizer"
-        if is_reread
-        else "has the student's tokenizer and chat template"
-    )
-    checks = [f"{path} {result}" for path in local_paths]
-    max_context = min(context_length(unloaded.empty), config.rollout.max_context_window)
-    prompts = paired_prompts(unloaded.tokenizer, plan.views, tasks)
-    contexts = {
-        i: teachers.contexts[one]
-        for i, one in enumerate(config.teachers)
-        if one in teachers.contexts
-    }
-    checks += check_contexts(prompts, contexts, max_context=max_context)
-    checks += [note for notes in teachers.cross_tokenizer.values() for note in notes]
-    first = {task.dataset: task for task in reversed(tasks)}
-    for dataset, pair in pairs.items():
-        if dataset in first and (note := prompt_note(pair, first[dataset].messages)) is not None:
-            checks.append(note)
-    return checks + check_teacher_server(
-        workspace,
-        config,
-        unloaded.tokenizer,
-        max_context=max_context,
-        num_extra=max_extra_tokens(prompts),
-        cross_tokenizer_datasets=[
-            i for i, one in enumerate(config.teachers) if one in teachers.cross_tokenizer
-        ],
-    )
 
 
 def largest_pass(
