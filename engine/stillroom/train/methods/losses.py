@@ -130,44 +130,24 @@ each."""
 ListedDivergence = Callable[[Tensor, Tensor, Tensor, Tensor], Divergence]
 """Like `DivergenceFunction`, but the teacher's log-probabilities are those of its top K tokens and
 of all others together, [N, K + 1], and the last argument has the ids of the top K, [N, K]."""
-SampledLoss = Callable[[Tensor, Tensor, Tensor, AlgorithmSection], Tensor]
-"""Takes current log-probabilities, those before the step, and advantages, [N] each."""
 
 
 def _no_divergence(*_: object) -> Divergence:
-    raise NotImplementedError("this loss does not compare distributions of this kind")
-
-
-def _no_divergence_function(_: AlgorithmSection) -> DivergenceFunction:
-    return _no_divergence
-
-
-def _no_sampled_loss(*_: object) -> Tensor:
-    raise NotImplementedError("this loss compares distributions, not sampled tokens")
+    raise NotImplementedError("this loss does not compare a server's top tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class LossFunctions:
-    """The functions of one loss; calling one that the loss lacks raises an error."""
+    """The functions of a loss that compares distributions."""
 
-    divergence: Callable[[AlgorithmSection], DivergenceFunction] = _no_divergence_function
+    divergence: Callable[[AlgorithmSection], DivergenceFunction]
     """Returns the divergence from a teacher in this process."""
     listed_divergence: ListedDivergence = _no_divergence
-    """The divergence from the top tokens that a server returns."""
-    sampled_loss: SampledLoss = _no_sampled_loss
+    """The divergence from the top tokens that a server returns; raises an error if the loss has
+    none."""
 
 
 _FUNCTIONS: Mapping[LossName, LossFunctions] = {
-    "importance_sampling": LossFunctions(
-        sampled_loss=lambda now_N, old_N, advantages_N, _: importance_sampling_losses(
-            now_N, old_N, advantages_N
-        )
-    ),
-    "ppo": LossFunctions(
-        sampled_loss=lambda now_N, old_N, advantages_N, settings: ppo_losses(
-            now_N, old_N, advantages_N, clip_ratio=settings.clip_ratio
-        )
-    ),
     "full_reverse_kl": LossFunctions(lambda _: reverse_kl),
     "jsd": LossFunctions(lambda settings: partial(jensen_shannon, beta=settings.jsd_beta)),
     "top_k_reverse_kl": LossFunctions(
@@ -177,7 +157,7 @@ _FUNCTIONS: Mapping[LossName, LossFunctions] = {
     # on_policy/token_scores.py.
     "byte_reverse_kl": LossFunctions(lambda _: reverse_kl, bucket_reverse_kl),
 }
-"""The functions of each loss in `config/losses.py`, by name."""
+"""The functions of each loss that compares distributions, by its name in `config/losses.py`."""
 
 
 def loss_functions(algorithm: AlgorithmSection) -> LossFunctions:

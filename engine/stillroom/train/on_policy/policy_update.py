@@ -20,7 +20,7 @@ from stillroom.train.config.schema import DistillConfig
 from stillroom.train.loop.session import epoch_order
 from stillroom.train.methods.losses import (
     importance_sampling_losses,
-    loss_functions,
+    ppo_losses,
     reverse_kl_advantages,
     subtract_expected,
     truncated_ratios,
@@ -225,8 +225,8 @@ def _sampled_losses(
         ratios_N = (student_N.detach() - old_N).exp()
         is_clipped_N = torch.where(advantages_N > 0, ratios_N > 1 + clip, ratios_N < 1 - clip)
         stats.num_clipped += int(is_clipped_N.sum())
-    sampled_loss = loss_functions(algorithm).sampled_loss
-    return weights_N * sampled_loss(student_N, old_N, advantages_N, algorithm)
+        return weights_N * ppo_losses(student_N, old_N, advantages_N, clip_ratio=clip)
+    return weights_N * importance_sampling_losses(student_N, old_N, advantages_N)
 
 
 def update_student(

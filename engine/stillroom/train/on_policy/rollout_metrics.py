@@ -1,8 +1,9 @@
 """The metrics of an iteration's rollouts: lengths, endings, repetition, rewards, curriculum."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
+from stillroom.models.reread.rereading import sampled_spans
 from stillroom.rollout.episode.collect import FailedRollout
 from stillroom.train.config.schema import DistillConfig
 from stillroom.train.on_policy.student_policy import StudentRollout
@@ -128,17 +129,9 @@ def _staleness_metrics(
     }
 
 
-def _sampled_turns(trace: TokenTrace | None) -> Iterator[list[int]]:
-    """Yields the tokens of each turn that the student sampled."""
-    turn: list[int] = []
-    for token, is_sampled in zip(trace.ids, trace.sampled, strict=True) if trace else ():
-        if is_sampled:
-            turn.append(token)
-        elif turn:
-            yield turn
-            turn = []
-    if turn:
-        yield turn
+def _sampled_turns(trace: TokenTrace | None) -> list[list[int]]:
+    """Returns the tokens of each turn that the student sampled."""
+    return [trace.ids[start:end] for start, end in sampled_spans(trace)] if trace else []
 
 
 def repetition(turns: Sequence[Sequence[int]]) -> float:
