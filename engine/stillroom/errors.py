@@ -137,3 +137,10 @@ def missing_extra(extra: str, feature: str) -> MissingExtraError:
         f"{feature} needs the optional dependencies [{extra}], which are not installed",
         f"run `pip install 'stillroom[{extra}]'` in the environment that runs stillroom",
     )
+
+
+def leaf_of(error: BaseException | None) -> BaseException | None:
+    """Returns the first error inside nested exception groups, or the error itself."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -18,7 +18,7 @@ import torch
 from accelerate import PartialState
 
 from stillroom import __version__
-from stillroom.errors import EngineError, RunCancelledError, RunError
+from stillroom.errors import EngineError, RunCancelledError, RunError, leaf_of
 from stillroom.run_folder import RunFolder
 from stillroom.secrecy.environments import shared_secrets
 from stillroom.secrecy.redaction import RedactedStream, Redactor
@@ -87,9 +87,7 @@ def _train(files: RankFiles, peers: Collective) -> TrainResult:
 
 def _failure_of(error: BaseException) -> RankFailure:
     """Returns the failure to record for an exception; of a group, the first one."""
-    leaf = error
-    while isinstance(leaf, BaseExceptionGroup):
-        leaf = leaf.exceptions[0]
+    leaf = leaf_of(error)
     kind = type(leaf).__name__
     if isinstance(leaf, EngineError):
         return RankFailure(kind=kind, problem=leaf.problem, fix=leaf.fix)

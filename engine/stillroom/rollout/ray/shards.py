@@ -14,7 +14,7 @@ import anyio
 import msgspec
 
 from stillroom import __version__
-from stillroom.errors import EngineError, FailureClass, RunCancelledError, RunError
+from stillroom.errors import EngineError, FailureClass, RunCancelledError, RunError, leaf_of
 from stillroom.files import AppendLog
 from stillroom.lines import read_lines
 from stillroom.reporting import Reporter
@@ -110,10 +110,10 @@ class ShardWorker:
             return ShardOutcome(None, budget.spent, error)
         except BaseExceptionGroup as group:
             # An error raised inside a task group arrives wrapped in exception groups.
-            stopping = group.subgroup(EngineError)
-            if stopping is None:
+            error = leaf_of(group.subgroup(EngineError))
+            if not isinstance(error, EngineError):
                 raise
-            return ShardOutcome(None, budget.spent, _engine_error_in(stopping))
+            return ShardOutcome(None, budget.spent, error)
         return ShardOutcome(result, budget.spent)
 
     def progress(self) -> WorkerProgress:
@@ -170,13 +170,6 @@ def _check_node(job: ShardJob) -> None:
             f"{job.version}",
             "install the same version on all nodes",
         )
-
-
-def _engine_error_in(error: BaseException) -> EngineError:
-    """Returns the first error inside nested exception groups, as task groups raise them."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error if isinstance(error, EngineError) else RunError(str(error), "see the run's log")
 
 
 class RayRunState:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from stillroom import bounds
+from stillroom.errors import leaf_of
 from stillroom.tools.guard import Background
 from stillroom.tools.mcp.server_process import ServerOutput, stdio_streams
 from stillroom.tools.mcp.spec import ServerDialect, ServerSpec
@@ -252,13 +253,6 @@ def _code_of(error: BaseException | None) -> int | None:
 
     leaf = leaf_of(error)
     return leaf.code if isinstance(leaf, MCPError) else None
-
-
-def leaf_of(error: BaseException | None) -> BaseException | None:
-    """Returns the first error inside nested exception groups, or the error itself."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _schema_of(tool: "types.Tool") -> ToolSchema:

@@ -6,13 +6,9 @@ import socket
 import anyio
 import anyio.abc
 
+from stillroom.errors import leaf_of
 from stillroom.tools.guard import Background
-from stillroom.tools.mcp.connection import (
-    ConnectFailedError,
-    Connection,
-    NoAnswerError,
-    leaf_of,
-)
+from stillroom.tools.mcp.connection import ConnectFailedError, Connection, NoAnswerError
 from stillroom.tools.mcp.server_process import ServerOutput, keep_output, server_process
 from stillroom.tools.mcp.spec import ServerDialect, ServerSpec
 
