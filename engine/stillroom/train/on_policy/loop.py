@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import anyio
 
 from stillroom.data.formats import SftRow, Task
-from stillroom.errors import ConfigError
 from stillroom.models.batches import TokenSequence
 from stillroom.policy.check import check_decoding
 from stillroom.policy.passes import sample_row_by_row
@@ -41,7 +40,7 @@ from stillroom.train.on_policy.student_rollouts import (
     sample_rollouts,
     training_sequences_of,
 )
-from stillroom.train.on_policy.teachers import Teachers, load_teachers
+from stillroom.train.on_policy.teachers import Teachers, check_teacher_context, load_teachers
 from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.student.model import Optimizer
 
@@ -188,14 +187,7 @@ def _added_sequences(
     Raises ConfigError if one of them exceeds the teacher's context.
     """
     encoded = encode_supervised_rows(session, rows, plan.views.teacher)
-    longest = max(len((one.for_teacher or one).ids) for one in encoded.sequences)
-    if longest > (max_context := teachers.local[0].loaded.max_context):
-        raise ConfigError(
-            f"with the teacher's prompt the longest row has {longest} tokens, but the teacher's "
-            f"context only {max_context}",
-            "shorten teacher.context_file or teacher.system, or skip longer rows with "
-            "model.max_length",
-        )
+    check_teacher_context(teachers.local[0].loaded.max_context, encoded.sequences)
     left_out = ", ".join(f"{count} {reason}" for reason, count in encoded.skipped.items())
     session.reporter.note(
         f"{len(encoded.sequences)} rows are mixed into the rollouts"

@@ -235,7 +235,7 @@ class ServedScorer(Scorer):
         self.needs_distribution = algorithm.loss.lists_tokens
         if self.needs_distribution:
             self._divergence = loss_functions(algorithm).listed_divergence
-            ids, tops = _top_tokens(teacher_scores, algorithm.top_k)
+            ids, tops = top_tokens_of(teacher_scores, algorithm.top_k, option="algorithm.top_k")
             self._ids_NK = torch.tensor(ids, device=device)
             self._tops_NK = torch.tensor(tops, dtype=torch.float32, device=device)
 
@@ -263,17 +263,20 @@ class TopTokensScorer(Scorer):
         return TeacherTile(torch.zeros_like(divergence.value_N), divergence)
 
 
-def _top_tokens(
-    teacher_scores: Sequence[TeacherScores], k: int
+def top_tokens_of(
+    teacher_scores: Sequence[TeacherScores], k: int, *, option: str
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Returns the served teacher's top k tokens at each position, and their logprobs."""
+    """Returns a served teacher's top k tokens at each position, and their logprobs.
+
+    Raises TeacherError, whose fix names the option that sets k, if some are missing.
+    """
     ids = [row[:k] for scores in teacher_scores for row in scores.top_ids or []]
     logprobs = [row[:k] for scores in teacher_scores for row in scores.top_logprobs or []]
     num_tokens = sum(len(scores.logprobs) for scores in teacher_scores)
     if len(ids) != num_tokens or any(len(row) < k for row in (*ids, *logprobs)):
         raise TeacherError(
             f"the teacher's server did not return the top {k} tokens at each position",
-            "raise the server's limit (vLLM: --max-logprobs), or lower algorithm.top_k",
+            f"raise the server's limit (vLLM: --max-logprobs), or lower {option}",
         )
     return ids, logprobs
 

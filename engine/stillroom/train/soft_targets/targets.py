@@ -55,6 +55,7 @@ from stillroom.train.on_policy.token_scores import (
     add_gradient_with_teacher,
     score_by_autograd,
     score_with_teacher,
+    top_tokens_of,
 )
 from stillroom.train.soft_targets.store import (
     StoreHeader,
@@ -280,13 +281,7 @@ def _score_on_server(
 
 def _top_tokens(scores: TeacherScores, header: StoreHeader) -> TopTokens:
     """Returns a server's top tokens of one sequence. Raises TeacherError if some are missing."""
-    ids = [row[: header.k] for row in scores.top_ids or []]
-    logprobs = [row[: header.k] for row in scores.top_logprobs or []]
-    if len(ids) != len(scores.logprobs) or any(len(row) < header.k for row in (*ids, *logprobs)):
-        raise TeacherError(
-            f"the teacher's server did not return the top {header.k} tokens at each position",
-            "raise the server's limit (vLLM: --max-logprobs), or lower soft_targets.top_k",
-        )
+    ids, logprobs = top_tokens_of([scores], header.k, option="soft_targets.top_k")
     if (largest := max(max(row) for row in ids)) >= header.vocab_size:
         raise TeacherError(
             f"the teacher's server returned token id {largest}, outside the student's vocabulary "
