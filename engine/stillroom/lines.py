@@ -181,6 +181,23 @@ def _keep_freed_memory() -> None:
     bytes(_KEPT_WHEN_FREE)
 
 
+class NewLines:
+    """Reads the complete lines that were appended to a file since the last read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+
+    def read(self) -> list[bytes]:
+        """Returns the new complete lines; none if the file does not exist yet."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as stream:
+            stream.seek(self._offset)
+            whole, newline, _ = stream.read().rpartition(b"\n")
+        self._offset += len(whole) + len(newline)
+        return whole.split(b"\n") if newline else []
+
+
 class Tail(msgspec.Struct, frozen=True):
     """The end of a text file."""
 

@@ -19,7 +19,7 @@ import msgspec
 from stillroom.data.formats import decode_trajectory
 from stillroom.errors import InputError
 from stillroom.files import FileLock, write_json
-from stillroom.lines import read_lines
+from stillroom.lines import NewLines, read_lines
 from stillroom.outputs import OutputHeldError
 from stillroom.rollout.journal.finished import FinishedRows, finished_rows
 from stillroom.rollout.journal.journal import RolloutStore, journal_folder, journal_path
@@ -317,18 +317,9 @@ def unmerged_steps(
     return {key: row for key, row in rows.items() if key not in finished}, known
 
 
-class ShardTail:
-    """Copies a shard's rows into the output while a worker is still adding rows."""
+def copy_new_rows(tail: NewLines, into: RolloutStore) -> int:
+    """Copies the rows that a worker has added to its shard since the last call.
 
-    def __init__(self, path: Path, into: RolloutStore) -> None:
-        self._path, self._into = path, into
-        self._offset = 0
-
-    def copy_new_rows(self) -> int:
-        """Copies the rows that were added since the last call, and returns how many were new."""
-        with self._path.open("rb") as stream:
-            stream.seek(self._offset)
-            whole, newline, _torn = stream.read().rpartition(b"\n")
-        self._offset += len(whole) + len(newline)
-        lines = whole.split(b"\n") if newline else []
-        return sum(_append_if_new(decode_trajectory(line), self._into) for line in lines)
+    Returns how many of them were new.
+    """
+    return sum(_append_if_new(decode_trajectory(line), into) for line in tail.read())

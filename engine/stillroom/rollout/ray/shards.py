@@ -16,7 +16,7 @@ import msgspec
 from stillroom import __version__
 from stillroom.errors import EngineError, FailureClass, RunCancelledError, RunError, leaf_of
 from stillroom.files import AppendLog
-from stillroom.lines import read_lines
+from stillroom.lines import NewLines, read_lines
 from stillroom.reporting import Reporter
 from stillroom.rollout.journal.journal import RolloutStore
 from stillroom.rollout.journal.records import RolloutKey
@@ -25,7 +25,7 @@ from stillroom.rollout.journal.shards import (
     RemainingBudget,
     RunPart,
     Shard,
-    ShardTail,
+    copy_new_rows,
     recorded_costs,
     shard_output,
     shard_run_folder,
@@ -242,7 +242,7 @@ class ShardDriver:
         """
         state, remaining = self._state, shard.remaining
         death: str | None = None
-        tail = ShardTail(shard_output(self._output, shard.number), self._round.store)
+        tail = NewLines(shard_output(self._output, shard.number))
         for attempt in range(_ATTEMPTS):
             if attempt:
                 state.note(
@@ -261,7 +261,7 @@ class ShardDriver:
         self._report()
 
     async def _attempt(
-        self, shard: Shard, remaining: RemainingBudget, tail: ShardTail
+        self, shard: Shard, remaining: RemainingBudget, tail: NewLines
     ) -> tuple[str | None, Cost]:
         """Runs the shard on one worker; returns the reason if it died, else None, and its cost."""
         path, settings = shard_output(self._output, shard.number), self._state.settings
@@ -285,11 +285,11 @@ class ShardDriver:
             self._ray.kill(worker)
             self._round.progress.pop(shard.number, None)
         after = await anyio.to_thread.run_sync(recorded_costs, path, settings)
-        self._state.tally.rows += tail.copy_new_rows()
+        self._state.tally.rows += copy_new_rows(tail, self._round.store)
         return death, self._count(outcome, after.since(before))
 
     async def _wait_for_outcome(
-        self, worker: Any, job: ShardJob, number: int, tail: ShardTail
+        self, worker: Any, job: ShardJob, number: int, tail: NewLines
     ) -> ShardOutcome:
         """Returns the outcome of a worker's shard, and reports the progress until it is there."""
         state, progress = self._state, self._round.progress
@@ -309,7 +309,7 @@ class ShardDriver:
                 next_progress = worker.progress.remote()
                 for text in progress[number].notes:
                     state.note(text)
-            state.tally.rows += tail.copy_new_rows()
+            state.tally.rows += copy_new_rows(tail, self._round.store)
             self._report()
             await anyio.sleep(_POLL_S)
         return await anyio.to_thread.run_sync(self._ray.get, outcome)

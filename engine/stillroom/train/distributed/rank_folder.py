@@ -18,7 +18,7 @@ import msgspec
 
 from stillroom.errors import DivergedError, EngineError, RunError
 from stillroom.files import write_json
-from stillroom.lines import last_line
+from stillroom.lines import NewLines, last_line
 from stillroom.processes import process_start
 from stillroom.reporting import Reporter
 
@@ -196,7 +196,7 @@ def relay_rank_reports(files: RankFiles, reporter: Reporter) -> Generator[None]:
     A thread does this until the block ends; ranks that are still running then exit.
     """
     ended = threading.Event()
-    tail = _Tail(files.reports)
+    tail = NewLines(files.reports)
 
     def follow() -> None:
         while not ended.wait(_POLL_S):
@@ -215,24 +215,7 @@ def relay_rank_reports(files: RankFiles, reporter: Reporter) -> Generator[None]:
         _relay(tail, reporter)
 
 
-class _Tail:
-    """Reads the complete lines that were appended to a file since the last read."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._offset = path, 0
-
-    def read(self) -> list[bytes]:
-        """Returns the new complete lines."""
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as stream:
-            stream.seek(self._offset)
-            whole, newline, _ = stream.read().rpartition(b"\n")
-        self._offset += len(whole) + len(newline)
-        return whole.splitlines()
-
-
-def _relay(tail: _Tail, reporter: Reporter) -> None:
+def _relay(tail: NewLines, reporter: Reporter) -> None:
     """Passes rank 0's new reports on to the run's reporter."""
     for line in tail.read():
         report = msgspec.json.decode(line, type=_Report)

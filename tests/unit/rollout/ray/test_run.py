@@ -17,13 +17,14 @@ from fakes.rollout_runs import GIVEN, run_rollouts
 from fakes.waiting import run_async
 from stillroom.errors import InputError, MissingExtraError, RunError
 from stillroom.files import FileLock
+from stillroom.lines import NewLines
 from stillroom.rollout.episode.collect import RolloutSpecs
 from stillroom.rollout.journal.journal import RolloutStore, journal_path
 from stillroom.rollout.journal.records import OutstandingRecord, RolloutKey, TurnRecord
 from stillroom.rollout.journal.shards import (
     RemainingBudget,
     RunPart,
-    ShardTail,
+    copy_new_rows,
     merge_shards,
     prepare_shards,
     recorded_costs,
@@ -238,13 +239,13 @@ def test_rows_are_taken_in_as_they_come_and_a_torn_one_only_when_it_is_whole(
     whole = shard_output(sharded.output, 0).read_bytes()
     growing = workspace.root / "growing.jsonl"
     store = RolloutStore(sharded.output, sharded.settings)
-    tail = ShardTail(growing, store)
+    tail = NewLines(growing)
     ends = [index + 1 for index, byte in enumerate(whole) if byte == ord("\n")]
 
     taken: list[int] = []
     for end in (0, 10, ends[0], ends[2] + 5, len(whole)):
         growing.write_bytes(whole[:end])
-        taken.append(tail.copy_new_rows())
+        taken.append(copy_new_rows(tail, store))
     store.close(is_complete=False)
 
     assert taken == [0, 0, 1, 2, NUM_PROMPTS - 3]
