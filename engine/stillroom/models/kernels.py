@@ -314,11 +314,6 @@ def allow_packing(model: Any) -> bool:
     return model.config._attn_implementation == PACKED_ATTENTION
 
 
-def forbid_packing(model: Any) -> None:
-    """Switches the model back to torch's own attention (sdpa)."""
-    model.set_attn_implementation("sdpa")
-
-
 def packed_inputs(pack: Pack, positions_1T: Tensor) -> dict[str, Any]:
     """Returns the inputs that the model's body needs for a pack, in addition to the token ids."""
     # transformers builds a causal mask of T × T numbers unless it is given a mask of four

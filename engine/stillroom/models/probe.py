@@ -25,7 +25,6 @@ from stillroom.models.kernels import (
     PackKernel,
     allow_packing,
     choose_kernel,
-    forbid_packing,
     relative_gap,
 )
 from stillroom.models.lm_head import HeadRunner
@@ -92,7 +91,7 @@ def choose_passes(
                 head.notes.append(f"rows of {name} are packed without padding (flash attention)")
             return
         if layout == "packed":
-            forbid_packing(model)
+            model.set_attn_implementation("sdpa")
         if layout in _FALLBACKS:
             head.notes.append(
                 f"rows of {name} are {_FALLBACKS[layout]}: {layout} rows are not exact "

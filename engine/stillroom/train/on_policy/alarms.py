@@ -176,7 +176,7 @@ def _detect_entropy_collapse(history: History, config: DistillConfig) -> Alarm |
         (True, _SLOWER),
         (_could_use_distribution(config), "use algorithm.loss_fn: full_reverse_kl"),
         (
-            not _is_served(config) and config.algorithm.loss_fn != "jsd",
+            not config.teacher.is_served and config.algorithm.loss_fn != "jsd",
             "use algorithm.loss_fn: jsd, which covers more of the teacher's modes",
         ),
     )
@@ -306,11 +306,7 @@ def _join_advice(*options: tuple[bool, str]) -> str:
 
 def _could_use_distribution(config: DistillConfig) -> bool:
     """Returns whether a teacher in this process has distributions that the loss does not use."""
-    return not _is_served(config) and not config.algorithm.needs_distribution
-
-
-def _is_served(config: DistillConfig) -> bool:
-    return config.teacher.is_served
+    return not config.teacher.is_served and not config.algorithm.needs_distribution
 
 
 def _current_limits(history: History) -> History:

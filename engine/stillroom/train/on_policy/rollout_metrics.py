@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from stillroom.models.reread.rereading import sampled_spans
 from stillroom.rollout.episode.collect import FailedRollout
 from stillroom.train.config.schema import DistillConfig
-from stillroom.train.on_policy.student_policy import StudentRollout
-from stillroom.train.on_policy.student_rollouts import IterationRollouts, iteration_limits
+from stillroom.train.on_policy.student_policy import StudentRollout, limits_at
+from stillroom.train.on_policy.student_rollouts import IterationRollouts
 from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.types import StopReason, TokenTrace, Trajectory
 
@@ -97,7 +97,7 @@ def _curriculum(
     config: DistillConfig, ended: Sequence[tuple[Trajectory, StudentRollout]], iteration: int
 ) -> dict[str, float]:
     """Returns the curriculum's limits and their effect; {} without a curriculum."""
-    section, limits = config.curriculum, iteration_limits(config, iteration)
+    section, limits = config.curriculum, limits_at(config, iteration)
     metrics: dict[str, float] = {}
     if section.first_turns is not None:
         metrics["max_turns"] = limits.max_turns

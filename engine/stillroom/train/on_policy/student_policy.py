@@ -13,8 +13,8 @@ from stillroom.policy.hf import HFPolicy, SamplingStoppedError
 from stillroom.rollout.journal.records import EpisodeRecorder
 from stillroom.serving.policy import ServedPolicy
 from stillroom.tools.source import ToolResult
-from stillroom.train.config.distill_sections import CurriculumSection
 from stillroom.train.config.resume import CarriedRollout, KnownTurn
+from stillroom.train.config.schema import DistillConfig
 from stillroom.types import BegunTurn, Message, SampledTurn, TokenTrace, ToolSchema, Usage
 
 
@@ -36,8 +36,9 @@ class Limits:
         return frozenset(i for i in range(self.max_turns) if draws.random() < self.teacher_share)
 
 
-def limits_at(section: CurriculumSection, iteration: int, *, max_turns: int) -> Limits:
-    """Returns the limits of an iteration, counted from 0."""
+def limits_at(config: DistillConfig, iteration: int) -> Limits:
+    """Returns the curriculum's limits for an iteration's rollouts; iterations count from 0."""
+    section, max_turns = config.curriculum, config.rollout.max_turns
     prefix = section.prefix_tokens
     if section.prefix_steps is not None and prefix is not None:
         is_over = iteration >= section.prefix_steps

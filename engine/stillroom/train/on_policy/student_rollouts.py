@@ -27,7 +27,6 @@ from stillroom.train.config.schema import DistillConfig
 from stillroom.train.loop.session import Session, epoch_order
 from stillroom.train.loop.student_environment import StudentEnvironment, open_served_student
 from stillroom.train.on_policy.student_policy import (
-    Limits,
     StudentPolicy,
     StudentRollout,
     limits_at,
@@ -148,7 +147,7 @@ async def sample_rollouts(
                         for key, rollout in begun.items()
                     ],
                     environment.rollout_context(
-                        policy, record, max_turns=iteration_limits(config, iteration).max_turns
+                        policy, record, max_turns=limits_at(config, iteration).max_turns
                     ),
                     # Rollouts being scored by a server overlap with others being sampled.
                     concurrency=config.rollout.concurrency + teachers.num_scored_at_once,
@@ -231,11 +230,6 @@ def _own_share(
     return {key: rollout for key, rollout in begun.items() if prompt_of[key] in mine}
 
 
-def iteration_limits(config: DistillConfig, iteration: int) -> Limits:
-    """Returns the curriculum's limits for an iteration's rollouts."""
-    return limits_at(config.curriculum, iteration, max_turns=config.rollout.max_turns)
-
-
 def _start_rollout(
     config: DistillConfig, batches: Sequence[Sequence[Task]], carried: CarriedRollout
 ) -> tuple[RolloutKey, StudentRollout]:
@@ -243,7 +237,7 @@ def _start_rollout(
     iteration, index = carried.iteration, carried.index
     task = batches[iteration][index // config.data.group_size]
     seed = config.trainer.seed * _SEED_STRIDE + iteration
-    limits = iteration_limits(config, iteration)
+    limits = limits_at(config, iteration)
     rollout = StudentRollout(
         task,
         iteration,

@@ -9,7 +9,6 @@ from fakes.killed_runs import assert_resumes_exactly
 from fakes.students import PROMPTS, make_session, pairs, sample
 from fakes.tool_sources import DictTools
 from fakes.training import PRICE_TOOL, make_project
-from stillroom.train.config.distill_sections import CurriculumSection
 from stillroom.train.config.request import PlanTraining
 from stillroom.train.config.schema import DistillConfig
 from stillroom.train.on_policy.student_policy import Limits, limits_at
@@ -23,10 +22,24 @@ def prompts(tmp_path):
     return path
 
 
-def test_the_teachers_share_falls_to_nothing_in_a_straight_line():
-    section = CurriculumSection(teacher_share=0.8, teacher_steps=4)
+def config_with(curriculum):
+    return DistillConfig.model_validate(
+        {
+            "dataset_type": "distill",
+            "data": {"batch_size": 1},
+            "model": {"path": "m"},
+            "teacher": {"path": "t"},
+            "rollout": {"max_turns": 4},
+            "trainer": {"num_epochs": 1},
+            "curriculum": curriculum,
+        }
+    )
 
-    shares = [limits_at(section, i, max_turns=4).teacher_share for i in range(6)]
+
+def test_the_teachers_share_falls_to_nothing_in_a_straight_line():
+    config = config_with({"teacher_share": 0.8, "teacher_steps": 4})
+
+    shares = [limits_at(config, i).teacher_share for i in range(6)]
 
     assert shares == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.0, 0.0])
 
@@ -57,17 +70,7 @@ def test_whose_a_turn_is_follows_from_the_rollouts_key():
 )
 def test_half_a_curriculum_is_refused(changes, message):
     with pytest.raises(ValidationError, match=message):
-        DistillConfig.model_validate(
-            {
-                "dataset_type": "distill",
-                "data": {"batch_size": 1},
-                "model": {"path": "m"},
-                "teacher": {"path": "t"},
-                "rollout": {"max_turns": 4},
-                "trainer": {"num_epochs": 1},
-                "curriculum": changes,
-            }
-        )
+        config_with(changes)
 
 
 def test_a_prefix_counts_what_the_student_writes_in_all_turns(tmp_path, tiny_models, prompts):
