@@ -5,20 +5,11 @@ next rollout of the same prompt often starts in the meantime.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from stillroom.models.prefixes import PrefixIndex, SharedPrefix
 from stillroom.models.rope import RopeBoundary, length_class
 from stillroom.policy.passes import CopyableCache
 from stillroom.policy.sequences import DecodedSequence
-
-
-@dataclass(frozen=True, slots=True)
-class _CachedPrefix:
-    """The tokens of a released sequence whose keys and values are still in its slot."""
-
-    ids: list[int]
-    num_cached: int
 
 
 class SlotTable:
@@ -44,7 +35,8 @@ class SlotTable:
         self._max_rows = max_rows
         self._min_shared = min_shared
         self._copies_whole_slots, self._boundaries = copies_whole_slots, boundaries
-        self._entries: list[DecodedSequence | _CachedPrefix] = []
+        self._entries: list[DecodedSequence | list[int]] = []
+        """The sequence in each slot, or the tokens of a released sequence that are still cached."""
         self.tokens_shared = 0
         """The number of tokens whose keys and values were copied instead of being computed."""
 
@@ -56,8 +48,7 @@ class SlotTable:
     def release(self, sequence: DecodedSequence) -> None:
         """Removes a sequence from its slot."""
         if sequence.slot is not None:
-            cached_ids = sequence.ids[: sequence.num_cached]
-            self._entries[sequence.slot] = _CachedPrefix(cached_ids, sequence.num_cached)
+            self._entries[sequence.slot] = sequence.ids[: sequence.num_cached]
             sequence.slot = None
 
     def settle(self, waiting: list[DecodedSequence]) -> None:
@@ -89,16 +80,16 @@ class SlotTable:
 
     def _assign_slots(self, newcomers: Sequence[DecodedSequence]) -> None:
         """Gives newcomers slots, with as much of their prefixes as other slots have cached."""
-        held = [
-            entry.ids[: entry.num_cached] if self._is_original(entry.num_cached) else []
+        cached = [
+            entry if isinstance(entry, list) else entry.ids[: entry.num_cached]
             for entry in self._entries
         ]
-        index_of_slots = PrefixIndex(held)
+        index_of_slots = PrefixIndex([ids if self._is_original(len(ids)) else [] for ids in cached])
         sources = [self._source(index_of_slots, newcomer) for newcomer in newcomers]
         # First the newcomers whose prefix is in the slot of a released sequence: they take that
         # slot, and nothing is copied.
         for newcomer, source in zip(newcomers, sources, strict=True):
-            if source is not None and isinstance(self._entries[source.index], _CachedPrefix):
+            if source is not None and isinstance(self._entries[source.index], list):
                 self._place(newcomer, source.index, source)
         for index, (newcomer, source) in enumerate(zip(newcomers, sources, strict=True)):
             if newcomer.slot is not None:
@@ -107,7 +98,7 @@ class SlotTable:
             gaps = sorted(self._gaps(), key=lambda slot: slot in needed)
             if len(self._entries) < self._max_rows and (not gaps or gaps[0] in needed):
                 gaps = [len(self._entries)]
-                self._entries.append(_CachedPrefix([], 0))
+                self._entries.append([])
             self._place(newcomer, gaps[0], source)
             # That slot's cached prefix is overwritten, so later newcomers cannot copy from it.
             sources = [s if s is None or s.index != gaps[0] else None for s in sources]
@@ -145,4 +136,4 @@ class SlotTable:
 
     def _gaps(self) -> list[int]:
         """Returns the slots without a sequence."""
-        return [i for i, entry in enumerate(self._entries) if isinstance(entry, _CachedPrefix)]
+        return [i for i, entry in enumerate(self._entries) if isinstance(entry, list)]

@@ -27,9 +27,8 @@ from stillroom.serving.model_server import (
     UnreadableAnswerError,
     decode_answer,
 )
-from stillroom.serving.scoring import ServedTeacher
+from stillroom.serving.scoring import ServedTeacher, TeacherScores
 from stillroom.settings import Workspace
-from stillroom.teachers.scores import TeacherScores
 from stillroom.types import Message, TokenTrace
 
 _TEXT = (
@@ -147,8 +146,6 @@ class _Wording:
     """The names of the two tokenizers that are compared."""
     whose: str
     """The owner of the expected tokenizer and template, as in "its tokenizer is the student's"."""
-    if_template_differs: str
-    """The consequence of different chat templates, as a clause."""
     fix: str
     """The fix for different tokenizers."""
     template_fix: str
@@ -162,7 +159,6 @@ def _student_wording(teacher: ServedTeacher) -> _Wording:
     return _Wording(
         f"the student and the teacher {teacher.model!r}",
         "the student's",
-        "so the teacher would score conversations in a format it was not trained on",
         alternatives("use a teacher of the student's model family", REREAD_ROUTE, OFF_POLICY_ROUTE),
         alternatives(
             "copy the teacher's chat_template.jinja into the student's folder",
@@ -178,7 +174,6 @@ def _rereading_wording(teacher: ServedTeacher, name: str) -> _Wording:
     return _Wording(
         f"the tokenizer {name!r} and the teacher {teacher.model!r}",
         f"those of {name}",
-        "so the teacher would score conversations in a format it was not trained on",
         fix,
         fix,
         f"{_NO_TOKENIZE}, so its tokenizer was not compared with {name}",
@@ -249,9 +244,9 @@ async def _check_tokens(teacher: ServedTeacher, tokenizer: Any, wording: _Wordin
     if server_ids is not None and own_ids != server_ids:
         index, own_text, server_text = _first_difference(own_ids, server_ids, tokenizer)
         raise ModelError(
-            f"{wording.names} have different chat templates, {wording.if_template_differs}: token "
-            f"ids of the same conversation differ from index {index} on ({own_text!r}, "
-            f"{server_text!r})",
+            f"{wording.names} have different chat templates, so the teacher would score "
+            "conversations in a format it was not trained on: token ids of the same conversation "
+            f"differ from index {index} on ({own_text!r}, {server_text!r})",
             wording.template_fix,
         )
     return f"its tokenizer and chat template are {wording.whose}"

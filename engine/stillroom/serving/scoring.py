@@ -10,7 +10,6 @@ from typing import Any, Literal
 import msgspec
 
 from stillroom.serving.model_server import ModelServer, UnreadableAnswerError, decode_answer
-from stillroom.teachers.scores import TeacherScores
 from stillroom.types import TokenTrace
 
 ScoringProvider = Literal["vllm", "sglang"]
@@ -20,6 +19,18 @@ _IMPOSSIBLE = -1000.0
 _ROUNDING = 1e-2
 
 _Listed = tuple[float | None, int, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherScores:
+    """A teacher's log-probabilities at the sampled tokens of one rollout, in their order."""
+
+    logprobs: list[float]
+    """The log-probability of each sampled token, in nats."""
+    top_ids: list[list[int]] | None = None
+    """The teacher's most likely tokens at each position, likeliest first; None if not requested."""
+    top_logprobs: list[list[float]] | None = None
+    """The log-probabilities of `top_ids` in nats; None if not requested."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from stillroom.rollout.episode.collect import (
     key_of,
 )
 from stillroom.rollout.journal.records import RolloutKey
-from stillroom.teachers.scores import TeacherScores
+from stillroom.serving.scoring import TeacherScores
 from stillroom.train.config.resume import CarriedRollout
 from stillroom.train.config.schema import DistillConfig
 from stillroom.train.loop.session import Session, epoch_order

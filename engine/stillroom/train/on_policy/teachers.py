@@ -23,10 +23,9 @@ from stillroom.models.reread.rereading import ReadingPair
 from stillroom.models.resolve import locate_model
 from stillroom.rollout.episode.collect import FailedRollout, key_of
 from stillroom.serving.preflight import check_rereading
-from stillroom.serving.scoring import ServedTeacher
+from stillroom.serving.scoring import ServedTeacher, TeacherScores
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
-from stillroom.teachers.scores import TeacherScores
 from stillroom.train.config.distill_sections import DatasetTeacher, served_teacher
 from stillroom.train.config.schema import DistillConfig, TrainConfig
 from stillroom.train.loop.student_environment import StudentEnvironment

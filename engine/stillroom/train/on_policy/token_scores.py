@@ -35,8 +35,8 @@ from stillroom.models.reread.byte_chain import (
 )
 from stillroom.models.reread.rereading import ByteReading
 from stillroom.models.reread.tile_divergence import ByteDivergences, NextSymbolsOf
+from stillroom.serving.scoring import TeacherScores
 from stillroom.teachers.local_hf import LocalTeacher
-from stillroom.teachers.scores import TeacherScores
 from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.methods.losses import DivergenceFunction, loss_functions
 from stillroom.train.student.model import Student

@@ -18,7 +18,7 @@ from stillroom.errors import DataError
 from stillroom.models.batches import TokenSequence
 from stillroom.models.load import LoadedModel
 from stillroom.models.reread.rereading import ByteReading
-from stillroom.teachers.scores import TeacherScores
+from stillroom.serving.scoring import TeacherScores
 from stillroom.train.config.distill_sections import AdvantageEstimator, AlgorithmSection
 
 

@@ -30,9 +30,9 @@ from stillroom.models.load import load_tokenizer
 from stillroom.models.pairing import check_tokenizers
 from stillroom.models.resolve import locate_model
 from stillroom.reporting import stop_if_cancelled
+from stillroom.serving.scoring import TeacherScores
 from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
-from stillroom.teachers.scores import TeacherScores
 from stillroom.train.config.distill_sections import (
     DatasetTeacher,
     SoftTargetsSection,

@@ -10,8 +10,8 @@ from fakes.training import gradients, largest_gap, make_student
 from stillroom.errors import DataError, TeacherError
 from stillroom.models.batches import TokenSequence
 from stillroom.models.lm_head import HeadRunner
+from stillroom.serving.scoring import TeacherScores
 from stillroom.teachers.local_hf import LocalTeacher
-from stillroom.teachers.scores import TeacherScores
 from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.schema import DistillConfig
 from stillroom.train.on_policy.policy_update import UpdateStats, accumulate_gradient, update_student
