@@ -17,8 +17,6 @@ from stillroom.teachers.endpoint.attempts import (
     SHOWN,
     Attempts,
     Retry,
-    backoff_s,
-    min_wait_s,
     open_channel,
     post_once,
     retry_of,
@@ -126,13 +124,15 @@ class ModelServer:
             TeacherError: no call can succeed, because the key was rejected or the path is unknown.
         """
         encoded = msgspec.json.encode(body)
-        attempts = Attempts(down_patience_s=DOWN_PATIENCE_S)
+        attempts = Attempts(
+            self._jitter, max_refused_wait_s=PATIENCE_S, down_patience_s=DOWN_PATIENCE_S
+        )
         while True:
             outcome = await self._attempt(path, encoded, read, tokens)
             if not isinstance(outcome, Retry):
                 self._note_up()
                 return outcome
-            wait_s = attempts.count_failure(outcome, self._wait_s)
+            wait_s = attempts.count_failure(outcome)
             # An idle connection that the server has closed fails once.
             if outcome.is_down and attempts.num_down > 1:
                 self._note_down(outcome)
@@ -257,11 +257,6 @@ class ModelServer:
                 "check base_url, the model's name and how the server was started",
             )
         raise CallFailedError(FailureClass.BAD_REQUEST, message)
-
-    def _wait_s(self, retry: Retry, attempt: int) -> float:
-        if retry.wait_s is None:
-            return backoff_s(attempt, self._jitter)
-        return min(max(retry.wait_s, min_wait_s(attempt)), PATIENCE_S)
 
 
 class _Model(msgspec.Struct):

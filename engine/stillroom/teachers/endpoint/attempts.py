@@ -1,7 +1,8 @@
 """Opens channels to servers, and decides which failed calls are retried and after what wait."""
 
+import math
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -46,8 +47,13 @@ class Retry:
 
 @dataclass(slots=True)
 class Attempts:
-    """Counts the unsuccessful attempts at one call."""
+    """Counts the unsuccessful attempts at one call, and says how long to wait after each."""
 
+    jitter: random.Random
+    """Shortens the waits of several calls differently, so that they do not coincide."""
+    max_refused_wait_s: float = math.inf
+    """The most seconds of one wait for a rate limit; without a limit, a call that would have to
+    wait longer than `PATIENCE_S` fails at once."""
     down_patience_s: float = 0.0
     """The most seconds in total to wait for a server that is down; 0 counts these attempts as
     failed."""
@@ -62,45 +68,41 @@ class Attempts:
     down_s: float = 0.0
     """The seconds that the call has waited for a server that is down."""
 
-    def count_failure(self, retry: Retry, wait_s: Callable[[Retry, int], float]) -> float:
+    def count_failure(self, retry: Retry) -> float:
         """Counts a failed attempt, and returns the seconds to wait before the next one.
 
-        `wait_s` computes these seconds from the failure and its number among failures of its kind,
-        counted from 1. Raises CallFailedError if no further attempt is allowed.
+        Raises CallFailedError if no further attempt is allowed.
         """
         if retry.kind is FailureClass.RATE_LIMIT:
             self.num_refused += 1
-            seconds = wait_s(retry, self.num_refused)
+            seconds = self._wait_s(retry, self.num_refused)
             self.waited_s += seconds
         elif retry.is_down and self.down_patience_s:
             self.num_down += 1
-            seconds = wait_s(retry, self.num_down)
+            seconds = self._wait_s(retry, self.num_down)
             self.down_s += seconds
         else:
             self.num_failed += 1
-            seconds = wait_s(retry, self.num_failed)
+            seconds = self._wait_s(retry, self.num_failed)
         is_over = self.waited_s > PATIENCE_S or self.down_s > self.down_patience_s
         if self.num_failed == MAX_ATTEMPTS or is_over:
             attempts = self.num_failed + self.num_refused + self.num_down
             raise CallFailedError(retry.kind, f"{retry.message} ({attempts} attempts)")
         return seconds
 
+    def _wait_s(self, retry: Retry, attempt: int) -> float:
+        """Returns the seconds to wait after a failure of some kind for the `attempt`-th time.
 
-def backoff_s(attempt: int, jitter: random.Random) -> float:
-    """Returns the seconds to wait after a failure if the server sends no Retry-After.
-
-    They double with each attempt, up to 32 s, and are then shortened by a random factor.
-    """
-    return 0.5 * 2 ** min(attempt, 6) * jitter.uniform(0.5, 1.0)
-
-
-def min_wait_s(attempt: int) -> float:
-    """Returns the minimum seconds to wait after a 429, even if the server asks for less.
-
-    They double with each attempt, so that a server that keeps asking for no wait at all is not
-    called in a tight loop.
-    """
-    return 0.008 * 2 ** min(attempt, 12)
+        Without a Retry-After they double with each attempt, up to 32 s, and are shortened by a
+        random factor. With one, where the number of attempts has no limit, they have a minimum that
+        doubles too: a server that keeps asking for no wait at all is not called in a tight loop.
+        """
+        if retry.wait_s is None:
+            return 0.5 * 2 ** min(attempt, 6) * self.jitter.uniform(0.5, 1.0)
+        is_refused = retry.kind is FailureClass.RATE_LIMIT
+        least = 0.008 * 2 ** min(attempt, 12) if is_refused or self.down_patience_s else 0.0
+        longest = self.max_refused_wait_s if is_refused else PATIENCE_S
+        return min(max(retry.wait_s, least), longest)
 
 
 def open_channel(url: str, headers: Mapping[str, str]) -> HttpChannel:

@@ -17,12 +17,9 @@ from stillroom.errors import CallFailedError, FailureClass, TeacherError
 from stillroom.secrecy.redaction import Redactor
 from stillroom.teachers.budget import NOTHING, Budget, Cost, Overrun
 from stillroom.teachers.endpoint.attempts import (
-    PATIENCE_S,
     SHOWN,
     Attempts,
     Retry,
-    backoff_s,
-    min_wait_s,
     open_channel,
     post_once,
     retry_of,
@@ -187,12 +184,12 @@ class OpenAITeacher:
             BudgetSpentError: the call might exceed the budget.
         """
         body = self._body(messages, tools, seed, response_format)
-        attempts = Attempts()
+        attempts = Attempts(self._jitter)
         while True:
             outcome = await self._limited_attempt(body)
             if isinstance(outcome, _Answer):
                 return outcome.turn
-            wait_s = attempts.count_failure(outcome, self._wait_s)
+            wait_s = attempts.count_failure(outcome)
             with self.spending.budget.within_time():
                 await self._sleep(wait_s)
 
@@ -243,14 +240,6 @@ class OpenAITeacher:
         price = self.spending.price
         usd = price.of(usage) + overrun.usd if price is not None else 0.0
         return Cost(usage.prompt_tokens + usage.completion_tokens, usd)
-
-    def _wait_s(self, retry: Retry, attempt: int) -> float:
-        """Returns the seconds to wait before the next attempt."""
-        if retry.wait_s is None:
-            return backoff_s(attempt, self._jitter)
-        if retry.kind is FailureClass.RATE_LIMIT:
-            return max(retry.wait_s, min_wait_s(attempt))
-        return min(retry.wait_s, PATIENCE_S)
 
     def _body(
         self,
