@@ -1,7 +1,7 @@
 """The history of a model, as its checkpoints and runs recorded it."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -176,25 +176,38 @@ def read_history(
 ) -> History:
     """Returns the history of a checkpoint; `base` is the base model of an adapter."""
     stages: list[TrainingStage] = []
-    location, name = checkpoint, (base or checkpoint).name
-    seen: set[str] = set()
-    while location is not None and (record := location.record) is not None:
-        if location.location in seen or len(seen) == _MAX_STAGES:
-            break
-        seen.add(location.location)
-        config = _config(workspace, record)
-        name = (config.get("model") or {}).get("path") or record.base_model
-        stages.insert(0, _stage(workspace, record, config, location, name))
-        location = _find_model(workspace, name)
+    name = (base or checkpoint).name
+    for location in models_behind(workspace, checkpoint):
+        if (record := location.record) is not None:
+            config = _config(workspace, record)
+            name = _starting_model(config, record)
+            stages.insert(0, _stage(workspace, record, config, location, name))
+            base = None
+        elif stages:
+            base = location
     evaluations = _evaluations(workspace, checkpoint)
     history = History(
-        base=location if stages else base,
+        base=base,
         base_name=public_name(workspace, name),
         stages=tuple(stages),
         evaluations=evaluations[:_MAX_EVALUATIONS],
         num_evaluations=len(evaluations),
     )
     return replace(history, costs=cost_comparison(workspace, history))
+
+
+def models_behind(workspace: Workspace, checkpoint: ModelLocation) -> Iterator[ModelLocation]:
+    """Yields a checkpoint and the models that it was trained from, latest first, its base last.
+
+    A model that was moved or deleted is left out, with those that it was trained from.
+    """
+    location, seen = checkpoint, set[str]()
+    while location is not None and location.location not in seen and len(seen) <= _MAX_STAGES:
+        seen.add(location.location)
+        yield location
+        if (record := location.record) is None:
+            return
+        location = _find_model(workspace, _starting_model(_config(workspace, record), record))
 
 
 def cost_comparison(workspace: Workspace, history: History) -> str | None:
@@ -205,9 +218,10 @@ def cost_comparison(workspace: Workspace, history: History) -> str | None:
     """
     if not history.evaluations or not history.teachers:
         return None
-    latest = _document(workspace.runs / history.evaluations[0].run_id / RESULT_FILE, Evaluation)
+    latest_run = workspace.runs / history.evaluations[0].run_id
+    latest = optional_document(latest_run / RESULT_FILE, Evaluation)
     for file in sorted(workspace.runs.glob(f"*/{RESULT_FILE}")):
-        other = _document(file, Evaluation)
+        other = optional_document(file, Evaluation)
         if latest is None or other is None or other.result.data != latest.result.data:
             continue
         if public_name(workspace, other.result.model) in history.teachers:
@@ -227,7 +241,13 @@ def _find_model(workspace: Workspace, name: str) -> ModelLocation | None:
 
 
 def _config(workspace: Workspace, record: CheckpointRecord) -> dict[str, Any]:
-    return _document(workspace.runs / record.run_id / "config.json", dict[str, Any]) or {}
+    path = workspace.runs / record.run_id / "config.json"
+    return optional_document(path, dict[str, Any]) or {}
+
+
+def _starting_model(config: dict[str, Any], record: CheckpointRecord) -> str:
+    """Returns the name of the model that a training with this configuration started from."""
+    return (config.get("model") or {}).get("path") or record.base_model
 
 
 def _stage(
@@ -237,7 +257,7 @@ def _stage(
     checkpoint: ModelLocation,
     started_from: str,
 ) -> TrainingStage:
-    manifest = _manifest(checkpoint)
+    manifest = optional_manifest(checkpoint.folder)
     models = {model.role: model for model in manifest.models} if manifest else {}
     # The first input is config.yml, the second the rows.
     rows = manifest.inputs[1] if manifest and len(manifest.inputs) > 1 else None
@@ -325,10 +345,10 @@ def _authors(step: DataStep, answered_by: frozenset[str] | None) -> list[str]:
     return [f"{step.teacher} (answered as {', '.join(others)})" if others else step.teacher]
 
 
-def _manifest(checkpoint: ModelLocation) -> Manifest | None:
-    """Returns the manifest of a checkpoint; None if it is missing or damaged."""
+def optional_manifest(path: Path) -> Manifest | None:
+    """Returns the manifest of a file or folder; None if it is missing or damaged."""
     try:
-        return read_manifest(checkpoint.folder)
+        return read_manifest(path)
     except EngineError:
         return None  # the card is then less complete
 
@@ -345,12 +365,12 @@ def _identity(model: ModelRecord | None) -> str | None:
 def _evaluations(workspace: Workspace, checkpoint: ModelLocation) -> tuple[RecordedEvaluation, ...]:
     dated: list[tuple[str, RecordedEvaluation]] = []
     for file in workspace.runs.glob(f"*/{RESULT_FILE}"):
-        evaluation = _document(file, Evaluation)
-        state = _document(RunFolder(file.parent).state_file, RunState)
+        evaluation = optional_document(file, Evaluation)
+        state = optional_document(RunFolder(file.parent).state_file, RunState)
         if evaluation is None or state is None:
             continue
         result = evaluation.result
-        if _is_evaluation_of(workspace, result.model, checkpoint):
+        if evaluated_model(workspace, evaluation, checkpoint) is not None:
             entry = RecordedEvaluation(
                 file.parent.name,
                 public_name(workspace, result.name),
@@ -366,20 +386,19 @@ def _evaluations(workspace: Workspace, checkpoint: ModelLocation) -> tuple[Recor
     return tuple(entry for _, entry in dated)
 
 
-def _is_evaluation_of(workspace: Workspace, model: str, checkpoint: ModelLocation) -> bool:
-    """Returns whether an evaluated model is this checkpoint or an earlier export of it."""
-    location = _find_model(workspace, model)
+def evaluated_model(
+    workspace: Workspace, evaluation: Evaluation, checkpoint: ModelLocation
+) -> ModelLocation | None:
+    """Returns the evaluated model if it is this checkpoint or an earlier export of it, or None."""
+    location = _find_model(workspace, evaluation.result.model)
     if location is None or not location.is_local:
-        return False
-    if location.location == checkpoint.location:
-        return True
+        return None
     export, record = read_export(location.folder), checkpoint.record
-    if export is None or record is None:
-        return False
-    return (export.run_id, export.step) == (record.run_id, record.step)
+    is_export = export and record and (export.run_id, export.step) == (record.run_id, record.step)
+    return location if is_export or location.location == checkpoint.location else None
 
 
-def _document(path: Path, kind: type[_Kind]) -> _Kind | None:
+def optional_document(path: Path, kind: type[_Kind]) -> _Kind | None:
     """Returns a JSON document, or None if it is missing or malformed."""
     try:
         return read_json(path, kind)

@@ -11,12 +11,15 @@ import pytest
 from fakes.conversations import answer, user
 from fakes.elsewhere import away, box, lay_out, own_machine, packed_run
 from fakes.gguf_files import write_gguf
+from fakes.run_folders import answer as evaluated
+from fakes.run_folders import write_evaluation
 from fakes.training import make_project, write_run_files
 from stillroom.errors import InputError, RunError
+from stillroom.export.folder import MANIFEST, ExportManifest
 from stillroom.files import file_sha256, write_json
 from stillroom.home_paths import home_variable
 from stillroom.lineage import write_manifest
-from stillroom.models.resolve import identify, locate_model
+from stillroom.models.resolve import RECORD, CheckpointRecord, identify, locate_model
 from stillroom.remote.bundle.job_spec import pack
 from stillroom.remote.bundle.layout import read_contents
 from stillroom.remote.bundle.needs import (
@@ -428,3 +431,24 @@ def test_a_run_that_a_request_names_is_known_elsewhere(workspace):
     assert places == [
         f"workspace/runs/{run.run_id}/{name}" for name in ("run.json", "request.json")
     ]
+
+
+def test_the_evaluations_of_earlier_exports_go_with_a_checkpoint(tmp_path, workspace):
+    checkpoint = model_folder(workspace.runs / "run-1/checkpoints/final")
+    record = CheckpointRecord(run_id="run-1", method="sft", step=3, base_model="org/base")
+    write_json(checkpoint / RECORD, record)
+    for name, step in (("exports/first", 3), ("exports/older", 2)):
+        folder = model_folder(workspace.root / name)
+        export = ExportManifest(
+            format="merged", request={}, run_id="run-1", method="sft", step=step, precision="bf16",
+            base_model="org/base", files=[], stillroom_version="1", created_at="",
+        )  # fmt: skip
+        write_json(folder / MANIFEST, export)
+    for run_id, model in (("first", "exports/first"), ("older", "exports/older"), ("own", "run-1")):
+        write_evaluation(workspace.runs, run_id, [evaluated(0, is_right=True)], model=model)
+    places = places_of(workspace, Needs(exported=locate_model(workspace, "run-1")))
+    assert "workspace/runs/own/rollouts.jsonl" in places
+    assert "workspace/runs/first/rollouts.jsonl" in places
+    assert "workspace/runs/older/rollouts.jsonl" not in places
+    assert f"workspace/exports/first/{MANIFEST}" in places
+    assert f"workspace/exports/older/{MANIFEST}" not in places

@@ -156,6 +156,10 @@ def test_an_export_elsewhere_is_that_of_one_at_home(tmp_path, tiny_models):
     workspace = project.workspace
     evaluate = EvaluateModel(data="heldout.jsonl", model="run-1", max_tokens=4)
     do_run(workspace, RunKind.EVALUATE, evaluate, "evaluate-1")
+    earlier = ExportModel(model="run-1", output="earlier", format="merged")
+    do_run(workspace, RunKind.EXPORT, earlier, "export-0")
+    evaluate = EvaluateModel(data="heldout.jsonl", model="earlier", max_tokens=4)
+    do_run(workspace, RunKind.EVALUATE, evaluate, "evaluate-2")
 
     request = ExportModel(model="run-1", output="out", format="merged", verify=2)
     needs = needs_of_export(request, plan_export(workspace, request))
@@ -165,7 +169,8 @@ def test_an_export_elsewhere_is_that_of_one_at_home(tmp_path, tiny_models):
     own = {"runs/export-1/request.json", "runs/export-1/run.json"}
     assert set(naming(there.root, str(tmp_path / "there"))) <= own
     card = (there.root / "out" / "README.md").read_text(encoding="utf-8")
-    assert "heldout" in card
+    assert "evaluate-1" in card
+    assert "evaluate-2" in card
     assert "train.jsonl" in card
 
 

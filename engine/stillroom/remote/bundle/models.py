@@ -1,15 +1,18 @@
 """The files of models that are sent: weights, the records of their runs, and model card inputs."""
 
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
 
-from stillroom.errors import DataError, EngineError
+from stillroom.errors import EngineError
 from stillroom.evaluate.files import RESULT_FILE, Evaluation
-from stillroom.files import read_json
-from stillroom.lineage import FileRecord, Manifest, read_manifest
+from stillroom.export.history import (
+    evaluated_model,
+    models_behind,
+    optional_document,
+    optional_manifest,
+)
+from stillroom.lineage import FileRecord
 from stillroom.models.resolve import CHECKPOINTS, ModelLocation, adapter_base, locate_model
 from stillroom.remote.bundle.layout import FileLayout
 from stillroom.run_folder import RunFolder
@@ -21,10 +24,7 @@ _RUN_RECORDS = ("run.json", "request.json", "config.json", "given_config.yml", "
 _SMALL_BYTES = 1 << 20
 """The maximum size of the files of earlier models that a model card needs, e.g. licences."""
 _TOKENIZER_BYTES = 64 << 20
-_MAX_STAGES = 12
 _MAX_MANIFESTS = 40
-
-_Kind = TypeVar("_Kind")
 
 
 def add_model(workspace: Workspace, layout: FileLayout, model: ModelLocation) -> None:
@@ -88,13 +88,15 @@ def add_resume_files(workspace: Workspace, layout: FileLayout, run_id: str) -> N
 
 def add_card_inputs(workspace: Workspace, layout: FileLayout, model: ModelLocation) -> None:
     """Adds the inputs of an export's model card: earlier runs, their rows, and evaluations."""
-    for stage in _stages(workspace, model):
+    for stage in models_behind(workspace, model):
+        if not stage.is_local:
+            continue
         if stage.folder != model.folder and not stage.is_gguf:
             layout.add_folder(stage.folder, most_bytes=_SMALL_BYTES)
         _add_checkpoint_run(workspace, layout, stage.folder)
         if stage.record is not None:
             layout.add_all([RunFolder(workspace.runs / stage.record.run_id).events])
-        manifest = _optional_manifest(stage.folder)
+        manifest = optional_manifest(stage.folder)
         if manifest is not None and len(manifest.inputs) > 1:
             # The first input is config.yml, the second the file of training rows.
             rows = manifest.inputs[1]
@@ -103,34 +105,22 @@ def add_card_inputs(workspace: Workspace, layout: FileLayout, model: ModelLocati
     multimodal = model.record.text_part_of if model.record is not None else None
     if multimodal is not None and Path(multimodal.location).is_dir():
         layout.add_folder(Path(multimodal.location))
+    _add_evaluations(workspace, layout, model)
+
+
+def _add_evaluations(workspace: Workspace, layout: FileLayout, model: ModelLocation) -> None:
+    """Adds all evaluations, and what a model card reads of those of this model and its exports."""
     for file in sorted(workspace.runs.glob(f"*/{RESULT_FILE}")):
         layout.add(file)
         add_run_records(workspace, layout, file.parent.name)
-        evaluation = _read_optional(file, Evaluation)
-        if evaluation is not None and _is_same_model(workspace, evaluation.result.model, model):
-            layout.add_all([workspace.path(evaluation.result.rollouts)])
-
-
-def _stages(workspace: Workspace, model: ModelLocation) -> Iterator[ModelLocation]:
-    """Yields a model and the models that it was trained from, as far as they still exist."""
-    seen = set[str]()
-    location: ModelLocation | None = model
-    while location is not None and location.is_local and location.location not in seen:
-        if len(seen) == _MAX_STAGES:
-            return
-        seen.add(location.location)
-        yield location
-        record = location.record
-        if record is None:
-            return
-        config = (
-            _read_optional(workspace.runs / record.run_id / "config.json", dict[str, Any]) or {}
-        )
-        section: Mapping[str, Any] = config.get("model") or {}
-        name = section.get("path") or record.base_model
-        location = None
-        with suppress(EngineError):
-            location = locate_model(workspace, name)
+        evaluation = optional_document(file, Evaluation)
+        evaluated = evaluated_model(workspace, evaluation, model) if evaluation else None
+        if evaluation is None or evaluated is None:
+            continue
+        layout.add_all([workspace.path(evaluation.result.rollouts)])
+        if evaluated.folder != model.folder:
+            layout.add_folder(evaluated.folder, most_bytes=_SMALL_BYTES)
+            _add_alias(workspace, layout, evaluated)
 
 
 def _add_manifests(workspace: Workspace, layout: FileLayout, rows: FileRecord) -> None:
@@ -142,7 +132,7 @@ def _add_manifests(workspace: Workspace, layout: FileLayout, rows: FileRecord) -
         is_first = record is rows
         add_tags(workspace, layout, path, sha256=record.sha256, has_copies=is_first)
         layout.add_manifests(path)
-        manifest = _optional_manifest(path)
+        manifest = optional_manifest(path)
         for source in manifest.inputs if manifest is not None else []:
             if source.path not in seen:
                 seen.add(source.path)
@@ -154,24 +144,6 @@ def _add_checkpoint_run(workspace: Workspace, layout: FileLayout, folder: Path) 
     run = folder.parent.parent
     if folder.parent.name == CHECKPOINTS and run.parent == workspace.runs:
         add_run_records(workspace, layout, run.name)
-
-
-def _is_same_model(workspace: Workspace, name: str, model: ModelLocation) -> bool:
-    with suppress(EngineError):
-        return locate_model(workspace, name).location == model.location
-    return False
-
-
-def _optional_manifest(path: Path) -> Manifest | None:
-    with suppress(EngineError):
-        return read_manifest(path)
-    return None
-
-
-def _read_optional(path: Path, kind: type[_Kind]) -> _Kind | None:
-    with suppress(OSError, DataError):
-        return read_json(path, kind)
-    return None
 
 
 def add_tags(
