@@ -34,7 +34,7 @@ from stillroom_mcp.other_names import (
 _Model = TypeVar("_Model", bound=BaseModel)
 EXIT_USAGE = 2
 EXIT_PIPE = 141
-_ALIASES = {"distil": "run-recipe"}
+_ALIASES = {"distil": "run-recipe", "report": "write-report"}
 """Shorter names of commands."""
 
 
@@ -148,7 +148,6 @@ def build_parser(
     by_command["serve"] = _add_serve(subparsers)
     by_command["demo"] = _add_demo(subparsers)
     by_command["dashboard"] = _add_dashboard(subparsers)
-    by_command["report"] = _add_report(subparsers)
     by_command["prices"] = _add_prices(subparsers)
     by_command["docs"] = _add_docs(subparsers)
     by_command["wait"] = waiting.add_parser(subparsers)
@@ -280,6 +279,22 @@ def _setup(options: argparse.Namespace) -> int:
     return run(options)
 
 
+def _demo(options: argparse.Namespace) -> int:
+    from stillroom_mcp.demo.chain import FULL, SMOKE
+    from stillroom_mcp.demo.run import run_demo
+
+    settings = SMOKE if options.smoke else FULL
+    return run_demo(options.folder, seed=options.seed, settings=settings, where=options.where)
+
+
+def _dashboard(options: argparse.Namespace) -> int:
+    from stillroom_mcp.dashboard.app import serve_dashboard
+
+    workspace = open_workspace(options.workspace)
+    serve_dashboard(workspace, port=options.port, is_opened=options.open)
+    return 0
+
+
 def _chat(options: argparse.Namespace) -> int:
     from stillroom_mcp import chat
 
@@ -305,18 +320,6 @@ def _add_docs(subparsers: Any) -> argparse.ArgumentParser:
     parser = subparsers.add_parser("docs", help=text, description=text, allow_abbrev=False)
     parser.add_argument(
         "page", nargs="?", metavar="PAGE", help="name of a page, e.g. traces for docs/traces.md"
-    )
-    return parser
-
-
-def _add_report(subparsers: Any) -> argparse.ArgumentParser:
-    text = "Write report.html: learning curves, accuracy and example conversations of all runs."
-    parser = subparsers.add_parser("report", help=text, description=text)
-    _add_common(parser)
-    parser.add_argument("--output", default="report.html", help="page to write")
-    parser.add_argument("--png", action="store_true", help="also write a picture next to the page")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace a file that stillroom did not write"
     )
     return parser
 
@@ -369,43 +372,6 @@ def _metavar(annotation: Any) -> str:
     return "N" if {int, float} & set(kinds) else "TEXT"
 
 
-_MORE_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "chat": _chat,
-    "docs": lambda options: commands.docs(options.page),
-    "record": _record,
-    "setup": _setup,
-    "wait": waiting.run,
-}
-
-
-def _run(options: argparse.Namespace) -> int:
-    match options.command:
-        case "serve":
-            return _serve(options)
-        case "demo":
-            return commands.demo(
-                options.folder, seed=options.seed, is_smoke=options.smoke, where=options.where
-            )
-        case "dashboard":
-            workspace = open_workspace(options.workspace)
-            return commands.dashboard(workspace, port=options.port, is_opened=options.open)
-        case "report":
-            workspace = open_workspace(options.workspace)
-            fields = {"output": options.output, "overwrite": options.overwrite, "png": options.png}
-            return commands.report(workspace, api.WriteReport(**fields), as_json=options.json)
-        case "prices":
-            return commands.prices(
-                open_workspace(options.workspace),
-                options.models,
-                is_refreshed=options.refresh,
-                as_json=options.json,
-            )
-        case command if (run := _MORE_COMMANDS.get(command)) is not None:
-            return run(options)
-        case command:
-            return _run_operation(command, options)
-
-
 def _serve(options: argparse.Namespace) -> int:
     names = ("host", "port", "token_file", "allow_host")
     http_options = {name: vars(options)[name] for name in names if vars(options)[name] is not None}
@@ -418,8 +384,39 @@ def _serve(options: argparse.Namespace) -> int:
     workspace = open_workspace(options.workspace)
     operations = chosen_operations(options.toolsets, is_read_only=options.read_only)
     if options.http:
-        return commands.serve_http(workspace, operations, **http_options)
-    return commands.serve(workspace, operations)
+        from stillroom_mcp.http.serve import serve_http
+
+        return serve_http(workspace, operations, **http_options)
+    from stillroom_mcp.app import build_server
+
+    build_server(workspace, operations).run("stdio")
+    return 0
+
+
+def _prices(options: argparse.Namespace) -> int:
+    workspace = open_workspace(options.workspace)
+    return commands.prices(
+        workspace, options.models, is_refreshed=options.refresh, as_json=options.json
+    )
+
+
+_MORE_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "chat": _chat,
+    "dashboard": _dashboard,
+    "demo": _demo,
+    "docs": lambda options: commands.docs(options.page),
+    "prices": _prices,
+    "record": _record,
+    "serve": _serve,
+    "setup": _setup,
+    "wait": waiting.run,
+}
+
+
+def _run(options: argparse.Namespace) -> int:
+    if (run := _MORE_COMMANDS.get(options.command)) is not None:
+        return run(options)
+    return _run_operation(options.command, options)
 
 
 def _run_operation(command: str, options: argparse.Namespace) -> int:

@@ -78,55 +78,6 @@ def chosen_operations(
     ]
 
 
-def serve(workspace: Workspace, operations: Sequence[Operation]) -> int:
-    """Runs the MCP server over standard input and output until its client disconnects."""
-    from stillroom_mcp.app import build_server
-
-    build_server(workspace, operations).run("stdio")
-    return 0
-
-
-def serve_http(
-    workspace: Workspace,
-    operations: Sequence[Operation],
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8765,
-    token_file: str | None = None,
-    allow_host: Sequence[str] = (),
-) -> int:
-    """Runs the MCP server at an address until the process is asked to stop."""
-    from stillroom_mcp.http.serve import serve_http
-
-    return serve_http(
-        workspace, operations, host=host, port=port, token_file=token_file, allowed_hosts=allow_host
-    )
-
-
-def dashboard(workspace: Workspace, *, port: int, is_opened: bool) -> int:
-    """Serves the dashboard of the workspace until the process is interrupted."""
-    from stillroom_mcp.dashboard.app import serve_dashboard
-
-    serve_dashboard(workspace, port=port, is_opened=is_opened)
-    return 0
-
-
-def demo(folder: str | None, *, seed: int, is_smoke: bool, where: str | None) -> int:
-    """Runs the demo, which starts an MCP server and calls it through an MCP client."""
-    from stillroom_mcp.demo import FULL, SMOKE, run_demo
-
-    return run_demo(folder, seed=seed, settings=SMOKE if is_smoke else FULL, where=where)
-
-
-def report(workspace: Workspace, request: api.WriteReport, *, as_json: bool) -> int:
-    """Writes the HTML report of all runs of the workspace and prints its path."""
-    written = api.write_report(workspace, request)
-    paths = [written.output, *([written.picture] if written.picture else [])]
-    answer = json.dumps({"output": written.output, "picture": written.picture})
-    _print(answer if as_json else f"written: {' and '.join(paths)}")
-    return 0
-
-
 def prices(
     workspace: Workspace, models: Sequence[str], *, is_refreshed: bool, as_json: bool
 ) -> int:

@@ -15,10 +15,9 @@ from rich.console import Console
 from stillroom import api
 from stillroom.errors import InputError
 from stillroom.settings import Workspace
-from stillroom_mcp.demo import run_demo
 from stillroom_mcp.demo.chain import DemoSettings, run_chain
 from stillroom_mcp.demo.guide import DemoStoppedError, Guide, print_comparisons
-from stillroom_mcp.demo.run import ORDER, free_folder
+from stillroom_mcp.demo.run import ORDER, free_folder, run_demo
 
 TINY = DemoSettings(num_rollouts=16, num_heldout=8, num_iterations=1, num_kl_prompts=2)
 NUM_STEPS = 2

@@ -31,10 +31,10 @@ def serve_http(
     workspace: Workspace,
     operations: Sequence[Operation],
     *,
-    host: str,
-    port: int,
-    token_file: str | None,
-    allowed_hosts: Iterable[str] = (),
+    host: str = "127.0.0.1",
+    port: int = 8765,
+    token_file: str | None = None,
+    allow_host: Iterable[str] = (),
 ) -> int:
     """Runs the MCP server over streamable HTTP until the process gets SIGINT or SIGTERM.
 
@@ -49,7 +49,7 @@ def serve_http(
         app = mcp_app(
             build_server(redacting_workspace, operations),
             token=token.value,
-            allowed_hosts=allowed_hosts,
+            allowed_hosts=allow_host,
         )
         _announce(f"{address_of(listener)}{MCP_PATH}", token)
         run_app(app, listener)
