@@ -21,6 +21,7 @@ from stillroom.remote.machine import Machine
 from stillroom.remote.records import JobSpec
 from stillroom.remote.ssh.host import ChannelHost
 from stillroom.remote.ssh.requirements import (
+    LocalPackages,
     PackagesToInstall,
     canonical,
     local_packages,
@@ -317,15 +318,11 @@ HERE = {
     "triton": "3.5",
     "rapid": "1",
 }
-LINUX = {"python_version": "3.12", "sys_platform": "linux", "platform_machine": "x86_64"}
 
 
-def to_install(*requirements: str, there: dict[str, str] | None = None, **marks: str):
+def to_install(*requirements: str, there: dict[str, str] | None = None):
     return packages_to_install(
-        [Requirement(each) for each in requirements],
-        local=HERE,
-        remote=there or {},
-        markers={**LINUX, **marks},
+        [Requirement(each) for each in requirements], local=HERE, remote=there or {}
     )
 
 
@@ -363,30 +360,34 @@ def test_what_an_image_has_too_old_is_installed_beside_it():
 
 
 @pytest.mark.parametrize(
-    ("condition", "marks", "expected"),
+    ("condition", "version", "expected"),
     [
-        ('sys_platform != "win32"', {}, []),
-        ('sys_platform != "win32"', {"python_version": "3.11"}, ["rapid==1"]),
-        ('sys_platform != "win32"', {"python_version": "3.11", "sys_platform": "win32"}, []),
-        ('extra == "traces"', {}, []),
-        ('extra == "traces"', {"python_version": "3.11"}, ["rapid==1"]),
+        ('sys_platform != "win32"', "3.12.1", []),
+        ('sys_platform != "win32"', "3.11.9", ["rapid"]),
+        ('sys_platform == "win32"', "3.11.9", []),
+        ('extra == "traces"', "3.12.1", []),
+        ('extra == "traces"', "3.11.9", ["rapid"]),
+        ('extra == "train"', "3.11.9", []),
     ],
 )
-def test_conditions_are_those_of_the_machine(condition, marks, expected):
-    requirement = f'rapid; python_version < "3.12" and {condition}'
+def test_conditions_are_those_of_the_machine(condition, version, expected):
+    line = f'rapid; python_version < "3.12" and {condition}'
+    local = LocalPackages(requires=[line], versions={})
 
-    assert to_install(requirement, **marks).requirements == expected
+    found = own_requirements(local, ["traces"], [], python_version=version)
+
+    assert [requirement.name for requirement in found] == expected
 
 
-def test_an_extra_brings_its_packages_and_the_extras_that_it_names():
+def test_an_extra_brings_its_packages():
     def names(*extras: str, packages: tuple[str, ...] = ()) -> set[str]:
-        return {each.name for each in own_requirements(local_packages(), extras, packages)}
+        found = own_requirements(local_packages(), extras, packages, python_version="3.12.1")
+        return {requirement.name for requirement in found}
 
     assert "msgspec" in names()
     assert "torch" not in names()
     assert {"msgspec", "torch", "peft"} <= names("train")
-    assert {"torch", "ray", "playwright"} <= names("all")
-    assert "stillroom" not in names("all")
+    assert {"torch", "playwright"} <= names("train", "browse")
     assert "rapidfuzz" in names(packages=("rapidfuzz==3.9",))
 
 

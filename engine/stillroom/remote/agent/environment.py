@@ -4,7 +4,7 @@ It uses only the standard library, because it runs before any package is install
 writes two lines of JSON and reads replies as lines of JSON:
 
 1. `_ProbeRequest`: which code to look for, and whether to use this interpreter's own packages.
-   Reply: `{"code": …, "installed": …, "marks": …}`.
+   Reply: `{"code": …, "installed": …, "python_version": …}`.
 2. `_InstallRequest`: what to install. Replies: `{"say": …}` as progress, then
    `{"python": …}` or `{"failed": …}`.
 
@@ -79,7 +79,8 @@ def main() -> int:
     sites = _own_site_folders() if probe["uses_packages"] else []
     installed = _installed() if sites else []
     code = code_hash_of(code_files(Path(root, "code", probe["code"], "stillroom")))
-    _reply({"code": code, "installed": installed, "marks": _markers()})
+    version = platform.python_version()
+    _reply({"code": code, "installed": installed, "python_version": version})
     line = sys.stdin.readline()
     if line:  # Without a second request, the code is uploaded again.
         _install_in_child([root, *sites], line)
@@ -381,24 +382,6 @@ def _installed() -> list[tuple[str, str]]:
     texts = [each.metadata for each in importlib.metadata.distributions()]
     found = [(text["Name"], text["Version"]) for text in texts]
     return [(name, version) for name, version in found if name and version]
-
-
-def _markers() -> dict[str, str]:
-    """Returns the values of environment markers (PEP 508)."""
-    major, minor = sys.version_info[:2]
-    return {
-        "implementation_name": sys.implementation.name,
-        "implementation_version": platform.python_version(),
-        "os_name": os.name,
-        "platform_machine": platform.machine(),
-        "platform_python_implementation": platform.python_implementation(),
-        "platform_release": platform.release(),
-        "platform_system": platform.system(),
-        "platform_version": platform.version(),
-        "python_full_version": platform.python_version(),
-        "python_version": f"{major}.{minor}",
-        "sys_platform": sys.platform,
-    }
 
 
 def _tail(log: Path, num_lines: int) -> str:

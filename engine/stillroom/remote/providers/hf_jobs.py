@@ -5,6 +5,7 @@ in the job, `hf_job_program.py` does what a follower does with other machines. E
 job.
 """
 
+import platform
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -357,7 +358,8 @@ def _api_and_token(run: Path | None) -> tuple[Any, str | None]:
 
 def _bootstrap_packages(home: LocalPackages) -> list[str]:
     """Returns the pinned requirements of the program in the job."""
-    names = {requirement.name.lower() for requirement in own_requirements(home, [], [])}
+    required = own_requirements(home, [], [], python_version=platform.python_version())
+    names = {requirement.name.lower() for requirement in required}
     return [
         f"{name}=={version}"
         for name, version in sorted(home.versions.items())

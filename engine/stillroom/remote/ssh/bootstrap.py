@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from packaging.requirements import Requirement
 
 import stillroom
 from stillroom.remote.agent.environment import code_files, code_hash_of
@@ -114,7 +113,7 @@ def prepare(
     python, uv = _base_python(channel, machine, found, report)
     local = local or local_packages()
     extras, packages = (spec.extras, spec.packages) if spec else ([], [])
-    wanted = _WantedPackages(own_requirements(local, extras, packages), local.versions)
+    wanted = _WantedPackages(local, extras, packages)
     if not found.facts.has_same_code:
         report("upload code")
         _send_code(channel, machine)
@@ -132,10 +131,11 @@ def prepare(
 
 @dataclass(frozen=True, slots=True)
 class _WantedPackages:
-    """The requirements of a run, and the versions that are installed locally, by name."""
+    """What a run needs: its extras, its additional packages, and the local versions of both."""
 
-    requirements: Sequence[Requirement]
-    local_versions: Mapping[str, str]
+    local: LocalPackages
+    extras: Sequence[str]
+    packages: Sequence[str]
 
 
 def _base_python(
@@ -259,24 +259,25 @@ def _make_environment(
         if reply.code != code_hash():
             return None
         try:
-            missing = packages_to_install(
-                wanted.requirements,
-                local=wanted.local_versions,
-                remote=canonical(reply.installed),
-                markers=reply.marks,
+            requirements = own_requirements(
+                wanted.local, wanted.extras, wanted.packages, python_version=reply.python_version
             )
         except ValueError as error:  # An invalid version.
-            raise _unreadable_reply(machine, str(reply.marks)) from error
-        _send_request(script_run, _install_request(python, uv, missing, reply.marks), is_last=True)
+            raise _unreadable_reply(machine, reply.python_version) from error
+        missing = packages_to_install(
+            requirements, local=wanted.local.versions, remote=canonical(reply.installed)
+        )
+        request = _install_request(python, uv, missing, reply.python_version)
+        _send_request(script_run, request, is_last=True)
         return _wait_for_python(machine, lines, report)
 
 
 class _Installed(msgspec.Struct, frozen=True):
-    """The first reply of `environment.py`: the machine's code and packages."""
+    """The first reply of `environment.py`: the machine's code, packages and Python version."""
 
     code: str
     installed: list[tuple[str, str]]
-    marks: dict[str, str]
+    python_version: str
 
 
 class _Progress(msgspec.Struct, frozen=True):
@@ -317,10 +318,10 @@ def _wait_for_python(machine: Machine, lines: Iterator[str], report: Callable[[s
 
 
 def _install_request(
-    python: str, uv: str | None, missing: PackagesToInstall, marks: Mapping[str, str]
+    python: str, uv: str | None, missing: PackagesToInstall, python_version: str
 ) -> dict[str, Any]:
     """Returns the second request to `environment.py`: what to install."""
-    base = [python, marks.get("python_full_version"), missing.requirements, missing.constraints]
+    base = [python, python_version, missing.requirements, missing.constraints]
     packages_key = _short_hash(base)
     return {
         "code": code_hash(),

@@ -34,14 +34,12 @@ def packages_to_install(
     *,
     local: Mapping[str, str],
     remote: Mapping[str, str],
-    markers: Mapping[str, str],
 ) -> PackagesToInstall:
     """Returns the packages that a machine lacks, at the versions that are installed locally.
 
     local, remote: installed versions by name. Remote packages that fit a requirement are kept.
-    markers: the machine's values of environment markers (PEP 508), e.g. `python_version`.
     """
-    lacking = [r for r in requirements if _applies(r, markers) and not _is_satisfied(r, remote)]
+    lacking = [r for r in requirements if not _is_satisfied(r, remote)]
     named = {canonicalize_name(requirement.name) for requirement in lacking}
     # Packages of the image keep their versions if possible; its torch was built for its driver.
     pins = {name: version for name, version in local.items() if name not in remote}
@@ -84,26 +82,16 @@ def local_packages() -> LocalPackages:
 
 
 def own_requirements(
-    local: LocalPackages, extras: Sequence[str], packages: Sequence[str]
+    local: LocalPackages, extras: Sequence[str], packages: Sequence[str], *, python_version: str
 ) -> list[Requirement]:
-    """Returns the requirements of Stillroom and its extras, and a run's additional packages."""
-    found = [Requirement(line) for line in local.requires]
-    # "" stands for the package without extras.
-    wanted, seen = ["", *extras], set[str]()
-    chosen: list[Requirement] = []
-    while wanted:
-        extra = wanted.pop()
-        if extra in seen:
-            continue
-        seen.add(extra)
-        for requirement in found:
-            if not _is_of_extra(requirement, extra):
-                continue
-            if canonicalize_name(requirement.name) == _DISTRIBUTION:
-                wanted.extend(requirement.extras)
-            else:
-                chosen.append(requirement)
-    return [*chosen, *map(Requirement, packages)]
+    """Returns the requirements of Stillroom and its extras, and a run's additional packages.
+
+    Requirements whose conditions do not hold for the machine's Python version are left out.
+    """
+    found = [Requirement(line) for line in (*local.requires, *packages)]
+    minor = ".".join(python_version.split(".")[:2])
+    values = [{"extra": extra, "python_version": minor} for extra in ("", *extras)]
+    return [r for r in found if r.marker is None or any(map(r.marker.evaluate, values))]
 
 
 def canonical(versions: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -113,23 +101,6 @@ def canonical(versions: Iterable[tuple[str, str]]) -> dict[str, str]:
         if name and version and _parse_version(version) is not None:
             found.setdefault(canonicalize_name(name), version)
     return found
-
-
-def _is_of_extra(requirement: Requirement, extra: str) -> bool:
-    """Returns whether a requirement belongs to an extra, or for "" to the package itself."""
-    names_extra = requirement.marker is not None and "extra" in str(requirement.marker)
-    if not extra:
-        return not names_extra
-    return names_extra and f'extra == "{extra}"' in str(requirement.marker)
-
-
-def _applies(requirement: Requirement, markers: Mapping[str, str]) -> bool:
-    """Returns whether a requirement's marker holds on the machine, ignoring its extra."""
-    marker = requirement.marker
-    if marker is None:
-        return True
-    extras = [part.split('"')[1] for part in str(marker).split("extra == ")[1:]] or [""]
-    return any(marker.evaluate({**markers, "extra": extra}) for extra in extras)
 
 
 def _is_satisfied(requirement: Requirement, versions: Mapping[str, str]) -> bool:
