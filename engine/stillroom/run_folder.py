@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -168,12 +168,18 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str | None = None
 
 
-class RunElsewhere(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of remote_view.json that is shown to users."""
+Phase = Literal[
+    "waiting", "bringing_up", "preparing", "sending", "running", "bringing_back", "over"
+]
+"""The phase of a remote run."""
+
+
+class RemoteView(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of remote_view.json: the phase, last contact and machine cost of a remote run."""
 
     where: str
     """The machine's name in machines.yml."""
-    phase: str = "waiting"
+    phase: Phase = "waiting"
     last_contact: str | None = None
     """The time when the machine answered last; None if it never has."""
     problem: str | None = None
@@ -181,9 +187,14 @@ class RunElsewhere(msgspec.Struct, frozen=True, kw_only=True):
     machine_usd: float | None = None
     """The cost of the machine so far, up to the run's end; None without a price."""
     release_usd: float | None = None
-    """The cost of a rented machine from the run's end to its release."""
+    """The cost of a rented machine from the run's end to its release; None before the end, without
+    a price, and for a machine of the user's own."""
+    seconds_used: float = msgspec.field(name="seconds_there", default=0.0)
+    """How long the machine has been used, by its own monotonic clock if known."""
+    has_started: bool = False
+    """Whether the launch was requested; from then on only the machine knows the run's state."""
     budget_usd: float | None = None
-    """The budget for the machine and the teacher together, from remote.json."""
+    """The budget for the machine and the teacher together, which is read from remote.json."""
 
     @property
     def spent_usd(self) -> float | None:
@@ -370,16 +381,16 @@ def create_run(
     return folder
 
 
-def read_remote_state(folder: Path) -> RunElsewhere | None:
+def read_remote_state(folder: Path) -> RemoteView | None:
     """Returns the state of a run on another machine; None for a run on this machine."""
     if not (folder / REMOTE_FILE).is_file():
         return None
     spec = _JobSpec(_Named("an unknown machine (remote.json is unreadable)"))
     with suppress(OSError, DataError):
         spec = read_json(folder / REMOTE_FILE, _JobSpec)
-    view = RunElsewhere(where=spec.machine.name)
+    view = RemoteView(where=spec.machine.name)
     with suppress(OSError, DataError):
-        view = read_json(folder / VIEW_FILE, RunElsewhere)
+        view = read_json(folder / VIEW_FILE, RemoteView)
     return msgspec.structs.replace(view, budget_usd=spec.budget_usd)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from stillroom.errors import EngineError
 from stillroom.files import FileLock, write_json
 from stillroom.remote.machine import Machine, SshAddress
-from stillroom.remote.records import JobSpec, MachineFacts, RemoteView
-from stillroom.run_folder import REMOTE_FILE, VIEW_FILE, RunFolder, RunState, create_run
+from stillroom.remote.records import JobSpec, MachineFacts
+from stillroom.run_folder import REMOTE_FILE, VIEW_FILE, RemoteView, RunFolder, RunState, create_run
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
 

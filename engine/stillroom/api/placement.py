@@ -126,9 +126,8 @@ def _within_budget(
     for run, spec, view in remote_runs(workspace):
         if spec.machine.name == machine.name:
             cost = run.read().metrics.get("cost_usd") or 0.0
-            cost += view.spent_usd if view is not None else 0.0
-            is_over = view is not None and view.phase == "over"
-            spent += cost if is_over else max(cost, spec.budget_usd or 0.0)
+            cost += view.spent_usd or 0.0
+            spent += cost if view.phase == "over" else max(cost, spec.budget_usd or 0.0)
     remaining_usd = (machine.budget_usd - spent) / num_runs
     if remaining_usd <= min_budget_usd(machine):
         raise InputError(

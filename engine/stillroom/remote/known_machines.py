@@ -18,8 +18,8 @@ from stillroom.lineage import now
 from stillroom.places import make_folder
 from stillroom.remote.host import RunHost
 from stillroom.remote.machine import Machine
-from stillroom.remote.records import JobSpec, MachineFacts, RemoteView
-from stillroom.run_folder import REMOTE_FILE, VIEW_FILE, RunFolder, all_runs
+from stillroom.remote.records import JobSpec, MachineFacts
+from stillroom.run_folder import REMOTE_FILE, RemoteView, RunFolder, all_runs, read_remote_state
 from stillroom.settings import Workspace
 from stillroom.train.config.schema import TrainConfig
 from stillroom.train.planning.hardware import EarlierRate, Hardware
@@ -88,23 +88,12 @@ def _address_hash(machine: Machine) -> str:
     return content_hash(msgspec.to_builtins((*machine.kinds, machine.python)))
 
 
-def remote_runs(workspace: Workspace) -> Iterator[tuple[RunFolder, JobSpec, RemoteView | None]]:
+def remote_runs(workspace: Workspace) -> Iterator[tuple[RunFolder, JobSpec, RemoteView]]:
     """Yields the workspace's runs on other machines, in no particular order."""
     for folder in all_runs(workspace):
         with suppress(OSError, DataError):
-            spec = read_json(folder.path / REMOTE_FILE, JobSpec)
-            yield folder, spec, read_view(folder)
-
-
-def read_view(folder: RunFolder) -> RemoteView | None:
-    """Returns the follower's view of a remote run.
-
-    None before the follower has written one, and for a run on this machine.
-    """
-    try:
-        return read_json(folder.path / VIEW_FILE, RemoteView)
-    except (OSError, DataError):
-        return None
+            if (view := read_remote_state(folder.path)) is not None:
+                yield folder, read_json(folder.path / REMOTE_FILE, JobSpec), view
 
 
 def hardware_of(
@@ -159,7 +148,6 @@ def _earlier_price(workspace: Workspace, machine: Machine) -> float | None:
         (view.last_contact or "", view.machine_usd / view.seconds_used * _HOUR_S)
         for _, spec, view in remote_runs(workspace)
         if _address_hash(spec.machine) == _address_hash(machine)
-        and view is not None
         and view.machine_usd
         and view.seconds_used
     ]

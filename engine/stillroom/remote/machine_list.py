@@ -18,8 +18,8 @@ from stillroom.remote.machine import Machine
 from stillroom.remote.machines import all_machines
 from stillroom.remote.providers.clean_up import restart_followers, start_clean_up
 from stillroom.remote.providers.provision_log import ProvisionedMachine, ProvisionLog
-from stillroom.remote.records import MachineFacts, RemoteView
-from stillroom.run_folder import RunFolder
+from stillroom.remote.records import MachineFacts
+from stillroom.run_folder import RemoteView, RunFolder
 from stillroom.settings import Workspace
 from stillroom.types import OthersText
 from stillroom.validation import StrictModel
@@ -105,10 +105,9 @@ class _ListedMachine:
     provisioned: list[ProvisionedMachine] = field(default_factory=list[ProvisionedMachine])
     answer: MachineFacts | EngineError | None = None
 
-    def add(self, folder: RunFolder, view: RemoteView | None) -> None:
-        """Adds a run on the machine; `view` is None if its follower has not written one yet."""
-        view = view or RemoteView(where=self.machine.name, phase="waiting")
-        self.spent_usd += view.spent_usd
+    def add(self, folder: RunFolder, view: RemoteView) -> None:
+        """Adds a run on the machine."""
+        self.spent_usd += view.spent_usd or 0.0
         if view.phase == "over":
             return
         self.is_used |= view.phase != "waiting"

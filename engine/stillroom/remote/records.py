@@ -5,7 +5,7 @@ machine belongs to an ordinary worker, in a workspace made for this run alone. O
 (`remote/follower/`), a local process, writes the local folder.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
@@ -231,34 +231,3 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """How far its clock is ahead of the local one."""
     start_s: float | None = None
     """The time from starting the agent to its first reply."""
-
-
-Phase = Literal[
-    "waiting", "bringing_up", "preparing", "sending", "running", "bringing_back", "over"
-]
-"""The phase of a remote run."""
-
-
-class RemoteView(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of remote_view.json: the phase, last contact and machine cost of a remote run."""
-
-    where: str
-    phase: Phase
-    last_contact: str | None = None
-    """When the machine last answered; None if it never has."""
-    problem: str | None = None
-    """Why the machine cannot be reached at present, and what to do; None if it can."""
-    machine_usd: float | None = None
-    """The machine's cost so far, up to the run's end; None without a price."""
-    release_usd: float | None = None
-    """What a rented machine cost from the run's end until it was released; None before the end,
-    without a price, and of a machine of the user's own."""
-    seconds_used: float = msgspec.field(name="seconds_there", default=0.0)
-    """How long the machine has been used, by its own monotonic clock if known."""
-    has_started: bool = False
-    """Whether the launch was requested; from then on only the machine knows the run's state."""
-
-    @property
-    def spent_usd(self) -> float:
-        """The machine's cost with that of its release, in US dollars; 0 without a price."""
-        return (self.machine_usd or 0.0) + (self.release_usd or 0.0)

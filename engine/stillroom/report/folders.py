@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from stillroom.errors import DataError
 from stillroom.files import read_json
-from stillroom.run_folder import RunElsewhere, RunFolder, RunState, read_remote_state
+from stillroom.run_folder import RemoteView, RunFolder, RunState, read_remote_state
 from stillroom.types import RunKind
 
 TRAINING_KINDS = frozenset((RunKind.SFT, RunKind.DPO, RunKind.DISTILL))
@@ -28,7 +28,7 @@ class Run:
         return self.folder.name
 
     @property
-    def elsewhere(self) -> RunElsewhere | None:
+    def elsewhere(self) -> RemoteView | None:
         """The state of the run's machine; None if it runs on this machine."""
         return read_remote_state(self.folder)
 

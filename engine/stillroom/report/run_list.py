@@ -18,7 +18,7 @@ from stillroom.report.wording import (
     short_name,
     span,
 )
-from stillroom.run_folder import RunElsewhere, RunFolder, RunRequest, RunState
+from stillroom.run_folder import RemoteView, RunFolder, RunRequest, RunState
 from stillroom.types import RunKind, RunStatus
 
 
@@ -29,7 +29,7 @@ class RunRow:
     run: Run
     took: str
     outcome: str
-    where: RunElsewhere | None
+    where: RemoteView | None
     """The state of its machine; None if it runs on this machine."""
     cost: str | None
     """Its cost in US dollars; None if it is unknown or zero."""

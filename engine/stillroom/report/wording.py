@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from stillroom.evaluate.intervals import Estimate
-from stillroom.run_folder import RunElsewhere
+from stillroom.run_folder import RemoteView
 from stillroom.types import RunKind
 
 NO_VALUE = "–"
@@ -92,7 +92,7 @@ def moment(text: str) -> str:
     return f"{time.day} {time:%b %Y, %H:%M} UTC"
 
 
-def machine_status(elsewhere: RunElsewhere) -> str:
+def machine_status(elsewhere: RemoteView) -> str:
     """Returns the machine of a run, its phase, and the time of the last contact."""
     text = f"on {elsewhere.where}"
     if elsewhere.phase == "over":

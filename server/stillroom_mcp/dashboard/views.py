@@ -20,7 +20,7 @@ from stillroom.report.run_list import RunRow, run_rows
 from stillroom.report.scoreboard import Scoreboard, scoreboard
 from stillroom.report.wording import Figure, plural, points
 from stillroom.report.write import costs_of
-from stillroom.run_folder import RunElsewhere, RunFolder, all_runs, find_run
+from stillroom.run_folder import RemoteView, RunFolder, all_runs, find_run
 from stillroom.settings import Workspace
 from stillroom.types import RunKind
 from stillroom_mcp.dashboard.live import Spending, figures, share_done, spending
@@ -48,7 +48,7 @@ class RunView:
 
     run: Run
     outcome: str
-    elsewhere: RunElsewhere | None
+    elsewhere: RemoteView | None
     """The state of a run on another machine; None if it runs on this one."""
     name: str | None
     figures: Sequence[Figure]

@@ -36,10 +36,9 @@ from stillroom.remote.records import (
     MachineFacts,
     RemoteFiles,
     RemoteState,
-    RemoteView,
     RunUpdate,
 )
-from stillroom.run_folder import VIEW_FILE, NewRun, RunFolder, RunState, create_run
+from stillroom.run_folder import VIEW_FILE, NewRun, RemoteView, RunFolder, RunState, create_run
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
 

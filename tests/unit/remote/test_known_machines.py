@@ -14,7 +14,7 @@ from stillroom.remote.host import UnreachableError
 from stillroom.remote.known_machines import hardware_of, load_probe, save_probe
 from stillroom.remote.machines import find_machine
 from stillroom.remote.planning import plan_training
-from stillroom.remote.records import RemoteView
+from stillroom.run_folder import RemoteView
 from stillroom.train.config.file import load_config
 from stillroom.train.config.request import PlanTraining, requests_per_model
 from stillroom.train.planning.forecast import combined_forecast

@@ -17,8 +17,8 @@ from stillroom.remote.machine_list import ListMachines, list_machines, probe_all
 from stillroom.remote.machines import find_machine
 from stillroom.remote.providers.clean_up import clean_up
 from stillroom.remote.providers.provision_log import ProvisionLog
-from stillroom.remote.records import MachineFacts, RemoteView
-from stillroom.run_folder import VIEW_FILE
+from stillroom.remote.records import MachineFacts
+from stillroom.run_folder import VIEW_FILE, RemoteView
 from stillroom.settings import Workspace
 
 TWO = """

@@ -32,10 +32,9 @@ from stillroom.remote.bundle.needs import (
     needs_of_generation,
     needs_of_training,
 )
-from stillroom.remote.records import RemoteView
 from stillroom.rollout.plan import plan_generation
 from stillroom.rollout.request import GenerateRollouts
-from stillroom.run_folder import NewRun, create_run
+from stillroom.run_folder import NewRun, RemoteView, create_run
 from stillroom.settings import Workspace
 from stillroom.train.config.request import StartTraining, plan_request
 from stillroom.types import RunKind, RunStatus

@@ -10,8 +10,7 @@ from fakes.dashboards import client_of
 from fakes.machines import add_remote_run, followed, name_machines
 from stillroom import api
 from stillroom.evaluate.costs import spent_on_runs
-from stillroom.remote.records import RemoteView
-from stillroom.run_folder import FOLLOWER_LOG, REMOTE_FILE, VIEW_FILE, RunFailure
+from stillroom.run_folder import FOLLOWER_LOG, REMOTE_FILE, VIEW_FILE, RemoteView, RunFailure
 from stillroom.settings import Workspace
 from stillroom.types import RunStatus
 from stillroom_mcp.next_steps import after_cancel_run, after_run

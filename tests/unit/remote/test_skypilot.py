@@ -23,8 +23,8 @@ from stillroom.remote.machine import Machine, SkyPilotCluster, SshAddress
 from stillroom.remote.providers.provision_log import ProvisionLog
 from stillroom.remote.providers.sky_calls import SkyCalls, SkyProcess, hold_script
 from stillroom.remote.providers.skypilot import SkyPilotHost
-from stillroom.remote.records import LaunchRequest, RemoteView
-from stillroom.run_folder import VIEW_FILE
+from stillroom.remote.records import LaunchRequest
+from stillroom.run_folder import VIEW_FILE, RemoteView
 
 MACHINE = Machine(
     name="sky-h100",

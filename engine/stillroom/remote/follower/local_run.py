@@ -12,13 +12,15 @@ from stillroom.files import read_json, write_json
 from stillroom.lineage import now
 from stillroom.outputs import OutputLock
 from stillroom.remote.machine import Machine
-from stillroom.remote.records import JobSpec, Phase, RemoteView
+from stillroom.remote.records import JobSpec
 from stillroom.run_folder import (
     KILL_MARK,
     MIRROR_FILE,
     MIRRORED_FILE,
     VIEW_FILE,
+    Phase,
     Progress,
+    RemoteView,
     RunFailure,
     RunFolder,
     fixed_inputs,
@@ -206,7 +208,7 @@ class ViewFile:
     def __init__(self, folder: RunFolder, machine: Machine, record: FollowRecord) -> None:
         self._file, self._folder, self._record = folder.path / VIEW_FILE, folder, record
         self._spare = folder.path / ".spare"
-        self._view = RemoteView(where=machine.name, phase="waiting")
+        self._view = RemoteView(where=machine.name)
         with suppress(FileNotFoundError, DataError):
             self._view = read_json(self._file, RemoteView)
         self._is_rented = machine.access.is_provisioned

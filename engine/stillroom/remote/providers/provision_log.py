@@ -19,8 +19,7 @@ from stillroom.lineage import now, seconds_between
 from stillroom.places import make_folder
 from stillroom.remote.host import UnreachableError
 from stillroom.remote.machine import Machine
-from stillroom.remote.records import RemoteView
-from stillroom.run_folder import VIEW_FILE
+from stillroom.run_folder import VIEW_FILE, RemoteView
 
 _LOCK_WAIT_S = 20.0
 _REQUEST_LIFETIME_S = 900.0

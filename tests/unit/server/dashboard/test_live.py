@@ -6,9 +6,8 @@ from typing import Any
 
 from fakes.machines import add_remote_run
 from stillroom.lineage import now
-from stillroom.remote.records import RemoteView
 from stillroom.report.folders import Run
-from stillroom.run_folder import Progress, RunState
+from stillroom.run_folder import Progress, RemoteView, RunState
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
 from stillroom_mcp.dashboard.live import figures, read_metrics_from
