@@ -84,8 +84,6 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     started_at: str | None = None
     ended_at: str | None = None
     pid: int | None = None
-    pid_started_at: float | None = None
-    """The start time of the process in seconds since the epoch; written by older versions."""
     process_start: str | None = None
     """A text that identifies the process together with its pid (`processes.process_start`)."""
     progress: Progress | None = None

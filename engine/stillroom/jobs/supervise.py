@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from stillroom.files import write_json
 from stillroom.jobs import remote_runs
@@ -40,8 +39,6 @@ class _Launch(msgspec.Struct, frozen=True, kw_only=True):
     """The content of launch.json, which identifies the run's process until run.json has its pid."""
 
     pid: int
-    pid_started_at: float | None = None
-    """When the process started, in seconds since the epoch, as older versions recorded it."""
     process_start: str | None = None
     """When the process started, which distinguishes it from later processes with the same pid."""
 
@@ -186,9 +183,7 @@ def _live_pid(folder: RunFolder, state: RunState) -> int | None:
     """Returns the pid of the run's process; None if it has exited, even if its pid is reused."""
     launch = _read_launch(folder)
     if state.pid is not None:
-        launch = _Launch(
-            pid=state.pid, pid_started_at=state.pid_started_at, process_start=state.process_start
-        )
+        launch = _Launch(pid=state.pid, process_start=state.process_start)
     return launch.pid if launch is not None and _is_alive(launch) else None
 
 
@@ -204,12 +199,7 @@ def _read_launch(folder: RunFolder) -> _Launch | None:
 def _is_alive(launch: _Launch) -> bool:
     """Returns whether the launched process still runs, and no later one has its pid."""
     start = process_start(launch.pid)
-    if start is None or launch.process_start is not None:
-        return start is not None and start == launch.process_start
-    # Started by an older version.
-    with suppress(psutil.NoSuchProcess):
-        return psutil.Process(launch.pid).create_time() == launch.pid_started_at
-    return False
+    return start is not None and start == launch.process_start
 
 
 def _wait_until_dead(folder: RunFolder) -> RunState:

@@ -112,30 +112,6 @@ def test_a_run_is_killed_although_the_clock_was_set(
         assert supervise.cancel_run(folder).status is RunStatus.CANCELLED
 
 
-def test_a_run_of_an_older_version_is_known_by_the_time_it_was_started_at(
-    workspace: Workspace,
-) -> None:
-    folder = create_run(workspace, RunKind.ROLLOUTS, {})
-    old = psutil.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        state = msgspec.structs.replace(
-            folder.read(),
-            status=RunStatus.RUNNING,
-            pid=old.pid,
-            pid_started_at=psutil.Process(old.pid).create_time(),
-        )
-        folder.write(state)
-        lock = folder.owner_lock()
-        assert lock.try_acquire()
-        supervise.cancel_run(folder)
-        assert old.wait(10) == -signal.SIGTERM
-        lock.release()
-    finally:
-        if old.poll() is None:
-            old.kill()
-            old.wait(10)
-
-
 def test_a_pid_that_belongs_to_another_program_now_is_never_signalled(
     workspace: Workspace,
 ) -> None:
@@ -143,7 +119,7 @@ def test_a_pid_that_belongs_to_another_program_now_is_never_signalled(
     bystander = psutil.Popen(["sleep", "60"])
     try:
         state = msgspec.structs.replace(
-            folder.read(), status=RunStatus.RUNNING, pid=bystander.pid, pid_started_at=1.0
+            folder.read(), status=RunStatus.RUNNING, pid=bystander.pid, process_start="earlier"
         )
         folder.write(state)
         # Somebody holds the lock, so the run seems alive, but the pid's start time is not its own.

@@ -72,7 +72,6 @@ class Mirror:
             started_at=self._local_time(remote.started_at),
             ended_at=self._local_time(remote.ended_at),
             pid=None,
-            pid_started_at=None,
             process_start=None,
         )
         if state.status.is_final:
