@@ -1,5 +1,6 @@
 """Streams the state and files of a run on this machine until it has ended."""
 
+import math
 import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
@@ -16,9 +17,8 @@ from stillroom.run_folder import RunState
 
 _LOOK_EVERY_S = 0.5
 _HEARTBEAT_S = 2.0
-_APPENDED_S = 2.0
-_BYTES_PER_S = 4000
-"""The limit on uncompressed states that only differ in their counters; others are sent at once."""
+_SEND_EVERY_S = 2.0
+"""Sending many lines at once is much cheaper than one at a time."""
 _KEEPER_WAIT_S = 15.0
 
 
@@ -44,19 +44,19 @@ def _updates(
     run = agent_run(agent, request.run_id)
     started = run.read_start()
     appended = AppendedFiles(run, request.seen, started.outputs)
-    finished, pace = FinishedFiles(run, started), _Pace()
-    appended_at = time.monotonic()
+    finished = FinishedFiles(run, started)
+    sent: RunState | None = None
+    sent_at = -math.inf
     while True:
         state = read_run(run.folder)
         has_ended = state.status.is_final
         if has_ended:
             _wait_for_processes(run, sleep)
-        is_due = pace.is_due(state, time.monotonic()) or has_ended
-        if is_due:
-            yield _remote_state(run, started, state)
-        # Sending many lines at once is much cheaper than one at a time.
-        if is_due or time.monotonic() - appended_at >= _APPENDED_S:
-            appended_at = time.monotonic()
+        if has_ended or time.monotonic() - sent_at >= _SEND_EVERY_S:
+            sent_at = time.monotonic()
+            if state != sent:
+                yield _remote_state(run, started, state)
+                sent = state
             yield from appended.updates(is_last=has_ended)
         files = yield from finished.updates(is_last=has_ended)
         if has_ended:
@@ -93,33 +93,3 @@ def _wait_for_processes(run: AgentRun, sleep: Callable[[float], None]) -> None:
     lock = run.keeper_lock()
     if lock.acquire_within(_KEEPER_WAIT_S, sleep=sleep):
         lock.release()
-
-
-class _Pace:
-    """Decides when a state is sent: at once if more than counters changed, else paced by size."""
-
-    def __init__(self) -> None:
-        self._sent: RunState | None = None
-        self._size, self._sent_at = 0, 0.0
-
-    def is_due(self, state: RunState, now_s: float) -> bool:
-        """Returns whether to send the state now; if True, records it as sent."""
-        if state == self._sent:
-            return False
-        is_waiting = now_s - self._sent_at < max(_APPENDED_S, self._size / _BYTES_PER_S)
-        if (
-            is_waiting
-            and self._sent is not None
-            and _significant_fields(state) == _significant_fields(self._sent)
-        ):
-            return False
-        self._sent, self._sent_at = state, now_s
-        self._size = len(msgspec.json.encode(state))
-        return True
-
-
-def _significant_fields(state: RunState) -> tuple[object, ...]:
-    """Returns the fields of a state whose changes are sent at once."""
-    phase = state.progress.phase if state.progress is not None else None
-    names = [alarm.partition(":")[0] for alarm in state.alarms]
-    return state.status, state.notes, names, state.error, phase
