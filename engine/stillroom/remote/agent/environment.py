@@ -216,10 +216,7 @@ class _Installation:
         """Returns the install command of uv or pip; installs pip if needed."""
         python, uv = str(self._packages / "bin" / "python"), self._request["uv"]
         if uv is not None:
-            command = [uv, "pip", "install", "--python", python]
-            options = _run_quietly([*command, "--help"]).stdout
-            # With this option uv chooses torch's build by the machine's GPU and driver.
-            return [*command, *(["--torch-backend=auto"] if "--torch-backend" in options else [])]
+            return [uv, "pip", "install", "--python", python]
         pip = [python, "-P", "-m", "pip"]
         if _run_quietly([*pip, "--version"]).returncode:
             try:
@@ -296,7 +293,9 @@ def _run_quietly(command: list[Any]) -> subprocess.CompletedProcess[str]:
 
 def _login_environment() -> dict[str, str]:
     """Returns the environment variables of installers: those of this machine's login session."""
-    return {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
+    options = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
+    # By it uv chooses torch's build for the machine's GPU and driver; uv before 0.6.9 ignores it.
+    return {**os.environ, **options, "UV_TORCH_BACKEND": "auto"}
 
 
 def _run(command: list[str], log: Path) -> None:
