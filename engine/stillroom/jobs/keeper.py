@@ -186,7 +186,7 @@ class _RunProcess:
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda number, _frame: self._forward_signal(number))
-        self._reap()
+        self.reap()
         while self._code is None:
             sources = [self._output, wakeups] if self._is_printing else [wakeups]
             ready, _, _ = select.select(sources, [], [], _SAMPLE_EVERY_S)
@@ -196,7 +196,7 @@ class _RunProcess:
                 with suppress(BlockingIOError):
                     os.read(wakeups, _BLOCK_BYTES)
             self._sample_oom_kills()
-            self._reap()
+            self.reap()
         return self._code
 
     @property
@@ -210,10 +210,6 @@ class _RunProcess:
             pass
         self._redacted_log.flush()
         self._log.close()
-
-    def reap(self) -> bool:
-        """Reaps children that have exited; returns whether any children are left."""
-        return self._reap()
 
     def _forward_signal(self, number: int) -> None:
         if self._code is None:
@@ -230,7 +226,7 @@ class _RunProcess:
         self._redacted_log.write(data)
         return bool(data)
 
-    def _reap(self) -> bool:
+    def reap(self) -> bool:
         """Reaps exited children, including adopted ones; returns whether any children are left."""
         while True:
             try:

@@ -298,9 +298,7 @@ def shell_words(words: Sequence[str]) -> str:
 
 
 def _quote_word(word: str) -> str:
-    """Quotes a word for a POSIX shell, except for a leading `~`."""
-    if word == "~":
-        return '"$HOME"'
+    """Quotes a word for a POSIX shell, except for a leading `~/`."""
     if word.startswith("~/"):
         return '"$HOME"/' + shlex.quote(word[2:])
     return shlex.quote(word)

@@ -14,8 +14,6 @@ from io import FileIO
 from pathlib import Path
 from threading import Event
 
-import msgspec
-
 from stillroom.errors import DataError, EngineError
 from stillroom.files import read_json, write_json
 from stillroom.models.resolve import CHECKPOINTS
@@ -52,12 +50,6 @@ def fetch(agent: AgentFolder, request: FetchRequest) -> Generator[bytes]:
     yield b""
 
 
-class _Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of seen.json: the inode of each file when it was last sent."""
-
-    inodes: dict[str, int] = {}
-
-
 class AppendedFiles:
     """Yields the lines appended to a run's growing files since the last call."""
 
@@ -66,8 +58,9 @@ class AppendedFiles:
         self._offsets = dict(seen)
         self._file = run.base / "seen.json"
         self._inodes: dict[str, int] = {}
+        """The inode of each file when it was last sent, which seen.json records."""
         with suppress(FileNotFoundError, DataError):
-            self._inodes = dict(read_json(self._file, _Seen).inodes)
+            self._inodes = read_json(self._file, dict[str, dict[str, int]]).get("inodes", {})
 
     def updates(self, *, is_last: bool) -> Iterator[AppendedLines]:
         """Yields the complete new lines of all files.
@@ -116,7 +109,7 @@ class AppendedFiles:
             self._inodes[path] = inode
             # A full disk must not prevent the error from being reported.
             with suppress(OSError):
-                write_json(self._file, _Seen(inodes=self._inodes), durable=False)
+                write_json(self._file, {"inodes": self._inodes}, durable=False)
 
 
 def _growing_files_of(output: Path) -> list[Path]:

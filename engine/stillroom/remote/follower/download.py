@@ -145,9 +145,6 @@ class Download:
         by_name = {file.path.removeprefix(f"{unit}/"): file for file in files}
         for name, file in by_name.items():
             make_folder((staged / name).parent)
-            if (target / name).is_file() and self._is_as_downloaded(target / name, file):
-                with suppress(FileExistsError):
-                    os.link(target / name, staged / name)
             self._fetch_to(file, staged / name)
         for leftover in [path for path in staged.rglob("*") if path.is_file()]:
             if leftover.relative_to(staged).as_posix() not in by_name:

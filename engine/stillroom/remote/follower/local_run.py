@@ -82,13 +82,6 @@ class FollowRecord(msgspec.Struct, kw_only=True):
     """The stamps of outputs that existed locally when the run was started."""
 
 
-class _DownloadedFiles(msgspec.Struct, kw_only=True):
-    """The content of remote_files.json."""
-
-    files: dict[str, DownloadedFile] = msgspec.field(name="brought", default_factory=dict)
-    """The downloaded files by path relative to the workspace."""
-
-
 def read_record(folder: RunFolder) -> FollowRecord:
     """Returns the record of the previous follower; an empty one if there is none."""
     with suppress(FileNotFoundError, DataError):
@@ -104,13 +97,14 @@ def write_record(folder: RunFolder, record: FollowRecord, *, durable: bool = Fal
 def read_downloaded(folder: RunFolder) -> dict[str, DownloadedFile]:
     """Returns the downloaded files by path relative to the workspace."""
     with suppress(FileNotFoundError, DataError):
-        return read_json(folder.path / MIRRORED_FILE, _DownloadedFiles).files
+        content = read_json(folder.path / MIRRORED_FILE, dict[str, dict[str, DownloadedFile]])
+        return content.get("brought", {})
     return {}
 
 
 def write_downloaded(folder: RunFolder, files: dict[str, DownloadedFile]) -> None:
     """Writes the record of downloaded files."""
-    write_json(folder.path / MIRRORED_FILE, _DownloadedFiles(files=files), durable=False)
+    write_json(folder.path / MIRRORED_FILE, {"brought": files}, durable=False)
 
 
 def stamp_of(path: Path) -> str:

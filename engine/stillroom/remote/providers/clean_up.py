@@ -1,7 +1,7 @@
 """`python -m stillroom.remote.providers.clean_up FOLDER`: releases machines that no run needs.
 
 It is started when machines are listed and the provision log in FOLDER has a machine whose runs are
-all over. For runs that are not over, it restarts followers, which release their machines.
+all over. The machines of other runs are released by the followers of these runs.
 """
 
 import sys
@@ -46,8 +46,6 @@ def clean_up(
         try:
             if entry.is_abandoned:
                 release(entry, provision_log)
-            else:
-                restart_followers(entry)
         except EngineError as error:
             sys.stderr.write(f"{entry.name}: {error}\n")
             failed.append(entry.name)
