@@ -201,6 +201,9 @@ def _become(program: dict[str, Any], files: list[int]) -> None:
         # The old streams take what they write to for the files of the first process.
         sys.stdin = os.fdopen(0, closefd=False)
         sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
+        # A fork makes torch's pool of threads anew. Two threads that did so at once would fail.
+        torch = sys.modules["torch"]
+        torch.set_num_threads(torch.get_num_threads())
         os.chdir(program["folder"])
         os.environ.clear()
         os.environ.update(program["environment"])
