@@ -16,7 +16,7 @@ from stillroom.errors import DataError
 from stillroom.files import content_hash
 from stillroom.importing.records import RejectedRow
 from stillroom.importing.table_rows import read_any_rows
-from stillroom.recipe.answers import spelling_key
+from stillroom.recipe.answers import known_answers, spelling_key
 
 _TEXT_NAMES = ("text", "prompt", "question", "message", "input", "query", "body", "content")
 _LABEL_NAMES = ("label", "expected_answer")
@@ -44,7 +44,8 @@ class RecipePrompt:
     @property
     def is_answered(self) -> bool:
         """Whether the row says what is right, as a text or otherwise."""
-        return (self.row.get("metadata") or {}).get("expected_answer") is not None
+        expected = (self.row.get("metadata") or {}).get("expected_answer")
+        return expected is not None and not _is_blank(expected)
 
     @cached_property
     def task_id(self) -> str:
@@ -119,8 +120,15 @@ def _prompt(row: dict[str, Any], system: str | None) -> RecipePrompt:
         answer = str(answer)
     text = "\n".join(user_texts(map(dict, messages)))
     return RecipePrompt(
-        {**kept, "messages": messages}, text, answer if isinstance(answer, str) else None
+        {**kept, "messages": messages},
+        text,
+        answer if isinstance(answer, str) and not _is_blank(answer) else None,
     )
+
+
+def _is_blank(value: object) -> bool:
+    """Returns whether a value is a text of spaces, as an empty cell of a table may be."""
+    return isinstance(value, str) and not value.strip()
 
 
 def _is_prompts_file(path: Path) -> bool:
@@ -159,19 +167,41 @@ def _table_rows(path: Path, read: PromptsRead, *, is_labelled: bool) -> Iterator
         is_id = len(set(values)) == len(values) >= _MANY
         answer = None if is_id else others[0]
     if answer is None and is_labelled:
+        answer = _only_known_answers(others, rows)
+    if answer is None and is_labelled:
         raise DataError(
             f"{path}: cannot tell which column has the labels: {', '.join(others) or '(none)'}",
-            "rename it to 'label'",
+            "rename the column with the right answers to 'label'",
         )
     if answer is not None and answer not in _LABEL_NAMES:
         read.notes.append(f"{path.name}: the labels are those of column {fences.name(answer)!r}")
     for row in rows:
         if not str(row.get(text) or "").strip():
             continue
-        metadata = {name: row[name] for name in others if row.get(name) not in (None, "")}
+        metadata = {
+            name: row[name]
+            for name in others
+            if row.get(name) is not None and not _is_blank(row[name])
+        }
         if answer is not None and answer in metadata:
             metadata["expected_answer"] = str(metadata.pop(answer)).strip()
         yield {"messages": [{"role": "user", "content": str(row[text])}], "metadata": metadata}
+
+
+def _only_known_answers(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str | None:
+    """Returns the only column of words, apart from ids, if its values are from a small set."""
+    values = {
+        name: [str(value) for row in rows if not _is_blank(value := row.get(name) or "")]
+        for name in columns
+    }
+    words = {
+        name: texts
+        for name, texts in values.items()
+        if any(letter.isalpha() for text in texts for letter in text)
+        and (len(set(texts)) < len(texts) or any(" " in text for text in texts))
+    }
+    [(name, texts), *others] = words.items() or [("", [])]
+    return name if known_answers(texts) and not others else None
 
 
 def _readable_rows(path: Path, read: PromptsRead) -> list[dict[str, Any]]:

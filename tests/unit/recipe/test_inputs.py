@@ -112,6 +112,47 @@ def test_texts_without_a_label_are_left_out_and_counted(tmp_path: Path) -> None:
     ]
 
 
+def test_a_label_of_spaces_is_none(tmp_path: Path) -> None:
+    table = written(tmp_path / "in.csv", "text,label\nA,x\nB, \nC,X\n")
+    row = {"prompt": "D", "metadata": {"expected_answer": " "}}
+    prompts = written(tmp_path / "in.jsonl", json.dumps(row) + "\n")
+
+    read = read_prompts(table, system=None, is_labelled=True)
+    [prompt] = read_prompts(prompts, system=None).prompts
+
+    assert [one.answer for one in read.prompts] == ["x", "X"]
+    assert read.notes == ["in.csv: 1 texts without a label: left out"]
+    assert not prompt.is_answered
+    assert prompt.answer is None
+
+
+@pytest.mark.parametrize(
+    ("others", "is_found"),
+    [
+        ({"nr": "T-{n}", "Datum": "0{n}.02.2026"}, True),
+        ({"priority": "low"}, False),
+        ({"reply": "answer {n} to the text"}, False),
+    ],
+)
+def test_a_label_column_of_any_name_is_found_if_no_other_has_words(
+    tmp_path: Path, others: dict[str, str], *, is_found: bool
+) -> None:
+    rows = [
+        {"Nachricht": f"the text of message number {n}", "Abteilung": f"ward {n % 2}"}
+        | {name: form.format(n=n) for name, form in others.items()}
+        for n in range(8)
+    ]
+    table = written(tmp_path / "in.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+    if is_found:
+        read = read_prompts(table, system=None, is_labelled=True)
+        assert read.notes == ["in.jsonl: the labels are those of column 'Abteilung'"]
+        assert {one.answer for one in read.prompts} == {"ward 0", "ward 1"}
+    else:
+        with pytest.raises(DataError, match="cannot tell which column has the labels"):
+            read_prompts(table, system=None, is_labelled=True)
+
+
 def test_a_column_that_is_no_label_is_not_taken_for_one(tmp_path: Path) -> None:
     rows = "".join(f"text number {n},{n}\n" for n in range(40))
     table = written(tmp_path / "in.csv", f"text,ticket\n{rows}")
