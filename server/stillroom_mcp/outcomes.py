@@ -19,10 +19,10 @@ def first_remark(kind: RunKind, outcome: Mapping[str, Any]) -> str:
 def last_step(kind: RunKind, outcome: Mapping[str, Any]) -> str | None:
     """Returns what follows a run that ends a distillation; None for other runs."""
     if kind is RunKind.RECIPE:
-        system = '""' if outcome.get("system") == "" else "<that of training>"
+        system = 'system="", ' if outcome.get("system") == "" else ""
         return (
             "tell the user accuracy, gain and caveats, and ask them to open the report; "
-            f"evaluate_model(model={outcome.get('training_run')}, provider=hf, system={system}, "
+            f"evaluate_model(model={outcome.get('training_run')}, provider=hf, {system}"
             "data=<other prompts>) and all other operations work with its runs"
         )
     if kind is RunKind.EXPORT:

@@ -15,7 +15,7 @@ from stillroom.recipe.answers import named_answer
 _WRONG = "the reward says it is wrong"
 _CUT = "cut off or missing"
 _UNKNOWN = "not exactly one of the known labels"
-UNSETTLED = "contradicts similar texts, and the teacher did not settle it"
+UNSETTLED = "contradicts similar texts, and no other answer settled it"
 _MIN_REWARD = 0.5
 
 

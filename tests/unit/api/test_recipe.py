@@ -376,6 +376,7 @@ def test_labelled_texts_alone_need_no_teacher(
     assert "1 texts without a label: left out" in caveats
     assert "2 labels were respelt to their commonest spelling" in caveats
     assert "are listed in student/doubtful.jsonl" in caveats
+    assert "worse than always giving the commonest answer" in caveats
     for doubt in read_rows(tmp_path / "student/doubtful.jsonl"):
         assert doubt["answer"] == "blue" != doubt["likely"] == colour_of(doubt["text"])
         assert texts[int(doubt["metadata"]["id"])] == doubt["text"]

@@ -204,6 +204,12 @@ def measure_before(session: RecipeSession, parts: Parts, validation: Path, test:
             best = max(untrained, shown, key=lambda one: one.result.accuracy.value)
     if (commonest := untrained.result.commonest_answer) is not None:
         session.add(Measured(name="majority baseline", prompts=_TEST, accuracy=commonest))
+        if best.result.accuracy.value < commonest.value:
+            session.caveats.append(
+                "the untrained student does worse than always giving the commonest answer "
+                f"({commonest.value:.0%}), as one that does not know the answers to choose from: "
+                "compare with that figure, since gain is above the untrained student"
+            )
     if teacher is None:
         return best.run_id
     accuracy = teacher.result.accuracy
