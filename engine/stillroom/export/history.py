@@ -178,7 +178,7 @@ def read_history(
     stages: list[TrainingStage] = []
     name = (base or checkpoint).name
     for location in models_behind(workspace, checkpoint):
-        if (record := location.record) is not None:
+        if (record := location.record) is not None and len(stages) < _MAX_STAGES:
             config = _config(workspace, record)
             name = _starting_model(config, record)
             stages.insert(0, _stage(workspace, record, config, location, name))

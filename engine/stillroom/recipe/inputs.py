@@ -200,8 +200,10 @@ def _only_known_answers(columns: Sequence[str], rows: Sequence[dict[str, Any]]) 
         if any(letter.isalpha() for text in texts for letter in text)
         and (len(set(texts)) < len(texts) or any(" " in text for text in texts))
     }
-    [(name, texts), *others] = words.items() or [("", [])]
-    return name if known_answers(texts) and not others else None
+    if len(words) != 1:
+        return None
+    [(name, texts)] = words.items()
+    return name if known_answers(texts) else None
 
 
 def _readable_rows(path: Path, read: PromptsRead) -> list[dict[str, Any]]:
