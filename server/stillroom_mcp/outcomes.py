@@ -20,9 +20,16 @@ def last_step(kind: RunKind, outcome: Mapping[str, Any]) -> str | None:
     """Returns what follows a run that ends a distillation; None for other runs."""
     if kind is RunKind.RECIPE:
         system = 'system="", ' if outcome.get("system") == "" else ""
+        answers: Mapping[str, Any] = outcome.get("answers") or {}
+        measured = outcome.get("accuracy") or [{}]
+        by_answer = (
+            f"get_run({measured[-1].get('run_id')}) has accuracy by answer (by_group); "
+            if answers.get("doubtful") is not None
+            else ""
+        )
         return (
             "tell the user accuracy, gain and caveats, and ask them to open the report; "
-            f"evaluate_model(model={outcome.get('training_run')}, provider=hf, {system}"
+            f"{by_answer}evaluate_model(model={outcome.get('training_run')}, provider=hf, {system}"
             "data=<other prompts>) and all other operations work with its runs"
         )
     if kind is RunKind.EXPORT:

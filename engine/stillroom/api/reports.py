@@ -12,13 +12,18 @@ from stillroom.errors import DataError
 from stillroom.jobs.child import run_in_child
 from stillroom.jobs.supervise import read_run
 from stillroom.outputs import check_page
-from stillroom.report.request import WriteReport, WrittenReport
+from stillroom.report.request import RecipeAtWork, WriteReport, WrittenReport
 from stillroom.run_folder import RunRequest, all_runs
 from stillroom.settings import Workspace
 
 
-def write_report(workspace: Workspace, request: WriteReport) -> WrittenReport:
-    """Writes a self-contained HTML page about all runs, and returns its path for display."""
+def write_report(
+    workspace: Workspace, request: WriteReport, *, recipe: RecipeAtWork | None = None
+) -> WrittenReport:
+    """Writes a self-contained HTML page about all runs, and returns its path for display.
+
+    `recipe` is the one that writes it as its last stage.
+    """
     output, overwrite = request.output, request.overwrite
     # Imported here so that the server loads the page code only when needed.
     from stillroom.export.provenance import data_steps
@@ -43,6 +48,7 @@ def write_report(workspace: Workspace, request: WriteReport) -> WrittenReport:
             DataStage(step.operation, step.output, step.counts, step.left_out)
             for step in data_steps(workspace, rows)
         ),
+        recipe=recipe,
     )
     if picture is not None:
         drawing = DrawPage(page=str(path), picture=str(picture))

@@ -103,6 +103,11 @@ def _is_evaluation_of(
         return False  # the model was moved or deleted
 
 
+def has_llama_server() -> bool:
+    """Returns whether llama.cpp's server is installed, which verifies GGUF files."""
+    return bool(shutil.which(LLAMA_SERVER) or importlib.util.find_spec("xllamacpp"))
+
+
 def _llama_server(workspace: Workspace, checkout: str | None) -> Sequence[str]:
     """Returns the command of llama.cpp's server. Raises InputError if it is not installed."""
     folders = (

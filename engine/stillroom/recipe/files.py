@@ -3,7 +3,7 @@
 So the runs that have read it are recognised as done when the recipe goes on after an interruption.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -109,9 +109,17 @@ class RecipeFiles:
         return self.write_recorded(name, lines, request, [first, *inputs])
 
     def write_recorded(
-        self, name: str, lines: Sequence[bytes], request: BaseModel, inputs: Sequence[Path]
+        self,
+        name: str,
+        lines: Sequence[bytes],
+        request: BaseModel,
+        inputs: Sequence[Path],
+        left_out: Mapping[str, int] | None = None,
     ) -> Path:
-        """Writes lines that are made of the `inputs`, with their manifest."""
+        """Writes lines that are made of the `inputs`, with their manifest.
+
+        left_out: the number of rows that are not among them, by reason.
+        """
         path = self.folder / f"{name}.jsonl"
         data = b"".join(line + b"\n" for line in lines)
         if path.exists() and path.read_bytes() == data and read_manifest(path) is not None:
@@ -120,7 +128,9 @@ class RecipeFiles:
             for line in lines:
                 output.rows.write_raw(line)
             records = [record_file(file) for file in inputs]
-            output.record(inputs=records, request=request, counts={"rows": len(lines)})
+            output.record(
+                inputs=records, request=request, counts={"rows": len(lines)}, left_out=left_out
+            )
         return path
 
     def _write(self, name: str, data: bytes) -> Path:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stillroom.evaluate.compare import compare
-from stillroom.evaluate.files import RESULT_FILE, Evaluation
+from stillroom.evaluate.files import RESULT_FILE, Evaluation, EvaluationResult
 from stillroom.report.curves import TrainingSettings
 from stillroom.report.folders import FolderReader, Run
 from stillroom.report.wording import short_name
@@ -26,7 +26,7 @@ class EvaluationEntry:
     run: Run
     evaluation: Evaluation
     label: str
-    """The evaluation's name, shortened, with a number if the name is not unique."""
+    """The evaluation's name, shortened, with a number if others of its tasks have it too."""
     is_teacher: bool
 
 
@@ -79,7 +79,7 @@ def read_lineup(
         evaluation.result.teacher for _, evaluation in evaluations if evaluation.result.teacher
     }
     teachers = scorers | _teachers_of_runs(reader, runs, settings)
-    labels = _labels([evaluation.result.name for _, evaluation in evaluations])
+    labels = _labels([evaluation.result for _, evaluation in evaluations])
     return line_up(
         [
             EvaluationEntry(run, evaluation, label, evaluation.result.model in teachers)
@@ -151,11 +151,13 @@ def _teachers_of_runs(
     return (sampled - students) | {entry.teacher for entry in settings.values() if entry.teacher}
 
 
-def _labels(names: Sequence[str]) -> list[str]:
-    """Returns the shortened names, with numbers added to repeated names."""
-    seen: Counter[str] = Counter()
+def _labels(results: Sequence[EvaluationResult]) -> list[str]:
+    """Returns the shortened names, with numbers added to repeated names on the same tasks."""
+    seen: Counter[tuple[str, str]] = Counter()
     labels: list[str] = []
-    for name in map(short_name, names):
-        seen[name] += 1
-        labels.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    for result in results:
+        name = short_name(result.name)
+        seen[name, result.data] += 1
+        num = seen[name, result.data]
+        labels.append(name if num == 1 else f"{name} ({num})")
     return labels

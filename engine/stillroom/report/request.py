@@ -1,5 +1,7 @@
 """The request and result of write_report, and the screenshot of its page."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +29,14 @@ class WrittenReport(msgspec.Struct, frozen=True, kw_only=True):
     output: str
     picture: str | None = None
     """The path of the picture; None if none was requested."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeAtWork:
+    """The recipe that writes the report, as the last of its stages."""
+
+    run_id: str
+    caveats: Sequence[str]
 
 
 _NO_NETWORK = "http://127.0.0.1:9"

@@ -1,5 +1,6 @@
 """A comparison of all evaluations: a table, and bars with 95 % intervals."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ MAX_ROWS = 24
 MAX_BARS = 8
 MAX_GROUPS = 8
 
-_PREFERRED_FIELD = "difficulty"
+_PREFERRED_FIELDS = ("difficulty", "expected_answer")
 _KNOWN_ORDER = {"trivial": 0, "easy": 1, "medium": 2, "normal": 2, "hard": 3, "expert": 4}
 
 
@@ -72,8 +73,17 @@ def scoreboard(lineup: Lineup, costs: CostComparison | None = None) -> Scoreboar
     field = _group_field(results)
     values = _group_values(results, field) if field else []
     groups = values[:MAX_GROUPS]
+    by_file = defaultdict[str, list[EvaluationEntry]](list)
+    for entry in entries_with_bars:
+        by_file[entry.evaluation.result.data].append(entry)
+    # Accuracies on other tasks say nothing about each other.
     panels = [
-        _panel("All tasks", lineup, [(e, e.evaluation.result.accuracy) for e in entries_with_bars])
+        _panel(
+            "All tasks" if len(by_file) == 1 else data,
+            lineup,
+            [(entry, entry.evaluation.result.accuracy) for entry in entries],
+        )
+        for data, entries in by_file.items()
     ]
     for group in groups:
         members = [(entry, _group_accuracy(entry, field, group)) for entry in entries_with_bars]
@@ -139,7 +149,8 @@ def _group_accuracy(entry: EvaluationEntry, field: str | None, group: str) -> Es
 def _group_field(results: Sequence[EvaluationResult]) -> str | None:
     """Returns the metadata field by which the table groups tasks; None without groups."""
     fields = [field for result in results for field in result.by_group]
-    return _PREFERRED_FIELD if _PREFERRED_FIELD in fields else next(iter(fields), None)
+    preferred = (field for field in _PREFERRED_FIELDS if field in fields)
+    return next(preferred, next(iter(fields), None))
 
 
 def _group_values(results: Sequence[EvaluationResult], field: str) -> list[str]:

@@ -1,6 +1,7 @@
 """Whole recipes with tiny models: what they do, where they stop, and how they go on."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 
 from fakes.colours import COLOURS, ColourTeacher, colour_of, logged_call, make_data, things
+from fakes.html_pages import text_of
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import (
     assistant,
@@ -26,9 +28,12 @@ from stillroom.api.recipe.run import make_student
 from stillroom.api.recipe.stages import RecipeLimits, Stages
 from stillroom.curate.convert import ConvertRollouts
 from stillroom.errors import DataError, InputError, RunError
+from stillroom.evaluate.files import RESULT_FILE, Evaluation
+from stillroom.files import read_json
 from stillroom.lineage import read_manifest
 from stillroom.outputs import OutputHeldError, output_lock
 from stillroom.recipe.request import RecipeResult, RunRecipe
+from stillroom.recipe.selection import UNSETTLED
 from stillroom.run_folder import create_run
 from stillroom.settings import Workspace
 from stillroom.train.planning.forecast import SftSettings
@@ -44,6 +49,8 @@ def teacher() -> Iterator[ColourTeacher]:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("OPENAI_API_KEY", "key")
+    # Loading each GGUF file takes longer than the rest of a recipe here.
+    monkeypatch.setattr("stillroom.api.recipe.run.has_llama_server", lambda: False)
     return do_runs_here(monkeypatch)
 
 
@@ -351,7 +358,11 @@ def test_logs_with_answers_need_no_teacher(
 
 @pytest.mark.parametrize("name", ["table.csv", "prompts.jsonl"])
 def test_labelled_texts_alone_need_no_teacher(
-    tmp_path: Path, tiny_models: Any, started: list[str], name: str
+    tmp_path: Path,
+    tiny_models: Any,
+    started: list[str],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     texts = things(0, 120)
     labels = {text: colour_of(text) for text in texts}
@@ -365,10 +376,14 @@ def test_labelled_texts_alone_need_no_teacher(
     ]
     write_rows(tmp_path / "prompts.jsonl", prompts)
 
+    is_verified = name == "table.csv"
+    monkeypatch.setattr("stillroom.api.recipe.run.has_llama_server", lambda: is_verified)
     ended = run_recipe(Workspace(tmp_path), logs_request(tiny_models, input=name))
 
     assert ended.result is not None, ended.error
     assert "rollouts" not in started
+    exports = [json.loads(file.read_bytes()) for file in tmp_path.glob("runs/export-*/run.json")]
+    assert sum(len(one["result"]["verified"]) for one in exports) == is_verified
     for line in read_rows(tmp_path / "student/sft-1.jsonl"):
         question, answer = (message["content"] for message in line["messages"])
         assert answer == colour_of(question)
@@ -383,6 +398,14 @@ def test_labelled_texts_alone_need_no_teacher(
     manifest = read_manifest(tmp_path / "student/answered.jsonl")
     assert manifest is not None
     assert [Path(one.file).name for one in manifest.inputs] == [name]
+    page = text_of(tmp_path / "student/report.html")
+    assert re.search(rf"student/chosen-1.jsonl \d+ rows; left out: \d+ {UNSETTLED}", page)
+    assert "1 texts without a label: left out" in page
+    # Neither the recipe, which is not at its end yet, nor anything else.
+    assert "unfinished" not in page
+    measured = ended.result["accuracy"][-1]
+    evaluation = read_json(tmp_path / "runs" / measured["run_id"] / RESULT_FILE, Evaluation).result
+    assert set(evaluation.by_group["expected_answer"]) == set(COLOURS.values())
 
 
 def test_a_student_that_gained_nothing_is_not_exported_until_that_is_accepted(

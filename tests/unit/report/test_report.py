@@ -68,6 +68,31 @@ def test_the_time_of_runs_elsewhere_says_what_it_leaves_out(runs: Path, written:
     assert "they took 30.5 s without installation and transfers on other machines." in text
 
 
+def test_evaluations_of_different_files_have_bars_of_their_own(runs: Path, written: Write) -> None:
+    rows = [answer(i, is_right=True) for i in range(4)]
+    for minute, (name, data) in enumerate(
+        [("base", "test.jsonl"), ("student", "test.jsonl"), ("student", "reworded.jsonl")]
+    ):
+        run = f"evaluate-{minute}"
+        write_evaluation(runs, run, rows, minute=minute, model=name, name=name, data=data)
+
+    text = text_of(written())
+
+    assert "test.jsonl 4 tasks base first 100.0 %" in text
+    assert "reworded.jsonl 4 tasks student" in text
+    assert "student (2)" not in text
+
+
+def test_the_latest_recipe_says_what_its_figures_do_not_show(runs: Path, written: Write) -> None:
+    write_run(runs, "recipe-a", result={"caveats": ["old"]})
+    write_run(runs, "recipe-b", minute=1, result={"caveats": ["texts follow 12 <b>templates</b>"]})
+    write_run(runs, "recipe-c", minute=2, status="failed", result={"caveats": ["of none"]})
+    text = text_of(written())
+    assert "What the figures do not show texts follow 12 <b>templates</b>" in text
+    assert "old" not in text
+    assert "of none" not in text
+
+
 def test_rows_that_each_stage_left_out_are_counted_by_reason_on_the_way_to_a_training(
     tmp_path: Path,
 ) -> None:

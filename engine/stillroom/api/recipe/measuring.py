@@ -44,7 +44,7 @@ REFERENCE, TEACHER, BEFORE, EXAMPLES, REWORD, AFTER, REWORDED = (
     "evaluate student",
     "evaluate reworded",
 )
-_NUM_EXAMPLES, _MIN_EXAMPLES = 5, 2
+_NUM_EXAMPLES, _MIN_EXAMPLES, _MAX_OF_KNOWN = 5, 2, 10
 _NUM_REWORDED, _MIN_REWORDED = 60, 10
 _ANSWER_LINE = "\nAnswer: "
 _CONCURRENCY = 16
@@ -62,11 +62,16 @@ _USUAL_SHARE = 0.99
 """The share of logged turns that the student's may be as long as."""
 _MAX_TOKENS_A_BYTE = 0.5
 """Nearly all answers have fewer tokens a byte."""
-_VALIDATION, _TEST, _REWORDED_PROMPTS = (
-    "validation prompts",
-    "test prompts",
-    "reworded test prompts",
-)
+VALIDATION, TEST, _TEST_EXAMPLES, _TEST_REWORDED = (
+    "validation", "test", "test-examples", "test-reworded"
+)  # fmt: skip
+_PROMPTS = {
+    VALIDATION: "validation prompts",
+    TEST: "test prompts",
+    _TEST_EXAMPLES: "test prompts",
+    _TEST_REWORDED: "reworded test prompts",
+}
+"""What the files of prompts to measure with are called in the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,24 +191,23 @@ def measure_before(session: RecipeSession, parts: Parts, validation: Path, test:
     """
     teacher = None
     if session.plan.teacher_at is not None:
-        teacher = evaluate(session, TEACHER, None, validation, "teacher", _VALIDATION)
+        teacher = evaluate(session, TEACHER, None, validation, "teacher")
     _limit_turns(session, teacher)
     student = session.request.student
-    untrained = evaluate(
-        session, BEFORE, student, test, "untrained student", _TEST, is_trained=False
-    )
+    untrained = evaluate(session, BEFORE, student, test, "untrained student", is_trained=False)
     best = untrained
-    system = _few_shot(parts) if session.plan.rewards == NO_FILE else None
+    most = _NUM_EXAMPLES if session.known is None else _MAX_OF_KNOWN
+    system = _few_shot(parts, most) if session.plan.rewards == NO_FILE else None
     shown_test = _test_in_time(session, parts, test) if system is not None else None
     if system is not None and shown_test is not None:
         name = f"untrained student, {system.count(_ANSWER_LINE)}-shot"
         shown = evaluate(
-            session, EXAMPLES, student, shown_test, name, _TEST, system=system, is_trained=False
+            session, EXAMPLES, student, shown_test, name, system=system, is_trained=False
         )
         if shown_test == test:
             best = max(untrained, shown, key=lambda one: one.result.accuracy.value)
     if (commonest := untrained.result.commonest_answer) is not None:
-        session.add(Measured(name="majority baseline", prompts=_TEST, accuracy=commonest))
+        session.add(Measured(name="majority baseline", prompts=_PROMPTS[TEST], accuracy=commonest))
         if best.result.accuracy.value < commonest.value:
             session.caveats.append(
                 "the untrained student does worse than always giving the commonest answer "
@@ -249,7 +253,7 @@ def _test_in_time(session: RecipeSession, parts: Parts, test: Path) -> Path | No
     session.caveats.append(
         f"the untrained student with examples was measured on {num} of {num_prompts} test prompts"
     )
-    return session.files.prompts("test-examples", parts.test[:num])
+    return session.files.prompts(_TEST_EXAMPLES, parts.test[:num])
 
 
 def _limit_turns(session: RecipeSession, teacher: "Evaluated | None") -> None:
@@ -281,10 +285,13 @@ def _limit_turns(session: RecipeSession, teacher: "Evaluated | None") -> None:
         session.max_tokens = 32 + math.ceil(1.5 * longest)
 
 
-def _few_shot(parts: Parts) -> str | None:
-    """Returns a system message with examples of different answers; None if there are too few."""
+def _few_shot(parts: Parts, most: int) -> str | None:
+    """Returns a system message with examples of different answers; None if there are too few.
+
+    most: how many examples it may have.
+    """
     by_answer = {one.answer: one for one in parts.validation if one.answer is not None}
-    chosen = list(by_answer.values())[:_NUM_EXAMPLES]
+    chosen = list(by_answer.values())[:most]
     if len(chosen) < _MIN_EXAMPLES:
         return None
     systems = {_system_of(one) for one in (*parts.validation, *parts.test)}
@@ -308,9 +315,9 @@ def measure_validation(
     a figure of its own.
     """
     system = session.student_system
-    measured = evaluate(session, title, run_id, validation, name, _VALIDATION, system=system)
+    measured = evaluate(session, title, run_id, validation, name, system=system, by_form=is_first)
     forms = measured.result.by_group.get(FORM_FIELD, {})
-    if is_first and NEW_FORM in forms:
+    if NEW_FORM in forms:
         prompts = "validation prompts of templates that it was not trained on"
         session.add(
             Measured(name=name, prompts=prompts, accuracy=forms[NEW_FORM], run_id=measured.run_id)
@@ -326,7 +333,7 @@ def measure_after(
     Raises RunError if the student has gained nothing (gate `gain`).
     """
     system = session.student_system
-    after = evaluate(session, AFTER, run_id, test, "student", _TEST, system=system)
+    after = evaluate(session, AFTER, run_id, test, "student", system=system)
     compared = CompareEvaluations(baseline=before, candidates=(after.run_id,))
     [comparison] = compare_evaluations(session.workspace, compared).comparisons
     gain = comparison.difference
@@ -340,8 +347,8 @@ def measure_after(
     if left is not None and left < _NUM_REWORDED * session.prompt_s:
         session.caveats.append("there was no time to measure accuracy on reworded prompts")
     elif reworded := _reworded(session, parts):
-        prompts, name = session.files.prompts("test-reworded", reworded), _REWORDED_PROMPTS
-        evaluate(session, REWORDED, run_id, prompts, "student", name, system=system)
+        prompts = session.files.prompts(_TEST_REWORDED, reworded)
+        evaluate(session, REWORDED, run_id, prompts, "student", system=system)
     return gain
 
 
@@ -372,15 +379,16 @@ def evaluate(
     model: str | None,
     data: Path,
     name: str,
-    prompts: str,
     *,
     system: str | None = None,
     is_trained: bool = True,
+    by_form: bool = False,
 ) -> Evaluated:
     """Evaluates a model in this process, or the teacher (None), and adds what was measured.
 
     is_trained: of a student, whether it must give the bare answer. The teacher and the untrained
-    student may say more, as long as that contains the answer.
+    student may say more, as long as that contains the answer. by_form: whether the student was not
+    trained on the held-out forms, whose accuracy is then a figure of its own.
     """
     options: dict[str, Any] = {
         **session.acting,
@@ -399,8 +407,10 @@ def evaluate(
             "system": system,
         }
     is_exact = session.known is not None and model is not None and is_trained
-    if prompts == _VALIDATION:
+    if by_form:
         options["group_by"] = (FORM_FIELD,)
+    elif is_exact:
+        options["group_by"] = ("expected_answer",)
     options["answer_match"] = "exact" if is_exact else "contained"
     request = EvaluateModel.model_validate(options)
     left = session.stages.left_s
@@ -416,5 +426,6 @@ def evaluate(
     # An untrained student says more than a trained one, and reads examples.
     if model is not None and (is_trained or not session.prompt_s):
         session.prompt_s = result.seconds / max(1, result.accuracy.n)
+    prompts = _PROMPTS[data.stem]
     session.add(Measured(name=name, prompts=prompts, accuracy=result.accuracy, run_id=run.run_id))
     return Evaluated(run.run_id, result)

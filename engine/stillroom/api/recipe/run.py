@@ -22,6 +22,7 @@ from stillroom.api.recipe.training import TrainedStudent, Trainer
 from stillroom.api.reports import write_report
 from stillroom.errors import DataError, EngineError
 from stillroom.export.request import ExportModel
+from stillroom.export.verify_plan import has_llama_server
 from stillroom.lineage import now
 from stillroom.models.resolve import ModelLocation
 from stillroom.outputs import output_lock
@@ -29,7 +30,7 @@ from stillroom.recipe.files import RecipeFiles
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import RecipeResult, RunRecipe
 from stillroom.recipe.splits import Parts, split
-from stillroom.report.request import WriteReport
+from stillroom.report.request import RecipeAtWork, WriteReport
 from stillroom.reporting import Reporter
 from stillroom.run_folder import RunRequest, all_runs
 from stillroom.settings import Workspace
@@ -48,6 +49,8 @@ _TITLES = (
 _GOOD_ENOUGH = 0.99
 _FIRST_BUDGET, _REST_BUDGET = 0.5, 0.8
 _MIN_USD_SHARE = 0.05
+_NUM_VERIFIED = 20
+"""The prompts that the GGUF file is compared with the trained student on."""
 
 
 def make_student(
@@ -61,11 +64,11 @@ def make_student(
     plan = plan_recipe(workspace, request)
     files = RecipeFiles(plan.folder)
     with output_lock(plan.lock_name, "run_recipe", run_id=folder.name):
-        return _do_stages(workspace, plan, files, reporter)
+        return _do_stages(workspace, plan, files, reporter, run_id=folder.name)
 
 
 def _do_stages(
-    workspace: Workspace, plan: RecipePlan, files: RecipeFiles, reporter: Reporter
+    workspace: Workspace, plan: RecipePlan, files: RecipeFiles, reporter: Reporter, *, run_id: str
 ) -> RecipeResult:
     request = plan.request
     limits = RecipeLimits(plan.folder, request.minutes, since=_limited_since(workspace, plan))
@@ -82,8 +85,8 @@ def _do_stages(
     parts = split(plan.prompts, plan.labelled, seed=request.seed)
     parts = answers_to_measure_with(session, parts)
     _note_forms(session, parts)
-    validation = session.files.prompts("validation", parts.validation)
-    test = session.files.prompts("test", parts.test)
+    validation = session.files.prompts(measuring.VALIDATION, parts.validation)
+    test = session.files.prompts(measuring.TEST, parts.test)
     before = measure_before(session, parts, validation, test)
     taught, student = _teach(session, parts, validation)
     if taught.counts.doubtful:
@@ -94,11 +97,12 @@ def _do_stages(
     gain = measure_after(session, student.run_id, before, parts, test)
     folder, gguf = _export(session, student)
     page = WriteReport(output=session.shown("report.html"))
+    report = write_report(workspace, page, recipe=RecipeAtWork(run_id, session.caveats))
     return RecipeResult(
         training_run=student.run_id,
         folder=folder,
         gguf=gguf,
-        report=write_report(workspace, page).output,
+        report=report.output,
         system=session.student_system,
         gain=gain,
         accuracy=session.measured,
@@ -211,7 +215,11 @@ def _export(session: RecipeSession, student: TrainedStudent) -> tuple[str, str |
     request = ExportModel(model=student.run_id, output=session.shown("model"))
     session.stages.run(_EXPORT, "export_model", request)
     gguf = ExportModel(
-        model=student.run_id, output=session.shown("gguf"), format="gguf", precision="q8_0"
+        model=student.run_id,
+        output=session.shown("gguf"),
+        format="gguf",
+        precision="q8_0",
+        verify=_NUM_VERIFIED if has_llama_server() else None,
     )
     try:
         session.stages.run(_GGUF, "export_model", gguf)

@@ -1,7 +1,7 @@
 """The stages of a recipe that ask the teacher, check its answers, and make training rows."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -110,7 +110,7 @@ class Teaching:
             corrected=corrected,
         )
         self._kept = kept
-        return Taught(self._rows(number, kept), counts)
+        return Taught(self._rows(number, kept, counts.left_out), counts)
 
     def with_rewordings(self, taught: Taught) -> Taught:
         """Returns the rows with more of them, whose texts the teacher has put in other words.
@@ -201,11 +201,14 @@ class Teaching:
         self._files = [*self._files, *files]
         return settle(doubtful, again.usable, lambda one: doubts[one.rollout.id])
 
-    def _rows(self, number: int, kept: Sequence[TeacherAnswer]) -> Path:
+    def _rows(
+        self, number: int, kept: Sequence[TeacherAnswer], left_out: Mapping[str, int]
+    ) -> Path:
         """Writes the chosen rollouts and makes training rows of them; returns the rows' file."""
         session = self._session
+        lines = [one.line for one in kept]
         chosen = session.files.write_recorded(
-            f"chosen-{number}", [one.line for one in kept], session.request, self._files
+            f"chosen-{number}", lines, session.request, self._files, left_out
         )
         rewrite = None
         if session.known is not None:
