@@ -44,15 +44,16 @@ def after_create_project(request: api.CreateProject, result: api.ProjectResult) 
 def after_check_setup(request: api.CheckSetup, result: api.SetupReport) -> str:
     """Suggests the fixes for everything that is missing, or the first stage."""
     missing = [check.fix for check in result.checks if check.status == "missing" and check.fix]
+    notes = [check.fix for check in result.checks if check.name == "model" and check.fix]
     if missing:
-        return "first: " + "; ".join(missing)
+        return "first: " + "; ".join(dict.fromkeys([*missing, *notes]))
     if request.where is not None:
         return (
             f"plan_training(where={request.where}) forecasts memory, time and cost there; then "
             "call start_training with the same arguments (generate_rollouts and evaluate_model "
             "also take where)"
         )
-    return "create_project, or generate_rollouts with your own prompts"
+    return "; ".join(["run_recipe, create_project, or generate_rollouts with own prompts", *notes])
 
 
 def after_list_machines(request: api.ListMachines, result: api.MachineList) -> str:

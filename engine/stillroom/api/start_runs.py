@@ -30,6 +30,7 @@ from stillroom.evaluate.request import EvaluateModel, plan_evaluation
 from stillroom.export.request import ExportModel, plan_export
 from stillroom.jobs import supervise
 from stillroom.jobs.child import run_in_child
+from stillroom.models.resolve import ModelLocation
 from stillroom.outputs import ReplacingRequest, check_free, check_replaceable_by_size
 from stillroom.recipe.request import RunRecipe
 from stillroom.remote.bundle.checks import check_remote_config
@@ -341,18 +342,31 @@ def unlimited_spending(workspace: Workspace, request: BaseModel) -> UnlimitedSpe
     Raises EngineError for an invalid request, so that users do not confirm a request that cannot
     run.
     """
-    if not isinstance(request, GenerateRollouts | EvaluateModel):
+    if not isinstance(request, GenerateRollouts | EvaluateModel | ScoreRollouts):
         return None
-    if request.dry_run or request.budget_usd is not None:
+    if request.budget_usd is not None:
+        return None
+    if isinstance(request, ScoreRollouts):
+        judge = plan_scoring(workspace, request).judge
+        return None if judge is None else _paid(judge.file.model, judge.endpoint)
+    if request.dry_run:
         return None
     if isinstance(request, GenerateRollouts):
-        policy = plan_generation(workspace, request).rollouts.policy
+        plan = plan_generation(workspace, request).rollouts
     else:
-        policy = plan_evaluation(workspace, request).rollouts.policy
-    if not isinstance(policy, Endpoint) or policy.provider.is_local:
+        plan = plan_evaluation(workspace, request).rollouts
+    spending = _paid(str(request.model), plan.policy)
+    if spending is None and plan.judge is not None:
+        return _paid(plan.judge.file.model, plan.judge.endpoint)
+    return spending
+
+
+def _paid(model: str, place: ModelLocation | Endpoint) -> UnlimitedSpending | None:
+    """Returns the endpoint of a model that may cost money; None if it costs nothing."""
+    if not isinstance(place, Endpoint) or place.provider.is_local:
         return None
-    host = urlsplit(policy.base_url).hostname or ""
-    return None if is_loopback(host) else UnlimitedSpending(str(request.model), host)
+    host = urlsplit(place.base_url).hostname or ""
+    return None if is_loopback(host) else UnlimitedSpending(model, host)
 
 
 @dataclass(frozen=True, slots=True)

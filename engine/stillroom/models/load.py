@@ -336,6 +336,7 @@ def _cannot_load(kind: str, location: ModelLocation, error: BaseException) -> Mo
     fix = (
         f"check the files in {Path(location.location)}"
         if location.is_local
-        else "check the name; a hub model must be downloaded once (with HF_TOKEN if it is gated)"
+        else "check the name and the connection to the hub, from which it is downloaded once (with "
+        "HF_TOKEN if it is gated)"
     )
     return ModelError(f"cannot load the {kind} of {location.name!r}: {first_line}", fix)

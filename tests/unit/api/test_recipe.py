@@ -27,7 +27,7 @@ from stillroom.api import run_recipe
 from stillroom.api.recipe.run import make_student
 from stillroom.api.recipe.stages import RecipeLimits, Stages
 from stillroom.curate.convert import ConvertRollouts
-from stillroom.errors import DataError, InputError, RunError
+from stillroom.errors import DataError, InputError, ModelError, RunError
 from stillroom.evaluate.files import RESULT_FILE, Evaluation
 from stillroom.files import read_json
 from stillroom.lineage import read_manifest
@@ -195,6 +195,7 @@ def test_a_teacher_that_is_often_wrong_stops_the_recipe_until_that_is_accepted(
         ({"labelled": "inputs.csv"}, DataError, "cannot tell which column has the labels"),
         ({"output": "inputs.csv"}, InputError, "is a file"),
         ({"teacher": "unpriced"}, InputError, "price"),
+        ({"student": "none/such"}, ModelError, "cannot be had"),
         ({"base_url": None, "budget_usd": None, "teacher": "gpt-5"}, InputError, "may be billed"),
     ],
 )

@@ -1,7 +1,8 @@
 import pytest
 
+from fakes.gguf_files import write_gguf
 from stillroom.errors import ModelError
-from stillroom.models.resolve import locate_model
+from stillroom.models.resolve import check_available, locate_model
 from stillroom.settings import Workspace
 
 
@@ -81,3 +82,32 @@ def test_a_models_id_at_a_hosted_service_is_told_apart_from_a_hub_id(tmp_path):
         locate_model(Workspace(tmp_path), "acfa2862-23a9-4e65-ab68-b9b2698b0e75")
 
     assert "download the weights" in caught.value.fix
+
+
+def test_an_installed_package_with_one_gguf_file_is_that_model(tmp_path, monkeypatch, tiny_models):
+    packages = tmp_path / "packages"
+    folder = packages / "tiny_model-1.0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Name: tiny-model\nVersion: 1.0\n", encoding="utf-8")
+    (folder / "RECORD").write_text("tiny_model/one.gguf,,\ntiny_model/x.py,,\n", encoding="utf-8")
+    (packages / "tiny_model").mkdir()
+    file = packages / "tiny_model" / "one.gguf"
+    write_gguf(file, tiny_models.load("llama", tie_word_embeddings=True))
+    monkeypatch.syspath_prepend(packages)
+
+    found = locate_model(Workspace(tmp_path), "tiny-model")
+
+    assert (found.name, found.folder, found.is_gguf) == ("tiny-model", file, True)
+    # A package without one, such as this test's own, is no model.
+    with pytest.raises(ModelError, match="or installed package with a GGUF file"):
+        locate_model(Workspace(tmp_path), "pytest")
+
+
+def test_a_hub_model_that_cannot_be_had_is_refused(tmp_path):
+    workspace = Workspace(tmp_path)
+    check_available(locate_model(workspace, "demo/student"))
+
+    with pytest.raises(ModelError, match="hub's model 'none/such' cannot be had") as caught:
+        check_available(locate_model(workspace, "none/such"))
+
+    assert "a GGUF file" in caught.value.fix

@@ -13,7 +13,7 @@ from stillroom.curate.sources import has_answers
 from stillroom.errors import DataError, InputError
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.importing.input_files import input_files
-from stillroom.models.resolve import ModelLocation, locate_model
+from stillroom.models.resolve import ModelLocation, check_available, locate_model
 from stillroom.recipe.answers import known_answers, usual_spellings
 from stillroom.recipe.inputs import PromptsRead, RecipePrompt, read_prompts
 from stillroom.recipe.request import RunRecipe
@@ -80,7 +80,7 @@ def plan_recipe(workspace: Workspace, request: RunRecipe) -> RecipePlan:
     folder = workspace.writable(request.output, label="output")
     if folder.is_file():
         raise InputError(f"output {request.output!r} is a file", "give the name of a folder")
-    locate_model(workspace, request.student)
+    check_available(locate_model(workspace, request.student))
     given = {
         name: value
         for name in ("provider", "base_url", "api_key_env")

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from stillroom.errors import InputError
 from stillroom.outputs import ReplacingRequest, check_replaceable
 from stillroom.rollout.plan import user_file
 from stillroom.rollout.request import NO_FILE, JudgeOptions
@@ -29,6 +30,9 @@ class ScoreRollouts(PlacedRequest, JudgeOptions, ReplacingRequest):
     concurrency: Annotated[int, Field(ge=1, le=4096, description="Rollouts judged at once")] = 20
     reward_timeout: Annotated[float, Field(gt=0)] = 60.0
     request_timeout: Annotated[float, Field(gt=0, description="Seconds per judge call")] = 120.0
+    budget_usd: Annotated[
+        float | None, Field(gt=0, description="Cap of this output, reruns included")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,14 @@ def plan_scoring(workspace: Workspace, request: ScoreRollouts) -> ScoringPlan:
     output = workspace.output_file(request.output, label="output")
     rewards = user_file(workspace, request.rewards, kind="rewards")
     judge = plan_judge(workspace, request.judge)
+    if request.budget_usd is not None:
+        if judge is None:
+            raise InputError(
+                "budget_usd limits what a judge costs, and there is no judge",
+                "leave out budget_usd, or give judge=judge.yml",
+            )
+        # Called for its InputError, which says where to write the price.
+        judge.file.price(workspace, is_needed=True)
     check_output(output, [source])
     check_replaceable(output, overwrite=request.overwrite)
     return ScoringPlan(source, output, rewards, judge)

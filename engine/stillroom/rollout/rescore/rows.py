@@ -27,7 +27,15 @@ from stillroom.lineage import ModelRecord
 from stillroom.lines import Line, read_lines
 from stillroom.rollout.results import Answerers, answering_models
 from stillroom.rollout.rewards.rewards import Judgement
-from stillroom.types import Answerer, CallTotals, Message, RowReason, SampledTurn, Usage
+from stillroom.types import (
+    Answerer,
+    CallTotals,
+    Message,
+    RowReason,
+    SampledTurn,
+    Usage,
+    total_usd,
+)
 
 _REWARD_NAME = {RolloutLayout.RNOW: "total_reward"}
 _RAW_ROW: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(
@@ -151,6 +159,8 @@ class ScoreResult(msgspec.Struct, frozen=True, kw_only=True):
     judge_calls: int
     judge_usage: Usage
     """The tokens of this run's judge calls."""
+    cost_usd: float | None = None
+    """What they cost in US dollars; None if the judge's price is unknown."""
     judge_calls_replayed: int
     """The number of judge calls that an unfinished run of the same command had already paid for."""
     problems: list[str]
@@ -164,6 +174,7 @@ class ScoreTally:
         self.read = self.changed = self.num_success = 0
         self.calls = self.replayed = 0
         self.usage = Usage()
+        self.cost_usd: float | None = 0.0
         self.kept: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
         self.before: list[float] = []
@@ -179,6 +190,7 @@ class ScoreTally:
         """Counts a reply of the judge, even if it is not a valid judgement."""
         self.calls += 1
         self.usage += turn.usage
+        self.cost_usd = total_usd((self.cost_usd, turn.cost_usd))
 
     def add_problem(self, row: InputRow, problem: str) -> None:
         """Keeps a problem if it is among the first few."""
@@ -205,6 +217,7 @@ class ScoreTally:
             num_success=self.num_success,
             judge_calls=self.calls,
             judge_usage=self.usage,
+            cost_usd=self.cost_usd,
             judge_calls_replayed=self.replayed,
             problems=self.problems,
         )
@@ -218,6 +231,7 @@ class _KnownVerdict(msgspec.Struct, frozen=True, kw_only=True):
     total: float | None
     by_name: dict[str, float]
     calls: int
+    usd: float = 0.0
     answered_by: tuple[Answerer, ...] = ()
     preconditions: tuple[str, ...] = ()
 
@@ -245,6 +259,11 @@ class ScoreJournal:
     def __exit__(self, *_error: object) -> None:
         self._log.close()
 
+    @property
+    def spent_usd(self) -> float:
+        """What the recorded judgements cost in US dollars."""
+        return sum(verdict.usd for verdict in self._known.values())
+
     def known(self, row_key: str) -> Judgement | None:
         """Returns the judgement of a row if an earlier run has recorded it, else None."""
         verdict = self._known.get(row_key)
@@ -263,6 +282,7 @@ class ScoreJournal:
                 total=judgement.total,
                 by_name=dict(judgement.by_name),
                 calls=judgement.judge.calls,
+                usd=judgement.judge.cost_usd or 0.0,
                 answered_by=judgement.judge.answered_by,
                 preconditions=judgement.preconditions,
             )

@@ -1,6 +1,7 @@
 """Computes the rewards of existing rollouts again; no turn is sampled."""
 
 import itertools
+import math
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -34,6 +35,7 @@ from stillroom.rollout.rewards.matchers import AnswerMatch
 from stillroom.rollout.rewards.rewards import Judgement, Rewarder
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
+from stillroom.teachers.budget import Budget, BudgetSpentError, Cost
 from stillroom.tools.user.file import UserFile
 from stillroom.types import RowReason
 
@@ -69,14 +71,15 @@ async def score_rollouts(
             )
         )
         recording = stack.enter_context(Recording([*rollout_files(source), *plan.inputs[1:]]))
-        rewarder = await _open_rewarder(stack, workspace, request, plan, reporter)
-        total = _check_rows(source, rewarder)
-        run_folder = RunFolder(folder)
-        run_folder.check_inputs()
         journal = output.with_name(f".{output.name}.scores")
         verdicts = stack.enter_context(
             ScoreJournal(journal, _settings_hash(request, judge, plan.rewards))
         )
+        budget = Budget(usd=request.budget_usd or math.inf, spent=Cost(usd=verdicts.spent_usd))
+        rewarder = await _open_rewarder(stack, workspace, request, plan, budget, reporter)
+        total = _check_rows(source, rewarder)
+        run_folder = RunFolder(folder)
+        run_folder.check_inputs()
         log = stack.enter_context(AppendLog(folder / "judgements.jsonl"))
         run = _Run(rewarder, verdicts, log, reporter, total, judge.file.model if judge else "")
         await run.score(source, new.rows, request)
@@ -101,9 +104,10 @@ async def _open_rewarder(
     workspace: Workspace,
     request: ScoreRollouts,
     plan: ScoringPlan,
+    budget: Budget,
     reporter: Reporter,
 ) -> Rewarder:
-    """Opens rewards.py and the judge."""
+    """Opens rewards.py and the judge, whose calls count against the budget."""
     pool = await open_user_pool(
         stack,
         tools_file=None,
@@ -113,7 +117,9 @@ async def _open_rewarder(
     )
     for note in pool.notes if pool is not None else ():
         reporter.note(note)
-    judge = await open_judge(stack, workspace, plan.judge, timeout_s=request.request_timeout)
+    judge = await open_judge(
+        stack, workspace, plan.judge, timeout_s=request.request_timeout, budget=budget
+    )
     return Rewarder(pool, judge=judge, match=AnswerMatch(request.answer_match))
 
 
@@ -188,6 +194,12 @@ class _Run:
             )
         except CallFailedError as error:
             return error
+        except BudgetSpentError as error:
+            raise RunError(
+                f"budget_usd would be exceeded, after {self.tally.calls} calls of the judge; "
+                "nothing was written",
+                "repeat the call with a higher budget_usd: what is judged is not paid for again",
+            ) from error
         # An error that every row would have (a rejected API key, a full disk) ends the run.
         except (EngineError, OSError, MemoryError):
             raise
@@ -239,12 +251,14 @@ class _Run:
     def _report(self) -> None:
         """Reports the counts so far."""
         tally = self.tally
-        values = {
+        values: dict[str, float] = {
             "changed": tally.changed,
             "failed": tally.failed.total(),
             "judge_calls": tally.calls,
             "judge_tokens": tally.usage.prompt_tokens + tally.usage.completion_tokens,
         }
+        if tally.calls and tally.cost_usd is not None:
+            values["cost_usd"] = tally.cost_usd
         self._reporter.metrics(tally.read, values)
         self._reporter.progress(tally.read, self._total, unit="rollouts", phase=_PHASE)
 
@@ -290,6 +304,7 @@ def _settings_hash(
             "concurrency",
             "reward_timeout",
             "request_timeout",
+            "budget_usd",
         },
     )
     code = rewards.code.decode("utf-8", errors="replace") if rewards else None

@@ -18,12 +18,14 @@ from fakes.rollout_lines import BAD_LINES, encoded, rollout_lines
 from fakes.rollout_rows import assistant, read_rows, rollout_row, user, write_lines
 from fakes.user_files import write_tools
 from fakes.waiting import run_async
+from stillroom.api.start_runs import UnlimitedSpending, unlimited_spending
 from stillroom.curate.convert import ConvertRollouts, convert_rollouts
 from stillroom.data.layouts.detect import as_rollout
 from stillroom.errors import DataError, InputError, RunCancelledError, RunError, TeacherError
 from stillroom.importing.request import ImportRollouts
 from stillroom.importing.run import import_rollouts
 from stillroom.lineage import manifest_path
+from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.rescore.request import ScoreRollouts, plan_scoring
 from stillroom.rollout.rescore.score import ScoreResult, score_rollouts
 from stillroom.settings import Workspace
@@ -218,6 +220,53 @@ def test_verdicts_that_were_paid_for_are_not_paid_for_again(tmp_path: Path) -> N
     assert (again.judge_calls, again.judge_calls_replayed) == (6, 0)
 
 
+def test_a_budget_holds_over_all_calls_for_an_output(tmp_path: Path) -> None:
+    rows = [rollout(str(number), task_id=str(number)) for number in range(6)]
+    write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
+    # A reply costs $0.005, and may cost $1.024.
+    (tmp_path / "prices.yml").write_text("m: {input: 0, output: 1000}", encoding="utf-8")
+
+    def score(budget_usd: float) -> ScoreResult:
+        return scored(
+            tmp_path,
+            answer=lambda _: completion(judgement(1)),
+            concurrency=1,
+            judge=JUDGE,
+            budget_usd=budget_usd,
+        )
+
+    for num_calls in (2, 0):
+        with pytest.raises(BaseException) as caught:  # noqa: PT011
+            score(1.03)
+        problem = the_error(caught.value)
+        assert isinstance(problem, RunError)
+        assert f"budget_usd would be exceeded, after {num_calls} calls" in str(problem)
+    assert not (tmp_path / "scored.jsonl").exists()
+
+    result = score(2)
+
+    assert (result.judge_calls, result.judge_calls_replayed) == (4, 2)
+    assert result.cost_usd == pytest.approx(0.02)
+
+
+def test_a_judge_that_may_be_billed_is_unlimited_without_a_budget(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout("12"))])
+    (tmp_path / "prices.yml").write_text("m: {input: 1, output: 1}", encoding="utf-8")
+    judge = write_judge(tmp_path, JUDGE)
+    score = ScoreRollouts(input="rollouts.jsonl", output="o.jsonl", judge=judge)
+    write_lines(tmp_path / "prompts.jsonl", [b'{"prompt": "How much?"}'])
+    sample = GenerateRollouts(
+        input="prompts.jsonl", output="p.jsonl", model="teacher", provider="demo", judge=judge
+    )
+    for request in (score, sample):
+        assert unlimited_spending(workspace, request) == UnlimitedSpending("m", "judge")
+        capped = request.model_copy(update={"budget_usd": 1.0})
+        assert unlimited_spending(workspace, capped) is None
+    unjudged = score.model_copy(update={"judge": "none"})
+    assert unlimited_spending(workspace, unjudged) is None
+
+
 def test_after_failures_only_those_are_judged_again(tmp_path: Path) -> None:
     rows = [rollout("12"), rollout("13", task_id="b")]
     write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
@@ -313,6 +362,11 @@ def test_what_is_wrong_is_told_before_anything_is_spent(tmp_path: Path) -> None:
         request = ScoreRollouts(input="rollouts.jsonl", output="o.jsonl", judge=name)
         with pytest.raises(InputError, match=reported):
             plan_scoring(Workspace(tmp_path), request)
+    priceless = {"judge": write_judge(tmp_path, {**JUDGE, "model": "unheard-of"})}
+    for options, reported in (({}, "there is no judge"), (priceless, "needs the price")):
+        limited = ScoreRollouts(input="rollouts.jsonl", output="o.jsonl", budget_usd=1, **options)
+        with pytest.raises(InputError, match=reported):
+            plan_scoring(Workspace(tmp_path), limited)
     with pytest.raises(ValidationError):
         ScoreRollouts(input="a", output="b", jugde="m")  # type: ignore[call-arg]
 
