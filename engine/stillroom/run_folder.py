@@ -106,6 +106,13 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return seconds_between(self.started_at, self.ended_at or now())
 
+    @property
+    def calls_usd(self) -> float:
+        """What the run's calls have cost in US dollars, with what may still be billed."""
+        result = self.result or {}
+        known = [result.get("cost_usd"), self.metrics.get("cost_usd")]
+        return max(cost or 0.0 for cost in known) + (result.get("unconfirmed_usd") or 0.0)
+
 
 def ended_progress(progress: Progress | None, *, is_whole: bool = False) -> Progress | None:
     """Returns the final progress of a run that has ended, without an ETA.

@@ -38,18 +38,15 @@ from stillroom.api.runs import (
     list_runs,
     read_run_metrics,
 )
+from stillroom.api.spending import ShownPrices, UnlimitedSpending, show_prices, unlimited_spending
 from stillroom.api.start_runs import (
-    ShownPrices,
-    UnlimitedSpending,
     evaluate_model,
     export_model,
     generate_rollouts,
     plan_training,
     run_recipe,
     score_rollouts,
-    show_prices,
     start_training,
-    unlimited_spending,
 )
 from stillroom.curate.convert import ConvertResult, ConvertRollouts
 from stillroom.curate.filter.request import FilterDataset, FilterResult

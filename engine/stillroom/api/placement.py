@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
+from stillroom.api.spending import cost_of, limited_usd
 from stillroom.errors import DataError, InputError, RunError
 from stillroom.files import read_json
 from stillroom.outputs import OutputHeldError
@@ -101,14 +102,17 @@ def pack_job(
     """Returns the job for a run's machine; None if the run is on this machine.
 
     num_runs: the number of runs of one call that share the rest of the machine's budget.
-    Raises InputError if the run needs something that only this machine has, or if the machine's
-    budget is spent.
+    Raises InputError if the run needs something that only this machine has, or if the budget of
+    the machine or of the workspace is spent.
     """
     if machine is None:
         return None
     needed = needs()
     check_remote_needs(needed, machine)
     budget_usd, notes = _within_budget(workspace, machine, budget_usd, num_runs)
+    if machine.access.is_provisioned or machine.price_per_hour:
+        budget_usd, more = limited_usd(workspace, budget_usd, num_runs=num_runs)
+        notes += more
     job = pack(workspace, machine, needed, budget_usd=budget_usd)
     return replace(job, notes=[*notes, *job.notes])
 
@@ -123,11 +127,9 @@ def _within_budget(
     if machine.budget_usd is None:
         return budget_usd, []
     spent = 0.0
-    for run, spec, view in remote_runs(workspace):
+    for run, spec, _ in remote_runs(workspace):
         if spec.machine.name == machine.name:
-            cost = run.read().metrics.get("cost_usd") or 0.0
-            cost += view.spent_usd or 0.0
-            spent += cost if view.phase == "over" else max(cost, spec.budget_usd or 0.0)
+            spent += cost_of(run)
     remaining_usd = (machine.budget_usd - spent) / num_runs
     if remaining_usd <= min_budget_usd(machine):
         raise InputError(

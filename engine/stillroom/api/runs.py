@@ -170,9 +170,6 @@ def get_run(workspace: Workspace, request: GetRun) -> RunReport:
     folder = find_run(workspace, request.run_id)
     state = supervise.read_run(folder)
     report = report_run(workspace, folder, state)
-    run_request = folder.known_request()
-    if report.budget_usd is None and run_request is not None:
-        report = msgspec.structs.replace(report, budget_usd=run_request.request.get("budget_usd"))
     if not state.status.is_final or state.status is RunStatus.SUCCEEDED:
         return report
     continuations = continuing_runs(workspace, folder, state.kind)
@@ -229,7 +226,10 @@ def get_run_logs(workspace: Workspace, request: GetRunLogs) -> LogPage:
 
 def report_run(workspace: Workspace, folder: RunFolder, state: RunState) -> RunReport:
     """Returns a run's state as a report, with the paths of its folder and log for display."""
-    elsewhere = read_remote_state(folder.path)
+    elsewhere, recorded = read_remote_state(folder.path), folder.known_request()
+    budget_usd = elsewhere.budget_usd if elsewhere is not None else None
+    if budget_usd is None and recorded is not None:
+        budget_usd = recorded.request.get("budget_usd")
     return RunReport(
         run_id=state.run_id,
         kind=state.kind,
@@ -249,7 +249,7 @@ def report_run(workspace: Workspace, folder: RunFolder, state: RunState) -> RunR
         last_contact=elsewhere.last_contact if elsewhere else None,
         unreachable=elsewhere.problem if elsewhere else None,
         machine_usd=elsewhere.machine_usd if elsewhere else None,
-        budget_usd=elsewhere.budget_usd if elsewhere else None,
+        budget_usd=budget_usd,
     )
 
 

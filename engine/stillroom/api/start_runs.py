@@ -5,9 +5,7 @@ Training is also planned here, since a plan makes the same checks.
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 from pydantic import BaseModel
@@ -24,13 +22,13 @@ from stillroom.api.placement import (
 from stillroom.api.prompts_folder import complete_evaluation, complete_rollouts
 from stillroom.api.recipe.plan import plan_recipe
 from stillroom.api.runs import RunReport, continuing_runs, report_run
+from stillroom.api.spending import within_workspace_budget
 from stillroom.curate.sources import check_needs_no_import, unread_file_notes
 from stillroom.errors import RunError
 from stillroom.evaluate.request import EvaluateModel, plan_evaluation
 from stillroom.export.request import ExportModel, plan_export
 from stillroom.jobs import supervise
 from stillroom.jobs.child import run_in_child
-from stillroom.models.resolve import ModelLocation
 from stillroom.outputs import ReplacingRequest, check_free, check_replaceable_by_size
 from stillroom.recipe.request import RunRecipe
 from stillroom.remote.bundle.checks import check_remote_config
@@ -49,10 +47,7 @@ from stillroom.rollout.rescore.request import ScoreRollouts, plan_scoring
 from stillroom.run_folder import NewRun, StartAfter, find_run, given_config
 from stillroom.secrecy.commands import hide_secrets
 from stillroom.secrecy.environments import run_environment, shared_variables
-from stillroom.secrecy.keys import is_loopback
 from stillroom.settings import Workspace, tracking_environment
-from stillroom.teachers.pricing import Price, price_for, price_list, refresh_prices
-from stillroom.teachers.providers import Endpoint
 from stillroom.train.config.request import (
     PlanTraining,
     StartTraining,
@@ -82,6 +77,7 @@ def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunRep
     if request.refine is not None:
         check_needs_no_import(workspace, request.refine)
     plan = plan_generation(workspace, request)
+    request, limits = within_workspace_budget(workspace, request, plan.rollouts)
     check_free(plan.output)
     check_not_written_elsewhere(workspace, plan.output)
     keys = workspace.read_keys(plan.rollouts.key_names)
@@ -94,7 +90,7 @@ def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunRep
         request,
         keys=keys,
         variables=local,
-        new=NewRun(inputs=plan.rollouts.inputs, notes=completed.notes),
+        new=NewRun(inputs=plan.rollouts.inputs, notes=[*completed.notes, *limits]),
         spec=pack_job(workspace, machine, needs, budget_usd=request.budget_usd),
     )
 
@@ -112,11 +108,14 @@ def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
     request, machine = resolve_machine(workspace, request)
     check_needs_no_import(workspace, request.input)
     plan = plan_scoring(workspace, request)
+    request, limits = within_workspace_budget(workspace, request, plan)
     check_free(plan.output)
     check_not_written_elsewhere(workspace, plan.output)
     keys = workspace.read_keys([plan.judge.endpoint.api_key_env if plan.judge else None])
-    spec = pack_job(workspace, machine, functools.partial(needs_of_scoring, request, plan))
-    new = NewRun(inputs=plan.inputs, notes=unread_file_notes(workspace, request.input))
+    needs = functools.partial(needs_of_scoring, request, plan)
+    spec = pack_job(workspace, machine, needs, budget_usd=request.budget_usd)
+    notes = [*unread_file_notes(workspace, request.input), *limits]
+    new = NewRun(inputs=plan.inputs, notes=notes)
     return _start(workspace, RunKind.SCORE, request, keys=keys, new=new, spec=spec)
 
 
@@ -237,10 +236,11 @@ def evaluate_model(workspace: Workspace, request: EvaluateModel) -> RunReport:
     completed = complete_evaluation(workspace, request)
     request = completed.request
     plan = plan_evaluation(workspace, request)
+    request, limits = within_workspace_budget(workspace, request, plan.rollouts)
     keys = workspace.read_keys(plan.rollouts.key_names)
     needs = functools.partial(needs_of_evaluation, plan)
     spec = pack_job(workspace, machine, needs, budget_usd=request.budget_usd)
-    new = NewRun(inputs=plan.inputs, notes=completed.notes)
+    new = NewRun(inputs=plan.inputs, notes=[*completed.notes, *limits])
     return _start(workspace, RunKind.EVALUATE, request, keys=keys, new=new, spec=spec)
 
 
@@ -327,75 +327,3 @@ def _start(
         new=with_spec(new, spec),
     )
     return report_run(workspace, find_run(workspace, state.run_id), state)
-
-
-class UnlimitedSpending(msgspec.Struct, frozen=True):
-    """The endpoint of a run that may cost money and has no budget."""
-
-    model: str
-    host: str
-
-
-def unlimited_spending(workspace: Workspace, request: BaseModel) -> UnlimitedSpending | None:
-    """Returns the endpoint that a request would pay without a limit; None if there is none.
-
-    Raises EngineError for an invalid request, so that users do not confirm a request that cannot
-    run.
-    """
-    if not isinstance(request, GenerateRollouts | EvaluateModel | ScoreRollouts):
-        return None
-    if request.budget_usd is not None:
-        return None
-    if isinstance(request, ScoreRollouts):
-        judge = plan_scoring(workspace, request).judge
-        return None if judge is None else _paid(judge.file.model, judge.endpoint)
-    if request.dry_run:
-        return None
-    if isinstance(request, GenerateRollouts):
-        plan = plan_generation(workspace, request).rollouts
-    else:
-        plan = plan_evaluation(workspace, request).rollouts
-    spending = _paid(str(request.model), plan.policy)
-    if spending is None and plan.judge is not None:
-        return _paid(plan.judge.file.model, plan.judge.endpoint)
-    return spending
-
-
-def _paid(model: str, place: ModelLocation | Endpoint) -> UnlimitedSpending | None:
-    """Returns the endpoint of a model that may cost money; None if it costs nothing."""
-    if not isinstance(place, Endpoint) or place.provider.is_local:
-        return None
-    host = urlsplit(place.base_url).hostname or ""
-    return None if is_loopback(host) else UnlimitedSpending(model, host)
-
-
-@dataclass(frozen=True, slots=True)
-class ShownPrice:
-    """The price of a model, in US dollars per million tokens; None if it is unknown."""
-
-    model: str
-    price: Price | None
-
-
-@dataclass(frozen=True, slots=True)
-class ShownPrices:
-    """The requested prices, with the date and the length of the price list."""
-
-    as_of: str
-    num_models: int
-    prices: list[ShownPrice]
-    written: str | None = None
-    """The file of the downloaded price list; None if no list was downloaded."""
-
-
-def show_prices(
-    workspace: Workspace, models: Sequence[str] = (), *, refresh: bool = False
-) -> ShownPrices:
-    """Returns the prices of models; with `refresh`, downloads the current list first.
-
-    Raises EngineError if the list cannot be downloaded, or prices.yml cannot be read.
-    """
-    written = workspace.shown(refresh_prices(workspace).path) if refresh else None
-    current_list = price_list(workspace)
-    prices = [ShownPrice(model, price_for(workspace, model)) for model in models]
-    return ShownPrices(current_list.as_of, len(current_list.models), prices, written)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 PRICES_FILE = "prices.yml"
 LIST_FILE = "list_prices.yml"
 """The name of the dated list of providers' prices, in this package and in a workspace."""
+WORKSPACE = "workspace"
+"""The key of prices.yml that limits what all runs may cost: `workspace: {budget_usd: 20}`."""
 MACHINE = "machine"
 """The key of prices.yml that gives the price of this machine: `machine: {usd_per_hour: 1.2}`."""
 _MILLION = 1_000_000
@@ -49,6 +51,11 @@ class Price:
 
     prompt: float
     completion: float
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether calls cost anything."""
+        return self.prompt > 0 or self.completion > 0
 
     def of(self, usage: Usage) -> float:
         """Returns the price of a call with this usage, in US dollars."""
@@ -138,6 +145,14 @@ def machine_usd_per_hour(workspace: Workspace) -> float | None:
     return _read_prices(workspace).usd_per_hour
 
 
+def workspace_budget_usd(workspace: Workspace) -> float | None:
+    """Returns what all runs of the workspace may cost together; None without a limit.
+
+    Raises InputError if prices.yml exists and is malformed.
+    """
+    return _read_prices(workspace).budget_usd
+
+
 def base_model_name(model: str) -> str:
     """Returns a model's name without maker and date, e.g. openai/gpt-5-2025-08-07 -> gpt-5."""
     name = model.rpartition("/")[2]
@@ -151,6 +166,7 @@ class _PricesFile:
 
     models: dict[str, Price]
     usd_per_hour: float | None = None
+    budget_usd: float | None = None
 
 
 def _read_prices(workspace: Workspace) -> _PricesFile:
@@ -161,19 +177,27 @@ def _read_prices(workspace: Workspace) -> _PricesFile:
     check_readable(path)
     try:
         read: dict[Any, Any] = dict(read_yaml(path.read_text(encoding="utf-8")) or {})
-        machine = read.pop(MACHINE, None)
-        hourly = None if machine is None else float(machine["usd_per_hour"])
-        if hourly is not None and not hourly >= 0:
-            raise ValueError("usd_per_hour is negative or not a number")
-        return _PricesFile(
-            {str(name): _price_of_entry(entry) for name, entry in read.items()}, hourly
-        )
+        hourly = _amount(read.pop(MACHINE, None), "usd_per_hour")
+        budget = _amount(read.pop(WORKSPACE, None), "budget_usd")
+        models = {str(name): _price_of_entry(entry) for name, entry in read.items()}
+        return _PricesFile(models, hourly, budget)
     except (yaml.YAMLError, AttributeError, TypeError, ValueError, KeyError) as error:
         raise DocumentError(
             parse_error_message(path, error),
-            'write lines such as "my-model": {input: 0.15, output: 0.60}, and for this machine '
-            f"{MACHINE}: {{usd_per_hour: 1.2}}",
+            'write lines such as "my-model": {input: 0.15, output: 0.60}, for this machine '
+            f"{MACHINE}: {{usd_per_hour: 1.2}}, and for a limit of all runs together "
+            f"{WORKSPACE}: {{budget_usd: 20}}",
         ) from error
+
+
+def _amount(entry: dict[str, Any] | None, name: str) -> float | None:
+    """Returns the amount in US dollars in an entry of prices.yml; None without the entry."""
+    if entry is None:
+        return None
+    amount = float(entry[name])
+    if not amount >= 0:
+        raise ValueError(f"{name} is negative or not a number")
+    return amount
 
 
 def _price_of_entry(entry: dict[str, Any]) -> Price:

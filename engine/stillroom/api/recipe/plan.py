@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from stillroom import fences
 from stillroom.api.prompts_folder import complete_evaluation, complete_rollouts
+from stillroom.api.spending import is_paid
 from stillroom.curate.sources import has_answers
 from stillroom.errors import DataError, InputError
 from stillroom.evaluate.request import EvaluateModel
@@ -18,7 +18,6 @@ from stillroom.recipe.answers import known_answers, usual_spellings
 from stillroom.recipe.inputs import PromptsRead, RecipePrompt, read_prompts
 from stillroom.recipe.request import RunRecipe
 from stillroom.rollout.request import NO_FILE, GenerateRollouts
-from stillroom.secrecy.keys import is_loopback
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import Endpoint
 
@@ -92,7 +91,7 @@ def plan_recipe(workspace: Workspace, request: RunRecipe) -> RecipePlan:
     unplaced = GenerateRollouts(input=request.input, output=output, model=model, **given)
     teacher = complete_rollouts(workspace, unplaced).request
     place = teacher.locate(workspace) if request.teacher is not None else None
-    if place is not None and _is_paid(place) and request.budget_usd is None:
+    if place is not None and is_paid(place) and request.budget_usd is None:
         raise InputError(
             f"the teacher {request.teacher!r} may be billed, and budget_usd is not set",
             "set budget_usd to the most to pay, in US dollars",
@@ -190,10 +189,3 @@ def _unify_spellings(trained: PromptsRead, measured: PromptsRead) -> Iterator[st
                 f"{len(rare)} labels have fewer than {_MIN_OF_A_LABEL} texts, too few to learn, "
                 f"such as {fences.name(rare[0])!r}: misspelt?"
             )
-
-
-def _is_paid(place: Endpoint | ModelLocation) -> bool:
-    """Returns whether calls of a model may cost money."""
-    if not isinstance(place, Endpoint) or place.provider.is_local:
-        return False
-    return not is_loopback(urlsplit(place.base_url).hostname or "")

@@ -105,7 +105,7 @@ class RecipeSession:
         return self.workspace.shown(self.files.folder / name)
 
     def note_gaps(self, title: str, result: Mapping[str, Any]) -> None:
-        """Adds a caveat if a limit or failures left a stage with less than was to be done."""
+        """Adds a caveat and a note if a limit or failures left a stage with less to show."""
         counts = {name: result.get(name) for name in ("failed", "omitted", "unjudged")}
         missing = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         limit = result.get("stopped_by")
@@ -114,6 +114,7 @@ class RecipeSession:
             caveat = f"{title}: {missing or 'ended early'}{because}"
             if caveat not in self.caveats:
                 self.caveats.append(caveat)
+                self.stages.note(caveat)
 
     def leave_out(self, what: str, problem: str) -> None:
         """Adds a caveat for something that failed and is not needed."""

@@ -24,7 +24,7 @@ from stillroom.jobs.operations import Operation
 from stillroom.lineage import is_as_recorded, read_manifest
 from stillroom.recipe.request import StageRun
 from stillroom.reporting import Reporter
-from stillroom.run_folder import RunFolder, RunRequest, RunState, all_runs, find_run
+from stillroom.run_folder import RunFolder, RunRequest, all_runs, find_run
 from stillroom.settings import Workspace
 from stillroom.train.config.request import StartTraining
 from stillroom.types import RunKind, RunStatus
@@ -72,7 +72,7 @@ class Stages:
                 self.unreadable.append(folder.run_id)
                 self._usd[folder.run_id] = recorded.request.get("budget_usd") or 0.0
                 continue
-            self._usd[folder.run_id] = _cost(state)
+            self._usd[folder.run_id] = state.calls_usd
             self._earlier_s += state.seconds or 0.0
 
     @property
@@ -233,7 +233,7 @@ class Stages:
     def _count(self, title: str, folder: RunFolder) -> None:
         """Adds a run that has ended to `done` and to the costs."""
         state = folder.read()
-        usd, seconds = _cost(state), round(state.seconds or 0.0, 1)
+        usd, seconds = state.calls_usd, round(state.seconds or 0.0, 1)
         self._usd[folder.run_id] = usd
         # A later stage may take over an earlier one's run.
         if folder.run_id not in {stage.run_id for stage in self.done}:
@@ -273,13 +273,6 @@ class Stages:
         number = self._titles.index(title)
         phase = f"{title}{details}"
         self._reporter.progress(number, len(self._titles), unit="stages", phase=phase)
-
-
-def _cost(state: RunState) -> float:
-    """Returns what a run has cost in US dollars, with what may still be billed."""
-    result = state.result or {}
-    known = [result.get("cost_usd"), state.metrics.get("cost_usd")]
-    return max(cost or 0.0 for cost in known) + (result.get("unconfirmed_usd") or 0.0)
 
 
 def _without_limits(document: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,190 @@
+"""What runs may cost: the budget of the workspace, calls without a limit, and prices.
+
+The budget stands in prices.yml, as `workspace: {budget_usd: 20}`, and is for all runs together:
+each one that may cost money gets at most what the others leave of it.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+from pydantic import BaseModel
+
+from stillroom.errors import DataError, InputError
+from stillroom.evaluate.request import EvaluateModel, plan_evaluation
+from stillroom.models.resolve import ModelLocation
+from stillroom.rollout.plan import RolloutPlan, plan_generation
+from stillroom.rollout.request import GenerateRollouts
+from stillroom.rollout.rescore.request import ScoreRollouts, ScoringPlan, plan_scoring
+from stillroom.run_folder import RunFolder, all_runs, read_remote_state
+from stillroom.secrecy.keys import is_loopback
+from stillroom.settings import Workspace
+from stillroom.teachers.pricing import (
+    PRICES_FILE,
+    Price,
+    price_for,
+    price_list,
+    refresh_prices,
+    workspace_budget_usd,
+)
+from stillroom.teachers.providers import Endpoint
+from stillroom.types import RunKind
+
+_Limited = TypeVar("_Limited", GenerateRollouts, EvaluateModel, ScoreRollouts)
+
+
+def within_workspace_budget(
+    workspace: Workspace, request: _Limited, plan: RolloutPlan | ScoringPlan
+) -> tuple[_Limited, list[str]]:
+    """Returns the request with a budget that the workspace's allows, and a note if that lowered it.
+
+    Raises InputError if nothing is left for a run that may cost money, or if a price is unknown.
+    """
+    if workspace_budget_usd(workspace) is None or getattr(request, "dry_run", False):
+        return request, []
+    judge = plan.judge
+    called = list[tuple[Endpoint | ModelLocation, Price | None]]()
+    if judge is not None:
+        called.append((judge.endpoint, judge.file.price(workspace)))
+    if isinstance(plan, RolloutPlan):
+        called.append((plan.policy, plan.options.price(workspace)))
+    if not any(is_paid(place) or (price and price.is_charged) for place, price in called):
+        return request, []
+    output = getattr(request, "output", None)
+    budget_usd, notes = limited_usd(workspace, request.budget_usd, output=output)
+    if judge is not None:
+        judge.file.price(workspace, is_needed=True)
+    if isinstance(plan, RolloutPlan):
+        plan.options.price(workspace, is_needed=True)
+    return request.model_copy(update={"budget_usd": budget_usd}), notes
+
+
+def limited_usd(
+    workspace: Workspace, budget_usd: float | None, *, num_runs: int = 1, output: str | None = None
+) -> tuple[float | None, list[str]]:
+    """Returns a run's budget, limited by the workspace's, and a note if that lowered it.
+
+    num_runs: the number of runs that share what is left. output: the run's, whose earlier costs
+    its budget includes. Raises InputError if nothing is left.
+    """
+    limit = workspace_budget_usd(workspace)
+    if limit is None:
+        return budget_usd, []
+    spent = on_output = 0.0
+    for folder in all_runs(workspace):
+        # One whose files are damaged has a cost that nobody knows.
+        with suppress(DataError, OSError):
+            cost = cost_of(folder)
+            spent += cost
+            if output is not None and folder.read_request().request.get("output") == output:
+                on_output += cost
+    if spent >= limit:
+        raise InputError(
+            f"this workspace's runs have used or reserved ${spent:.2f} of the ${limit:g} that "
+            f"{PRICES_FILE} allows (workspace: budget_usd)",
+            "ask the user to wait until a run has ended, or to raise it in that file",
+        )
+    left = (limit - spent) / num_runs + on_output
+    if budget_usd is not None and budget_usd <= left:
+        return budget_usd, []
+    note = f"budget_usd is ${left:.4g}, as the workspace's runs may cost ${limit:g} together"
+    return left, [f"{note} ({PRICES_FILE})"]
+
+
+def cost_of(folder: RunFolder) -> float:
+    """Returns what a run has cost in US dollars or, while it is active, may cost.
+
+    Raises DataError or OSError if its files cannot be read.
+    """
+    state, view = folder.read(), read_remote_state(folder.path)
+    # The stages of a recipe are runs, which count themselves.
+    if state.kind is RunKind.RECIPE:
+        return 0.0
+    if view is not None:
+        cost, reserved = state.calls_usd + (view.spent_usd or 0.0), view.budget_usd
+        is_over = view.phase == "over"
+    else:
+        cost, reserved = state.calls_usd, folder.read_request().request.get("budget_usd")
+        is_over = state.status.is_final
+    return cost if is_over else max(cost, reserved or 0.0)
+
+
+class UnlimitedSpending(msgspec.Struct, frozen=True):
+    """The endpoint of a run that may cost money and has no budget."""
+
+    model: str
+    host: str
+
+
+def unlimited_spending(workspace: Workspace, request: BaseModel) -> UnlimitedSpending | None:
+    """Returns the endpoint that a request would pay without a limit; None if there is none.
+
+    Raises EngineError for an invalid request, so that users do not confirm a request that cannot
+    run.
+    """
+    if not isinstance(request, GenerateRollouts | EvaluateModel | ScoreRollouts):
+        return None
+    if request.budget_usd is not None:
+        return None
+    if isinstance(request, ScoreRollouts):
+        judge = plan_scoring(workspace, request).judge
+        return None if judge is None else _paid(judge.file.model, judge.endpoint)
+    if request.dry_run:
+        return None
+    if isinstance(request, GenerateRollouts):
+        plan = plan_generation(workspace, request).rollouts
+    else:
+        plan = plan_evaluation(workspace, request).rollouts
+    spending = _paid(str(request.model), plan.policy)
+    if spending is None and plan.judge is not None:
+        return _paid(plan.judge.file.model, plan.judge.endpoint)
+    return spending
+
+
+def _paid(model: str, place: ModelLocation | Endpoint) -> UnlimitedSpending | None:
+    """Returns the endpoint of a model that may cost money; None if it costs nothing."""
+    if not isinstance(place, Endpoint) or not is_paid(place):
+        return None
+    return UnlimitedSpending(model, urlsplit(place.base_url).hostname or "")
+
+
+def is_paid(place: ModelLocation | Endpoint) -> bool:
+    """Returns whether calls of a model may cost money."""
+    if not isinstance(place, Endpoint) or place.provider.is_local:
+        return False
+    return not is_loopback(urlsplit(place.base_url).hostname or "")
+
+
+@dataclass(frozen=True, slots=True)
+class ShownPrice:
+    """The price of a model, in US dollars per million tokens; None if it is unknown."""
+
+    model: str
+    price: Price | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShownPrices:
+    """The requested prices, with the date and the length of the price list."""
+
+    as_of: str
+    num_models: int
+    prices: list[ShownPrice]
+    written: str | None = None
+    """The file of the downloaded price list; None if no list was downloaded."""
+
+
+def show_prices(
+    workspace: Workspace, models: Sequence[str] = (), *, refresh: bool = False
+) -> ShownPrices:
+    """Returns the prices of models; with `refresh`, downloads the current list first.
+
+    Raises EngineError if the list cannot be downloaded, or prices.yml cannot be read.
+    """
+    written = workspace.shown(refresh_prices(workspace).path) if refresh else None
+    current_list = price_list(workspace)
+    prices = [ShownPrice(model, price_for(workspace, model)) for model in models]
+    return ShownPrices(current_list.as_of, len(current_list.models), prices, written)
