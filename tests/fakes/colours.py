@@ -31,14 +31,32 @@ class ColourTeacher(LoopbackServer):
         text = body["messages"][-1]["content"]
         is_reworded = "Rewrite" in body["messages"][0]["content"]
         (self.reworded if is_reworded else self.asked)[text] += 1
-        colour = colour_of(text)
-        said = f"Tell me: {text}" if is_reworded else self.always or f"It is **{colour}**."
+        said = f"Tell me: {text}" if is_reworded else self.always or self.says(text)
         return {
             "choices": [
                 {"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}
             ],
             "usage": {"prompt_tokens": 20, "completion_tokens": 5},
         }
+
+    def says(self, text: str) -> str:
+        """Returns the answer to a question."""
+        return f"It is **{colour_of(text)}**."
+
+
+class JsonTeacher(ColourTeacher):
+    """Gives colour and number as an object in a chatty text; of 7, 17, … the number is wrong, and
+    of 9, 39, … the colour."""
+
+    def says(self, text: str) -> str:
+        number = int(number_in(text))
+        colour = "blue" if number % 30 == 9 else colour_of(text)
+        said = {"number": 500 if number % 10 == 7 else number, "colour": colour}
+        return f"Here you are:\n```json\n{json.dumps(said, indent=2)}\n```"
+
+
+def number_in(text: str) -> str:
+    return text.removesuffix("?").split()[-1]
 
 
 class _Handler(LoopbackHandler):

@@ -1,8 +1,11 @@
-"""Answers from a small, known set: recognises such a set, and finds its member in a longer text."""
+"""Answers of one form, labels or JSON objects: recognises it, and finds one in a longer text."""
 
+import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 _MAX_ANSWERS = 60
 _MIN_REPEATS = 2
@@ -11,6 +14,147 @@ _NUMBER = re.compile(r"[-+]?[\d.,]+\s*\S{0,3}")
 _JOINED = re.compile(r"(?<=[^\W_])[\s_-]+(?=[^\W_])")
 _MIN_REPEATS_OF_NUMBERS = 10
 """For ratings, say; of other numbers more may be right than were seen."""
+_MIN_SHARE = 0.9
+"""The least share of the answers that have the form of all."""
+_MIN_COPIED, _COPIED_SHARE = 10, 0.98
+"""How many values of a field, and what share of them, occur in their texts if all must."""
+_SCALARS = (str, int, float, bool, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class LabelAnswers:
+    """Answers from a small, known set."""
+
+    labels: tuple[str, ...]
+
+    def named(self, text: str) -> str | None:
+        """Returns the label that a text gives; None if it gives none or several."""
+        return named_answer(text, self.labels)
+
+    @property
+    def num_bytes(self) -> int:
+        """The length of the longest answer."""
+        return max(len(label.encode()) for label in self.labels)
+
+    def parts(self, answer: str) -> dict[str, str]:
+        """Returns the parts of an answer that are from small sets, by name: here all of it."""
+        return {"": answer}
+
+    def with_part(self, answer: str, name: str, value: str) -> str:
+        """Returns an answer with another value of a part."""
+        return value
+
+    def is_grounded(self, answer: str, text: str) -> bool:
+        """Returns whether all that must be copied from the text is in it: here nothing must."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectAnswers:
+    """Answers that are JSON objects with the same fields, in one order and way of writing."""
+
+    fields: tuple[str, ...]
+    known: Mapping[str, tuple[str, ...]]
+    """The possible values, as JSON, of the fields whose values are from a small set."""
+    texts: tuple[str, ...] = ()
+    """The fields whose values are never numbers; 5 is then "5"."""
+    copied: tuple[str, ...] = ()
+    """The fields whose values occur in the text that is answered."""
+    num_bytes: int = 0
+    """The length of the longest answer."""
+
+    def named(self, text: str) -> str | None:
+        """Returns the one object of this form in a text, as it is to be written; else None."""
+        values = object_in(text)
+        if values is None or set(values) != set(self.fields):
+            return None
+        for name in self.texts:
+            if isinstance(value := values[name], int | float) and not isinstance(value, bool):
+                values[name] = str(value)
+        for name, allowed in self.known.items():
+            spelt = {spelling_key(value): value for value in allowed}
+            if (known := spelt.get(spelling_key(_as_json(values[name])))) is None:
+                return None
+            values[name] = json.loads(known)
+        return _as_json({name: values[name] for name in self.fields})
+
+    def parts(self, answer: str) -> dict[str, str]:
+        """Returns the parts of an answer that are from small sets, by name, as JSON."""
+        values = json.loads(answer)
+        return {name: _as_json(values[name]) for name in self.known}
+
+    def with_part(self, answer: str, name: str, value: str) -> str:
+        """Returns an answer with another value of a part."""
+        return _as_json({**json.loads(answer), name: json.loads(value)})
+
+    def is_grounded(self, answer: str, text: str) -> bool:
+        """Returns whether all values that must be copied from the text are in it."""
+        values, text = json.loads(answer), text.casefold()
+        return all(_is_in(values[name], text) for name in self.copied)
+
+
+AnswerForm = LabelAnswers | ObjectAnswers
+
+
+def form_of(answered: Sequence[tuple[str, str]]) -> AnswerForm | None:
+    """Returns the form of the answers in pairs of a text and its answer; None if it is free text.
+
+    Answers may be longer texts, each with a JSON object in it.
+    """
+    if (objects := _object_form(answered)) is not None:
+        return objects
+    labels = known_answers([answer for _, answer in answered])
+    return None if labels is None else LabelAnswers(tuple(labels))
+
+
+def _object_form(answered: Sequence[tuple[str, str]]) -> ObjectAnswers | None:
+    found = [(text, values) for text, answer in answered if (values := object_in(answer))]
+    kinds = Counter(frozenset(values) for _, values in found)
+    if not kinds or kinds.most_common(1)[0][1] < max(2, _MIN_SHARE * len(answered)):
+        return None
+    names = kinds.most_common(1)[0][0]
+    of_form = [(text.casefold(), values) for text, values in found if values.keys() == names]
+    fields, known = tuple(of_form[0][1]), dict[str, tuple[str, ...]]()
+    texts, copied = list[str](), list[str]()
+    for name in fields:
+        values = [(text, one[name]) for text, one in of_form]
+        small = known_answers([_as_json(value) for _, value in values])
+        if small is not None:
+            known[name] = tuple(small)
+            continue
+        if all(isinstance(value, str | None) for _, value in values):
+            texts.append(name)
+        stated = [_is_in(value, text) for text, value in values if value not in (None, "")]
+        if len(stated) >= _MIN_COPIED and sum(stated) >= _COPIED_SHARE * len(stated):
+            copied.append(name)
+    num_bytes = max(len(_as_json(values).encode()) for _, values in of_form)
+    return ObjectAnswers(fields, known, tuple(texts), tuple(copied), num_bytes)
+
+
+def object_in(text: str) -> dict[str, Any] | None:
+    """Returns the JSON object in a text, if it has exactly one, and that without nested values."""
+    found, start, decoder = list[dict[str, Any]](), text.find("{"), json.JSONDecoder()
+    while start >= 0:
+        try:
+            value, end = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            end = start + 1
+        else:
+            found.append(value)
+        start = text.find("{", end)
+    if len(found) != 1 or not found[0]:
+        return None
+    is_flat = all(isinstance(value, _SCALARS) for value in found[0].values())
+    return found[0] if is_flat else None
+
+
+def _is_in(value: object, text: str) -> bool:
+    """Returns whether a field's value occurs in a text in lower case; one that is empty does."""
+    return value in (None, "") or str(value).casefold() in text
+
+
+def _as_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def known_answers(expected: Sequence[str]) -> list[str] | None:

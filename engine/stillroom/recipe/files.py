@@ -14,14 +14,15 @@ from stillroom.data.formats import load_tasks
 from stillroom.files import content_hash, read_json, write_atomic, write_json
 from stillroom.lineage import is_as_recorded, read_manifest, record_file
 from stillroom.outputs import new_output
+from stillroom.recipe.answers import AnswerForm
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.tools.user.file import read_user_file
 
 _Document = TypeVar("_Document", bound=msgspec.Struct)
 _MAX_FILES = 1000
-_ANSWERS_TOOL = '''"""Reduces an answer of the teacher to the one of these that it names."""
+_ANSWERS_TOOL = '''"""Reduces an answer of the teacher to the label or JSON object in it."""
 
-from stillroom.recipe.answers import named_answer
+from stillroom.recipe.answers import {kind}
 from stillroom.tools import tool
 
 ANSWERS = {answers!r}
@@ -30,7 +31,7 @@ ANSWERS = {answers!r}
 @tool
 def rewrite(answer: str) -> str:
     """Returns the answer that the text names, or nothing if it names none or several."""
-    return named_answer(answer, ANSWERS) or ""
+    return ANSWERS.named(answer) or ""
 '''
 
 
@@ -63,9 +64,10 @@ class RecipeFiles:
             there.append(self.prompts(f"{name}-{len(there) + 1}.prompts", new.values()))
         return there
 
-    def answers_tool(self, answers: Sequence[str]) -> Path:
-        """Writes the file that reduces answers to one of the known ones (`convert_rollouts`)."""
-        return self._write("answers.py", _ANSWERS_TOOL.format(answers=list(answers)).encode())
+    def answers_tool(self, answers: AnswerForm) -> Path:
+        """Writes the file that reduces answers to those of the form (`convert_rollouts`)."""
+        code = _ANSWERS_TOOL.format(kind=type(answers).__name__, answers=answers)
+        return self._write("answers.py", code.encode())
 
     def code(self, name: str, source: Path) -> None:
         """Copies a user's tools.py or rewards.py, with its modules, next to the configurations."""

@@ -1,5 +1,6 @@
 """Reads the texts and right answers of a recipe from prompt files and tables."""
 
+import json
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,8 @@ from stillroom.errors import DataError
 from stillroom.files import content_hash
 from stillroom.importing.records import RejectedRow
 from stillroom.importing.table_rows import read_any_rows
-from stillroom.recipe.answers import known_answers, spelling_key
+from stillroom.recipe.answers import known_answers, object_in, spelling_key
+from stillroom.rollout.rewards.matchers import expected_from
 
 _TEXT_NAMES = ("text", "prompt", "question", "message", "input", "query", "body", "content")
 _LABEL_NAMES = ("label", "expected_answer")
@@ -54,8 +56,21 @@ class RecipePrompt:
 
     def with_answer(self, answer: str) -> "RecipePrompt":
         """Returns the prompt with another right answer."""
-        metadata = {**(self.row.get("metadata") or {}), "expected_answer": answer}
+        expected = expected_from(answer)
+        metadata = {**(self.row.get("metadata") or {}), "expected_answer": expected}
         return RecipePrompt({**self.row, "metadata": metadata}, self.text, answer)
+
+    def with_object(self) -> "RecipePrompt":
+        """Returns the prompt with a right answer that is a JSON object as one; else itself.
+
+        Its parts are then compared, not the way in which it is written.
+        """
+        expected = (self.row.get("metadata") or {}).get("expected_answer")
+        text = json.dumps(expected) if isinstance(expected, dict) else self.answer
+        values = object_in(text) if text is not None else None
+        if values is None or expected_from(text or "") == text:
+            return self
+        return self.with_answer(json.dumps(values, ensure_ascii=False))
 
     def without_answer(self) -> "RecipePrompt":
         """Returns the prompt without its right answer."""

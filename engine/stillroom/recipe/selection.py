@@ -1,7 +1,7 @@
 """Selects the teacher's answers to train on."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,11 @@ import msgspec
 
 from stillroom.data.words import final_answer
 from stillroom.lines import read_lines
-from stillroom.recipe.answers import named_answer
+from stillroom.recipe.answers import AnswerForm
 
 _WRONG = "the reward says it is wrong"
 _CUT = "cut off or missing"
-_UNKNOWN = "not exactly one of the known labels"
+_OTHER_FORM = "not exactly one of the known labels, or one JSON object of the form of the others"
 UNSETTLED = "contradicts similar texts, and no other answer settled it"
 _MIN_REWARD = 0.5
 
@@ -68,7 +68,7 @@ class TeacherAnswer:
     line: bytes
     rollout: AnsweredRollout
     answer: str
-    """The final turn; if answers are from a small set, the member of the set that it names."""
+    """The final turn; if answers have a form, the label or JSON object that it names."""
 
     @property
     def task_id(self) -> str:
@@ -85,25 +85,25 @@ class TeacherAnswers:
 
 
 def read_answers(
-    files: Iterable[Path], known: Sequence[str] | None, *, task_ids: Collection[str]
+    files: Iterable[Path], form: AnswerForm | None, *, task_ids: Collection[str]
 ) -> TeacherAnswers:
     """Returns the answers to some prompts in rollout files, in the order of `task_ids`.
 
-    known: all possible answers; None if there are more. Left out are answers that the task's reward
-    calls wrong, that are cut off or missing, or that name none or several of the known answers.
+    form: that of the answers; None for free text. Left out are answers that the task's reward calls
+    wrong, that are cut off or missing, or that have none or several answers of the form.
     """
     answers = TeacherAnswers()
     for line, rollout in read_rollouts(files):
         if rollout.task_id not in task_ids:
             continue
         text = rollout.answer
-        answer = text if known is None else named_answer(text, known)
+        answer = text if form is None else form.named(text)
         if is_wrong(rollout):
             answers.left_out[_WRONG] += 1
         elif is_cut_off(rollout):
             answers.left_out[_CUT] += 1
         elif answer is None:
-            answers.left_out[_UNKNOWN] += 1
+            answers.left_out[_OTHER_FORM] += 1
         else:
             answers.usable.append(TeacherAnswer(line, rollout, answer))
     # Files have them in the order in which they ended, which is another one in each run.

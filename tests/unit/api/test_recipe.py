@@ -2,15 +2,26 @@
 
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from fakes.colours import COLOURS, ColourTeacher, colour_of, logged_call, make_data, things
+from fakes.colours import (
+    COLOURS,
+    ColourTeacher,
+    JsonTeacher,
+    colour_of,
+    logged_call,
+    make_data,
+    number_in,
+    things,
+)
 from fakes.html_pages import text_of
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import (
@@ -278,7 +289,9 @@ def test_a_stage_on_large_files_that_a_killed_recipe_has_left_running_is_waited_
         folder.write(msgspec.structs.replace(running, **done))
         owner.release()
 
-    monkeypatch.setattr("stillroom.api.recipe.stages.time.sleep", end)
+    # Not the sleep of the whole process: a thread of an earlier test may be in one.
+    clock = SimpleNamespace(sleep=end, monotonic=time.monotonic)
+    monkeypatch.setattr("stillroom.api.recipe.stages.time", clock)
     limits = RecipeLimits(tmp_path / "student", None, since="")
     stages = Stages(workspace, KeptReporter(), ["convert"], limits)
 
@@ -407,6 +420,41 @@ def test_labelled_texts_alone_need_no_teacher(
     measured = ended.result["accuracy"][-1]
     evaluation = read_json(tmp_path / "runs" / measured["run_id"] / RESULT_FILE, Evaluation).result
     assert set(evaluation.by_group["expected_answer"]) == set(COLOURS.values())
+
+
+def test_of_answers_that_are_objects_each_field_counts(
+    tmp_path: Path, tiny_models: Any, started: list[str]
+) -> None:
+    workspace = make_data(tmp_path, num_inputs=60)
+    lines = [
+        json.dumps({"text": text, "answer": json.dumps(right_object(text))})
+        for text in things(1000, 24)
+    ]
+    (tmp_path / "labelled.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    with JsonTeacher() as server:
+        recipe = request(server, tiny_models, labelled="labelled.jsonl")
+        result = run(workspace, recipe)
+
+    # The chatty teacher's objects count by their fields.
+    by_name = {one.name: one.accuracy.value for one in result.accuracy}
+    assert by_name["teacher"] > 0.8
+    assert result.system == ""
+    rows = read_rows(tmp_path / "student/sft-1.jsonl")
+    answers = [[message["content"] for message in row["messages"]] for row in rows]
+    # Bare, in the order of the labels; without the numbers that are not in the text.
+    assert all(answer == json.dumps(right_object(text)) for text, answer in answers)
+    left_out = result.answers.left_out
+    assert left_out["has a value that is not in the text, as those of the others are"] == 6
+    doubtful = read_rows(tmp_path / "student/doubtful.jsonl")
+    assert {row["likely"] for row in doubtful} == {
+        json.dumps(right_object(row["text"])) for row in doubtful
+    }
+    assert result.answers.doubtful == len(doubtful) == 2
+    assert result.answers.reworded == result.answers.trained == 52
+
+
+def right_object(text: str) -> dict[str, str]:
+    return {"colour": colour_of(text), "number": number_in(text)}
 
 
 def test_a_student_that_gained_nothing_is_not_exported_until_that_is_accepted(

@@ -1,6 +1,16 @@
+import json
+
 import pytest
 
-from stillroom.recipe.answers import known_answers, named_answer, usual_spellings
+from stillroom.recipe.answers import (
+    LabelAnswers,
+    ObjectAnswers,
+    form_of,
+    known_answers,
+    named_answer,
+    object_in,
+    usual_spellings,
+)
 
 QUEUES = ["billing", "returns", "refund", "refund status"]
 
@@ -54,3 +64,69 @@ def test_answers_that_repeat_are_a_set_and_others_are_not() -> None:
     assert known_answers([str(n % 42) for n in range(110)]) is None
     assert known_answers([str(n % 5) for n in range(110)]) is not None
     assert known_answers(["a", "", "a", ""]) is None
+
+
+ORDERS = [
+    (
+        f"Where is order {n}?" if n % 3 else "Where is it?",
+        json.dumps({"action": ("track", "refund")[n % 2], "order": str(n) if n % 3 else None}),
+    )
+    for n in range(100, 160)
+]
+
+
+def order_form() -> ObjectAnswers:
+    form = form_of(ORDERS)
+    assert isinstance(form, ObjectAnswers)
+    return form
+
+
+def test_objects_with_the_same_fields_are_a_form_of_answers() -> None:
+    form = order_form()
+    assert form.fields == ("action", "order")
+    assert form.known == {"action": ('"track"', '"refund"')}
+    assert (form.texts, form.copied) == (("order",), ("order",))
+    # A teacher that says more gives objects too.
+    chatty = [(text, f"Here you are:\n```json\n{answer}\n```") for text, answer in ORDERS]
+    assert form_of(chatty) == form
+    assert form_of([("a", "yes"), ("b", "no")] * 5) == LabelAnswers(("yes", "no"))
+    assert form_of([(text, f"{text} {answer[1:-1]}") for text, answer in ORDERS]) is None
+    mixed = [(text, answer if n % 5 else '{"other": 1}') for n, (text, answer) in enumerate(ORDERS)]
+    assert form_of(mixed) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"action": "track", "order": "7"}', '{"action": "track", "order": "7"}'),
+        (
+            'Sure!\n{"order":7,\n"action":"TRACK"} Anything else?',
+            '{"action": "track", "order": "7"}',
+        ),
+        ('{"action": "refund", "order": null}', '{"action": "refund", "order": null}'),
+        ('{"action": "sing", "order": "7"}', None),
+        ('{"action": "track"}', None),
+        ('{"action": "track", "order": "7", "more": 1}', None),
+        ('{"action": "track", "order": ["7"]}', None),
+        ('{"action": "track", "order": "7"} or {"action": "refund", "order": "7"}', None),
+        ("track", None),
+        ('{"action": "track", "order": "7"', None),
+    ],
+)
+def test_the_one_object_of_the_form_is_found_in_a_text(text: str, named: str | None) -> None:
+    assert order_form().named(text) == named
+
+
+def test_parts_from_small_sets_can_be_replaced_and_copied_values_are_in_the_text() -> None:
+    form, answer = order_form(), '{"action": "track", "order": "7"}'
+    assert form.parts(answer) == {"action": '"track"'}
+    replaced = form.with_part(answer, "action", '"refund"')
+    assert replaced == '{"action": "refund", "order": "7"}'
+    assert form.is_grounded(answer, "Where is 7?")
+    assert not form.is_grounded(answer, "Where is 8?")
+    assert form.is_grounded('{"action": "track", "order": null}', "Where is 8?")
+
+
+def test_braces_without_an_object_do_not_take_long() -> None:
+    assert object_in("{" * 20_000) is None
+    assert object_in("{}") is None

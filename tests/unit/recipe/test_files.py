@@ -6,6 +6,7 @@ from pathlib import Path
 from fakes.rollout_rows import rollout_row
 from stillroom.data.formats import load_tasks
 from stillroom.lineage import read_manifest
+from stillroom.recipe.answers import LabelAnswers, ObjectAnswers, form_of
 from stillroom.recipe.files import RecipeFiles, is_up_to_date
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import RunRecipe
@@ -85,9 +86,20 @@ def test_chosen_rollouts_have_a_manifest_and_are_written_once(tmp_path: Path) ->
 
 
 def test_the_tool_that_reduces_answers_names_one_or_none(tmp_path: Path) -> None:
-    path = RecipeFiles(tmp_path).answers_tool(["a 'b'", "c"])
+    path = RecipeFiles(tmp_path).answers_tool(LabelAnswers(("a 'b'", "c")))
 
     rewrite = runpy.run_path(str(path))["rewrite"]
 
     assert rewrite("I say: C.") == "c"
     assert rewrite("either a 'b' or c") == ""
+
+
+def test_the_tool_that_reduces_answers_finds_the_object_in_a_text(tmp_path: Path) -> None:
+    form = form_of([(f"of {n}?", f'{{"kind": "{"ab"[n % 2]}", "n": "{n}"}}') for n in range(20)])
+    assert isinstance(form, ObjectAnswers)
+    path = RecipeFiles(tmp_path).answers_tool(form)
+
+    rewrite = runpy.run_path(str(path))["rewrite"]
+
+    assert rewrite('Here:\n```json\n{"n": 5,\n "kind": "A"}\n```') == '{"kind": "a", "n": "5"}'
+    assert rewrite("none") == ""

@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 from fakes.rollout_rows import assistant, rollout_row, user
+from stillroom.recipe.answers import LabelAnswers
 from stillroom.recipe.selection import TeacherAnswer, read_answers, settle
 
 TEXTS = ("insists", "changes", "ties", "says more", "is not asked")
@@ -21,7 +22,7 @@ def written(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def read(path: Path, rows: list[dict[str, Any]]) -> list[TeacherAnswer]:
-    return read_answers([written(path, rows)], ["a", "b", "c"], task_ids=TEXTS).usable
+    return read_answers([written(path, rows)], LabelAnswers(("a", "b", "c")), task_ids=TEXTS).usable
 
 
 def test_unusable_answers_are_left_out_with_a_reason(tmp_path: Path) -> None:
@@ -37,14 +38,14 @@ def test_unusable_answers_are_left_out_with_a_reason(tmp_path: Path) -> None:
 
     path, tasks = written(tmp_path / "rows.jsonl", rows), {row["task_id"] for row in rows[:-1]}
 
-    answers = read_answers([path], ["a", "b"], task_ids=tasks)
+    answers = read_answers([path], LabelAnswers(("a", "b")), task_ids=tasks)
 
     assert [(one.task_id, one.answer) for one in answers.usable] == [("right", "a")]
     assert json.loads(answers.usable[0].line) == rows[0]
     assert answers.left_out == {
         "the reward says it is wrong": 2,
         "cut off or missing": 2,
-        "not exactly one of the known labels": 1,
+        "not exactly one of the known labels, or one JSON object of the form of the others": 1,
     }
 
 

@@ -26,7 +26,7 @@ from stillroom.evaluate.intervals import Estimate, excludes_zero
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.files import file_sha256, read_json
 from stillroom.lines import read_lines
-from stillroom.recipe.answers import known_answers, named_answer
+from stillroom.recipe.answers import form_of
 from stillroom.recipe.forms import reword
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import Measured
@@ -90,7 +90,7 @@ def answers_to_measure_with(session: RecipeSession, parts: Parts) -> Parts:
     judges = [*parts.validation, *parts.test]
     if session.plan.rewards != NO_FILE:
         return parts
-    session.known = known_answers(session.plan.given_answers)
+    session.form = form_of(session.plan.given_answers)
     _check_short(session, judges)
     if session.plan.logged is not None and session.request.labelled is None:
         session.caveats.append(
@@ -112,18 +112,18 @@ def answers_to_measure_with(session: RecipeSession, parts: Parts) -> Parts:
         session, REFERENCE, "reference", list(plain.values()), temperature=0, budget_share=0.4
     )
     given = final_answers(files)
-    if session.known is None:
-        short = [answer for answer in given.values() if len(answer) <= _LONGEST_KNOWN]
-        session.known = known_answers(short)
-    if session.known is None:
+    if session.form is None:
+        said = [(plain[task_id].text, answer) for task_id, answer in given.items()]
+        short = [(text, answer) for text, answer in said if len(answer) <= _LONGEST_KNOWN]
+        session.form = form_of(said) or form_of(short)
+    if (form := session.form) is None:
         raise RunError(
             "the student cannot be evaluated: there are no labels, and the teacher's answers are "
             "free text",
             "pass labelled, or put a rewards.py next to the prompts",
         )
     answers = {
-        task_id: named_answer(given.get(prompt.task_id, ""), session.known)
-        for task_id, prompt in plain.items()
+        task_id: form.named(given.get(prompt.task_id, "")) for task_id, prompt in plain.items()
     }
     session.caveats.append(
         f"{len(answers)} evaluation prompts without a label got the teacher's answer as one "
@@ -136,7 +136,7 @@ def answers_to_measure_with(session: RecipeSession, parts: Parts) -> Parts:
 def _check_short(session: RecipeSession, judges: Sequence[RecipePrompt]) -> None:
     """Raises RunError if the input's answers are free text, which no student repeats exactly."""
     lengths = [len(one.answer) for one in judges if one.answer is not None]
-    if session.plan.logged is None or session.known is not None or not lengths:
+    if session.plan.logged is None or session.form is not None or not lengths:
         return
     if median(lengths) > _LONGEST_KNOWN:
         raise RunError(
@@ -196,7 +196,7 @@ def measure_before(session: RecipeSession, parts: Parts, validation: Path, test:
     student = session.request.student
     untrained = evaluate(session, BEFORE, student, test, "untrained student", is_trained=False)
     best = untrained
-    most = _NUM_EXAMPLES if session.known is None else _MAX_OF_KNOWN
+    most = _MAX_OF_KNOWN if session.has_labels else _NUM_EXAMPLES
     system = _few_shot(parts, most) if session.plan.rewards == NO_FILE else None
     shown_test = _test_in_time(session, parts, test) if system is not None else None
     if system is not None and shown_test is not None:
@@ -278,9 +278,10 @@ def _limit_turns(session: RecipeSession, teacher: "Evaluated | None") -> None:
     session.teacher_tokens = max(_MIN_TEACHER_TOKENS, 2 ** math.ceil(math.log2(4 * longest + 1)))
     if "max_tokens" in session.plan.teacher.model_fields_set:
         return
-    if session.known is not None and not session.has_tools:
-        # A token is a byte or more.
-        session.max_tokens = 8 + max(len(answer.encode()) for answer in session.known)
+    if session.form is not None and not session.has_tools:
+        # A token is a byte or more. Other texts may need longer values in an object.
+        longest = session.form.num_bytes
+        session.max_tokens = 8 + (longest if session.has_labels else 2 * longest)
     else:
         session.max_tokens = 32 + math.ceil(1.5 * longest)
 
@@ -363,7 +364,7 @@ def _reworded(session: RecipeSession, parts: Parts) -> list[RecipePrompt]:
         usable = list(reworded.prompts.values())
         if len(usable) >= min(_MIN_REWORDED, len(chosen)):
             return usable
-    if session.known is None or not is_single(chosen):
+    if not session.has_labels or not is_single(chosen):
         session.caveats.append("accuracy on reworded prompts was not measured")
         return []
     session.caveats.append(
@@ -406,10 +407,10 @@ def evaluate(
             "max_tokens": session.max_tokens if is_trained else max(64, session.max_tokens),
             "system": system,
         }
-    is_exact = session.known is not None and model is not None and is_trained
+    is_exact = session.form is not None and model is not None and is_trained
     if by_form:
         options["group_by"] = (FORM_FIELD,)
-    elif is_exact:
+    elif is_exact and session.has_labels:
         options["group_by"] = ("expected_answer",)
     options["answer_match"] = "exact" if is_exact else "contained"
     request = EvaluateModel.model_validate(options)

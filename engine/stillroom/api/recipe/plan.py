@@ -56,11 +56,11 @@ class RecipePlan:
         return self.folder / "recipe"
 
     @property
-    def given_answers(self) -> list[str]:
-        """All right answers that are known; the input's own only where no labels are given."""
+    def given_answers(self) -> list[tuple[str, str]]:
+        """All texts whose right answers are known; the input's only where no labels are given."""
         own = [] if self.are_logs and self.labelled else self.prompts
         every = (*self.labelled, *own)
-        return [prompt.answer for prompt in every if prompt.answer is not None]
+        return [(prompt.text, prompt.answer) for prompt in every if prompt.answer is not None]
 
     @property
     def key_names(self) -> list[str | None]:
@@ -105,12 +105,14 @@ def plan_recipe(workspace: Workspace, request: RunRecipe) -> RecipePlan:
     _check_answered(workspace, request, folder, is_answered=is_answered)
     read, labelled = PromptsRead(), PromptsRead()
     if not are_logs:
-        read = _read_texts(source, request)
+        read = _read_texts(source, request, rewards)
     files = list(input_files(workspace, [request.input])) if are_logs else [source]
     if request.labelled is not None:
         files.append(workspace.existing(request.labelled, label="labelled"))
         is_labelled = rewards == NO_FILE
         labelled = read_prompts(files[-1], system=request.system, is_labelled=is_labelled)
+    if rewards == NO_FILE:
+        _read_objects(labelled)
     notes = [*read.notes, *labelled.notes, *_unify_spellings(read, labelled)]
     return RecipePlan(
         request=request,
@@ -145,7 +147,7 @@ def _check_answered(
         )
 
 
-def _read_texts(source: Path, request: RunRecipe) -> PromptsRead:
+def _read_texts(source: Path, request: RunRecipe, rewards: str) -> PromptsRead:
     """Returns the texts of a table or a prompts file; without a teacher, each with its answer."""
     if request.teacher is not None:
         return read_prompts(source, system=request.system)
@@ -156,12 +158,19 @@ def _read_texts(source: Path, request: RunRecipe) -> PromptsRead:
             f"teacher is not given, and not every text has an answer: {error.problem}",
             f"name a teacher, or {error.fix}",
         ) from error
+    if rewards == NO_FILE:
+        _read_objects(read)
     if (other := next((one for one in read.prompts if one.answer is None), None)) is not None:
         raise InputError(
             f"the right answer of {other.text[:80]!r} is not a text, so it cannot be trained on",
             "name a teacher, whose answers a rewards.py judges",
         )
     return read
+
+
+def _read_objects(read: PromptsRead) -> None:
+    """Makes objects of right answers that are JSON, so that their parts are compared."""
+    read.prompts = [prompt.with_object() for prompt in read.prompts]
 
 
 def _unify_spellings(trained: PromptsRead, measured: PromptsRead) -> Iterator[str]:

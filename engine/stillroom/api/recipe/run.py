@@ -178,7 +178,7 @@ def _still_to_ask(session: RecipeSession, parts: Parts) -> list[RecipePrompt]:
     rest = [*parts.of_new_forms, *parts.rest]
     if session.plan.logged is not None:
         return rest
-    can_buy_words = session.known is not None and not session.has_tools
+    can_buy_words = session.form is not None and not session.has_tools
     if not (can_buy_words and parts.are_templated and can_reword(session, rest)):
         return rest
     return parts.of_new_forms

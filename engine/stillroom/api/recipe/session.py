@@ -9,6 +9,7 @@ from stillroom.api.recipe.plan import RecipePlan
 from stillroom.api.recipe.stages import Stages
 from stillroom.errors import RunError
 from stillroom.files import content_hash
+from stillroom.recipe.answers import AnswerForm, LabelAnswers
 from stillroom.recipe.files import RecipeFiles
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import Gate, Measured, RunRecipe
@@ -30,8 +31,8 @@ class RecipeSession:
     plan: RecipePlan
     stages: Stages
     files: RecipeFiles
-    known: Sequence[str] | None = None
-    """All possible answers; None if answers are not from a small set."""
+    form: AnswerForm | None = None
+    """The form of the answers, if they are labels or JSON objects; None for free text."""
     teacher_tokens: int | None = None
     """The maximum number of tokens of a teacher's turn, once it is known how long its turns are.
 
@@ -70,6 +71,11 @@ class RecipeSession:
         """Whether models may call tools."""
         options = self.plan.teacher
         return bool(options.tools != NO_FILE or options.mcp_servers or options.browse)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether answers are from a small set."""
+        return isinstance(self.form, LabelAnswers)
 
     @property
     def left_usd(self) -> float | None:

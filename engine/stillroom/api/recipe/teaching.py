@@ -14,6 +14,7 @@ from stillroom.api.recipe.session import RecipeSession, ask_teacher
 from stillroom.curate.convert import ConvertResult, ConvertRollouts
 from stillroom.errors import RunError
 from stillroom.lines import read_lines
+from stillroom.recipe.answers import AnswerForm
 from stillroom.recipe.files import is_up_to_date
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.label_check import doubtful_labels
@@ -31,6 +32,7 @@ ASK, ASK_REST, AGAIN, AGAIN_REST, SELECT, SELECT_REST, REWORD_MORE = (
 )
 DOUBTFUL = "doubtful"
 """The name of the file with the answers that contradict those to similar texts."""
+_NOT_IN_TEXT = "has a value that is not in the text, as those of the others are"
 _TIMES_AGAIN = 2
 _MAX_DOUBT = 0.25
 _MIN_ROWS = 20
@@ -75,7 +77,7 @@ class Teaching:
         ask, again = ((ASK, AGAIN), (ASK_REST, AGAIN_REST))[number - 1]
         self._asked |= {one.task_id: one for one in prompts}
         options: dict[str, object] = {"rewards": session.plan.rewards}
-        if session.known is not None:
+        if session.form is not None:
             options["temperature"] = 0
         everything = list(self._asked.values())
         logged = session.plan.logged
@@ -84,13 +86,16 @@ class Teaching:
             if logged is None
             else [logged]
         )
-        answers = read_answers(self._files, session.known, task_ids=self._asked)
+        answers = read_answers(self._files, session.form, task_ids=self._asked)
         kept, left_out = answers.usable, Counter(answers.left_out)
         num_silent = len(self._asked) - len(kept) - left_out.total()
         left_out["no answer (a limit or an error)"] += num_silent
         doubtful, corrected = None, 0
-        if session.known is not None:
-            doubts = self._doubts(kept)
+        if session.form is not None:
+            grounded = [one for one in kept if self._is_grounded(session.form, one)]
+            left_out[_NOT_IN_TEXT] = len(kept) - len(grounded)
+            kept = grounded
+            doubts = self._doubts(kept, session.form)
             doubtful = len(doubts)
             self._check_share(doubtful, len(kept))
             settled = self._settle(again, kept, doubts)
@@ -120,7 +125,7 @@ class Teaching:
         """
         session = self._session
         prompts = [self._asked[one.task_id] for one in self._kept]
-        if session.known is None or session.has_tools or not can_reword(session, prompts):
+        if session.form is None or session.has_tools or not can_reword(session, prompts):
             return taught
         num = round(_MAX_REWORDED * len(prompts))
         chosen = Random(session.request.seed).sample(prompts, num)
@@ -131,20 +136,27 @@ class Teaching:
             _reworded_row(reworded.prompts[one.task_id], one, session)
             for one in self._kept
             if one.task_id in reworded.prompts
+            and session.form.is_grounded(one.answer, reworded.prompts[one.task_id].text)
         ]
         train_file = session.files.rows(
             "sft-reworded", taught.train_file, rows, session.request, reworded.files
         )
         return Taught(train_file, msgspec.structs.replace(taught.counts, reworded=len(rows)))
 
-    def _doubts(self, answers: Sequence[TeacherAnswer]) -> dict[str, str]:
+    def _is_grounded(self, form: AnswerForm, answer: TeacherAnswer) -> bool:
+        return form.is_grounded(answer.answer, self._asked[answer.task_id].text)
+
+    def _doubts(self, answers: Sequence[TeacherAnswer], form: AnswerForm) -> dict[str, str]:
         """Returns what similar texts suggest in place of each doubtful answer, by rollout id."""
-        found = doubtful_labels(
-            [self._asked[one.task_id].text for one in answers],
-            [one.answer for one in answers],
-            seed=self._session.request.seed,
-        )
-        doubtful = [(answers[doubt.index], doubt.likely) for doubt in found]
+        texts = [self._asked[one.task_id].text for one in answers]
+        parts = [form.parts(one.answer) for one in answers]
+        suggested: dict[int, str] = {}
+        for name in parts[0] if parts else ():
+            labels = [one[name] for one in parts]
+            for doubt in doubtful_labels(texts, labels, seed=self._session.request.seed):
+                before = suggested.get(doubt.index, answers[doubt.index].answer)
+                suggested[doubt.index] = form.with_part(before, name, doubt.likely)
+        doubtful = [(answers[index], likely) for index, likely in suggested.items()]
         self._session.files.listing(
             DOUBTFUL,
             (
@@ -197,7 +209,7 @@ class Teaching:
             temperature=0.7,
             samples_per_prompt=_TIMES_AGAIN,
         )
-        again = read_answers(files, session.known, task_ids=[one.task_id for one in doubtful])
+        again = read_answers(files, session.form, task_ids=[one.task_id for one in doubtful])
         self._files = [*self._files, *files]
         return settle(doubtful, again.usable, lambda one: doubts[one.rollout.id])
 
@@ -211,8 +223,8 @@ class Teaching:
             f"chosen-{number}", lines, session.request, self._files, left_out
         )
         rewrite = None
-        if session.known is not None:
-            rewrite = session.workspace.shown(session.files.answers_tool(session.known))
+        if session.form is not None:
+            rewrite = session.workspace.shown(session.files.answers_tool(session.form))
         request = ConvertRollouts(
             input=session.workspace.shown(chosen),
             output=session.shown(f"sft-{number}.jsonl"),

@@ -212,7 +212,7 @@ class Trainer:
     @property
     def _are_templated(self) -> bool:
         """Whether the rows are labels of texts made from templates."""
-        return self._parts.are_templated and self._session.known is not None
+        return self._parts.are_templated and self._session.has_labels
 
     def _wanted_epochs(self, taught: Taught) -> int:
         return wanted_epochs(taught.num_rows, are_templated=self._are_templated)
