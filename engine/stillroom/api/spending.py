@@ -5,7 +5,6 @@ each one that may cost money gets at most what the others leave of it.
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -15,6 +14,7 @@ from pydantic import BaseModel
 
 from stillroom.errors import DataError, InputError
 from stillroom.evaluate.request import EvaluateModel, plan_evaluation
+from stillroom.jobs import supervise
 from stillroom.models.resolve import ModelLocation
 from stillroom.rollout.plan import RolloutPlan, plan_generation
 from stillroom.rollout.request import GenerateRollouts
@@ -45,20 +45,16 @@ def within_workspace_budget(
     """
     if workspace_budget_usd(workspace) is None or getattr(request, "dry_run", False):
         return request, []
-    judge = plan.judge
-    called = list[tuple[Endpoint | ModelLocation, Price | None]]()
-    if judge is not None:
-        called.append((judge.endpoint, judge.file.price(workspace)))
-    if isinstance(plan, RolloutPlan):
-        called.append((plan.policy, plan.options.price(workspace)))
-    if not any(is_paid(place) or (price and price.is_charged) for place, price in called):
+    is_charged = False
+    for model, place in plan.called:
+        price = model.price(workspace)
+        is_charged |= is_paid(place) or (price is not None and price.is_charged)
+    if not is_charged:
         return request, []
+    for model, _ in plan.called:
+        model.price(workspace, is_needed=True)
     output = getattr(request, "output", None)
     budget_usd, notes = limited_usd(workspace, request.budget_usd, output=output)
-    if judge is not None:
-        judge.file.price(workspace, is_needed=True)
-    if isinstance(plan, RolloutPlan):
-        plan.options.price(workspace, is_needed=True)
     return request.model_copy(update={"budget_usd": budget_usd}), notes
 
 
@@ -75,12 +71,16 @@ def limited_usd(
         return budget_usd, []
     spent = on_output = 0.0
     for folder in all_runs(workspace):
-        # One whose files are damaged has a cost that nobody knows.
-        with suppress(DataError, OSError):
+        recorded = folder.known_request()
+        asked = recorded.request if recorded is not None else {}
+        try:
+            supervise.read_run(folder)
             cost = cost_of(folder)
-            spent += cost
-            if output is not None and folder.read_request().request.get("output") == output:
-                on_output += cost
+        except (DataError, OSError):
+            # What one with a damaged run.json has cost is not known: all of its budget counts.
+            cost = asked.get("budget_usd") or 0.0
+        spent += cost
+        on_output += cost if output is not None and asked.get("output") == output else 0.0
     if spent >= limit:
         raise InputError(
             f"this workspace's runs have used or reserved ${spent:.2f} of the ${limit:g} that "
@@ -127,28 +127,18 @@ def unlimited_spending(workspace: Workspace, request: BaseModel) -> UnlimitedSpe
     """
     if not isinstance(request, GenerateRollouts | EvaluateModel | ScoreRollouts):
         return None
-    if request.budget_usd is not None:
+    if request.budget_usd is not None or getattr(request, "dry_run", False):
         return None
     if isinstance(request, ScoreRollouts):
-        judge = plan_scoring(workspace, request).judge
-        return None if judge is None else _paid(judge.file.model, judge.endpoint)
-    if request.dry_run:
-        return None
-    if isinstance(request, GenerateRollouts):
+        plan = plan_scoring(workspace, request)
+    elif isinstance(request, GenerateRollouts):
         plan = plan_generation(workspace, request).rollouts
     else:
         plan = plan_evaluation(workspace, request).rollouts
-    spending = _paid(str(request.model), plan.policy)
-    if spending is None and plan.judge is not None:
-        return _paid(plan.judge.file.model, plan.judge.endpoint)
-    return spending
-
-
-def _paid(model: str, place: ModelLocation | Endpoint) -> UnlimitedSpending | None:
-    """Returns the endpoint of a model that may cost money; None if it costs nothing."""
-    if not isinstance(place, Endpoint) or not is_paid(place):
-        return None
-    return UnlimitedSpending(model, urlsplit(place.base_url).hostname or "")
+    for model, place in plan.called:
+        if isinstance(place, Endpoint) and is_paid(place):
+            return UnlimitedSpending(model.model, urlsplit(place.base_url).hostname or "")
+    return None
 
 
 def is_paid(place: ModelLocation | Endpoint) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stillroom.rollout.rewards.answers import objects_in
+
 _MAX_ANSWERS = 60
 _MIN_REPEATS = 2
 """How often an answer occurs on average, if answers are from a small set."""
@@ -133,15 +135,7 @@ def _object_form(answered: Sequence[tuple[str, str]]) -> ObjectAnswers | None:
 
 def object_in(text: str) -> dict[str, Any] | None:
     """Returns the JSON object in a text, if it has exactly one, and that without nested values."""
-    found, start, decoder = list[dict[str, Any]](), text.find("{"), json.JSONDecoder()
-    while start >= 0:
-        try:
-            value, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            end = start + 1
-        else:
-            found.append(value)
-        start = text.find("{", end)
+    found = objects_in(text)
     if len(found) != 1 or not found[0]:
         return None
     is_flat = all(isinstance(value, _SCALARS) for value in found[0].values())

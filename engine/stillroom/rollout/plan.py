@@ -19,6 +19,7 @@ from stillroom.rollout.rewards.judge_plan import JudgePlan, plan_judge
 from stillroom.secrecy.commands import redactor_for_commands, without_secrets
 from stillroom.secrecy.redaction import Redactor
 from stillroom.settings import Workspace
+from stillroom.teachers.model_choice import ModelChoice
 from stillroom.teachers.pricing import Price
 from stillroom.teachers.providers import Endpoint
 from stillroom.tools.user.file import UserFile, read_user_file
@@ -84,11 +85,19 @@ class RolloutPlan(ToolsPlan):
     """The student's rollouts to refine; None if the rollouts begin at the prompts."""
 
     @property
+    def called(self) -> list[tuple[ModelChoice, Endpoint | ModelLocation]]:
+        """The models that take part, each with where it is."""
+        models = list[tuple[ModelChoice, Endpoint | ModelLocation]]([(self.options, self.policy)])
+        if self.judge is not None:
+            models.append((self.judge.file, self.judge.endpoint))
+        if self.refine is not None and (critic := self.refine.critic) is not None:
+            models.append((critic.file, critic.policy))
+        return models
+
+    @property
     def key_names(self) -> list[str | None]:
         """The environment variables with the API keys of the rollouts' endpoints."""
-        critic = self.refine.critic.policy if self.refine and self.refine.critic else None
-        endpoints = [self.policy, self.judge.endpoint if self.judge else None, critic]
-        return [each.api_key_env for each in endpoints if isinstance(each, Endpoint)]
+        return [each.api_key_env for _, each in self.called if isinstance(each, Endpoint)]
 
     @property
     def files(self) -> list[Path]:

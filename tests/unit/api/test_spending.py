@@ -14,6 +14,7 @@ from stillroom.remote.bundle.needs import Needs
 from stillroom.remote.machines import find_machine
 from stillroom.rollout.plan import plan_generation
 from stillroom.rollout.request import GenerateRollouts
+from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 
 PRICES = """big: {input: 3, output: 15}
@@ -30,10 +31,11 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     return Workspace(tmp_path)
 
 
-def spent(workspace: Workspace, run_id: str, *, asked: dict[str, Any], **fields: Any) -> None:
+def spent(workspace: Workspace, run_id: str, *, asked: dict[str, Any], **fields: Any) -> Path:
     run = write_run(workspace.runs, run_id, **fields)
     document = {"kind": run_id.split("-", maxsplit=1)[0], "workspace": "/w", "request": asked}
     write_json(run / "request.json", document)
+    return run
 
 
 def limited(workspace: Workspace, **changes: Any) -> tuple[float | None, str]:
@@ -55,7 +57,9 @@ def test_each_run_gets_at_most_what_the_others_leave(workspace: Workspace) -> No
 
     ended = {"cost_usd": 0.4, "unconfirmed_usd": 0.1}
     spent(workspace, "rollouts-a", asked={"output": "new.jsonl"}, result=ended)
-    spent(workspace, "evaluate-b", asked={"budget_usd": 0.3}, status="running")
+    active = spent(workspace, "evaluate-b", asked={"budget_usd": 0.3}, status="running")
+    owner = RunFolder(active).owner_lock()
+    assert owner.try_acquire()
     # Its stages are the runs above.
     spent(workspace, "recipe-c", asked={"budget_usd": 2}, status="running")
 
@@ -64,6 +68,12 @@ def test_each_run_gets_at_most_what_the_others_leave(workspace: Workspace) -> No
     assert limited(workspace, **CALLED)[0] == pytest.approx(1.7)
     assert limited(workspace, **CALLED, budget_usd=1) == (1, "")
     assert limited_usd(workspace, None, num_runs=2)[0] == pytest.approx(0.6)
+
+    # One whose process is gone has no more to spend; a damaged one may have spent all.
+    owner.release()
+    assert limited_usd(workspace, None)[0] == pytest.approx(1.5)
+    (active / "run.json").write_text("{", encoding="utf-8")
+    assert limited_usd(workspace, None)[0] == pytest.approx(1.2)
 
 
 def test_nothing_that_may_cost_money_starts_once_it_is_spent(workspace: Workspace) -> None:

@@ -13,6 +13,8 @@ from stillroom.rollout.request import NO_FILE, JudgeOptions
 from stillroom.rollout.rewards.judge_plan import JudgePlan, plan_judge
 from stillroom.rollout.sources import check_output
 from stillroom.settings import Workspace
+from stillroom.teachers.model_choice import ModelChoice
+from stillroom.teachers.providers import Endpoint
 from stillroom.tools.user.file import UserFile
 from stillroom.validation import PlacedRequest
 
@@ -43,6 +45,11 @@ class ScoringPlan:
     output: Path
     rewards: UserFile | None
     judge: JudgePlan | None
+
+    @property
+    def called(self) -> list[tuple[ModelChoice, Endpoint]]:
+        """The models that take part, each with where it is: the judge if there is one."""
+        return [] if self.judge is None else [(self.judge.file, self.judge.endpoint)]
 
     @property
     def inputs(self) -> list[Path]:

@@ -3,13 +3,14 @@
 Every function takes time linear in its input: models write anything, so no pattern may backtrack.
 """
 
+import json
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -80,6 +81,22 @@ def fields_in(text: str) -> dict[str, str] | None:
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     return {name: as_text(value) for name, value in fields.items()}
+
+
+def objects_in(text: str) -> list[dict[str, Any]]:
+    """Returns the outermost JSON objects in a text."""
+    decoder = json.JSONDecoder()
+    objects: list[dict[str, Any]] = []
+    start = text.find("{")
+    while start >= 0:
+        try:
+            value, end = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            end = start + 1
+        else:
+            objects.append(cast("dict[str, Any]", value))
+        start = text.find("{", end)
+    return objects
 
 
 def as_text(value: Any) -> str:

@@ -6,13 +6,14 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 from stillroom import bounds
 from stillroom.data.checks import as_number
 from stillroom.data.formats import Task
 from stillroom.errors import CallFailedError, FailureClass, InputError
 from stillroom.rollout.journal.records import EpisodeRecorder, JudgeRecorder
+from stillroom.rollout.rewards.answers import objects_in
 from stillroom.settings import Workspace
 from stillroom.types import CallTotals, Message, SampledTurn, ToolSchema
 
@@ -182,7 +183,7 @@ def read_verdict(reply: str, *, is_cut: bool = False) -> Verdict | str:
     if reply.lstrip().startswith("<think>"):
         # The thinking ends at the first closing tag: a later one may be a quotation.
         reply = reply.partition("</think>")[2]
-    objects = _objects_in(reply[:_MAX_REPLY_CHARACTERS])
+    objects = objects_in(reply[:_MAX_REPLY_CHARACTERS])
     if is_cut and not objects:
         return "the reply was cut off before its end; keep the reasoning short"
     if not objects:
@@ -227,22 +228,6 @@ def rubric_text(rubric: str, path: Path | None) -> str:
             "the rubric of the judge is empty", "describe under `rubric` what makes an answer good"
         )
     return text
-
-
-def _objects_in(text: str) -> list[dict[str, Any]]:
-    """Returns the outermost JSON objects in a text."""
-    decoder = json.JSONDecoder()
-    objects: list[dict[str, Any]] = []
-    start = text.find("{")
-    while start >= 0:
-        try:
-            value, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            end = start + 1
-        else:
-            objects.append(cast("dict[str, Any]", value))
-        start = text.find("{", end)
-    return objects
 
 
 def _correction(reply: str, problem: str) -> list[Message]:

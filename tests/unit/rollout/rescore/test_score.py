@@ -18,7 +18,7 @@ from fakes.rollout_lines import BAD_LINES, encoded, rollout_lines
 from fakes.rollout_rows import assistant, read_rows, rollout_row, user, write_lines
 from fakes.user_files import write_tools
 from fakes.waiting import run_async
-from stillroom.api.start_runs import UnlimitedSpending, unlimited_spending
+from stillroom.api.spending import UnlimitedSpending, unlimited_spending
 from stillroom.curate.convert import ConvertRollouts, convert_rollouts
 from stillroom.data.layouts.detect import as_rollout
 from stillroom.errors import DataError, InputError, RunCancelledError, RunError, TeacherError
