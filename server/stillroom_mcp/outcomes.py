@@ -24,7 +24,7 @@ def last_step(kind: RunKind, outcome: Mapping[str, Any]) -> str | None:
         measured = outcome.get("accuracy") or [{}]
         by_answer = (
             f"get_run({measured[-1].get('run_id')}) has accuracy by answer (by_group); "
-            if answers.get("doubtful") is not None
+            if answers.get("are_labels")
             else ""
         )
         return (

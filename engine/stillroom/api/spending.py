@@ -53,45 +53,44 @@ def within_workspace_budget(
         return request, []
     for model, _ in plan.called:
         model.price(workspace, is_needed=True)
-    output = getattr(request, "output", None)
-    budget_usd, notes = limited_usd(workspace, request.budget_usd, output=output)
+    budget_usd, notes = limited_usd(workspace, request.budget_usd)
     return request.model_copy(update={"budget_usd": budget_usd}), notes
 
 
 def limited_usd(
-    workspace: Workspace, budget_usd: float | None, *, num_runs: int = 1, output: str | None = None
+    workspace: Workspace, budget_usd: float | None, *, num_runs: int = 1
 ) -> tuple[float | None, list[str]]:
     """Returns a run's budget, limited by the workspace's, and a note if that lowered it.
 
-    num_runs: the number of runs that share what is left. output: the run's, whose earlier costs
-    its budget includes. Raises InputError if nothing is left.
+    num_runs: the number of runs that share what is left. Raises InputError if nothing is left.
     """
     limit = workspace_budget_usd(workspace)
     if limit is None:
         return budget_usd, []
-    spent = on_output = 0.0
+    spent = 0.0
     for folder in all_runs(workspace):
         recorded = folder.known_request()
-        asked = recorded.request if recorded is not None else {}
         try:
             supervise.read_run(folder)
-            cost = cost_of(folder)
+            spent += cost_of(folder)
         except (DataError, OSError):
             # What one with a damaged run.json has cost is not known: all of its budget counts.
-            cost = asked.get("budget_usd") or 0.0
-        spent += cost
-        on_output += cost if output is not None and asked.get("output") == output else 0.0
+            if recorded is not None and recorded.kind is not RunKind.RECIPE:
+                spent += recorded.request.get("budget_usd") or 0.0
     if spent >= limit:
         raise InputError(
             f"this workspace's runs have used or reserved ${spent:.2f} of the ${limit:g} that "
             f"{PRICES_FILE} allows (workspace: budget_usd)",
             "ask the user to wait until a run has ended, or to raise it in that file",
         )
-    left = (limit - spent) / num_runs + on_output
+    left = (limit - spent) / num_runs
     if budget_usd is not None and budget_usd <= left:
         return budget_usd, []
-    note = f"budget_usd is ${left:.4g}, as the workspace's runs may cost ${limit:g} together"
-    return left, [f"{note} ({PRICES_FILE})"]
+    note = (
+        f"this run may cost up to ${left:.4g}: ${spent:.4g} of the ${limit:g} that the workspace's "
+        f"runs may cost together ({PRICES_FILE}) are used or reserved"
+    )
+    return left, [note]
 
 
 def cost_of(folder: RunFolder) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from stillroom.demo import DEMO_MODELS
-from stillroom.errors import ModelError
+from stillroom.errors import ModelError, missing_extra
 from stillroom.home_paths import home_path
 from stillroom.lineage import ModelRecord, record_file, record_folder
 from stillroom.models.gguf.header import SUFFIX, check_gguf, is_gguf
@@ -140,9 +140,14 @@ def _file_of_package(name: str) -> Path | None:
 
 def check_available(location: ModelLocation) -> None:
     """Raises ModelError if the hub has no such model, or cannot be asked for it."""
-    if location.is_local or _hub_commit(location.location) is not None:
+    if location.is_local:
         return
-    hub: Any = importlib.import_module("huggingface_hub")
+    try:
+        hub: Any = importlib.import_module("huggingface_hub")
+    except ModuleNotFoundError as error:
+        raise missing_extra("train", "a model of the hub") from error
+    if _hub_commit(location.location) is not None:
+        return
     try:
         hub.hf_hub_download(location.location, "config.json")
     # Its errors and those of the libraries below it have no base class in common.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stillroom.rollout.rewards.answers import objects_in
+from stillroom.rollout.rewards.answers import as_text, objects_in
 
 _MAX_ANSWERS = 60
 _MIN_REPEATS = 2
@@ -74,8 +74,8 @@ class ObjectAnswers:
             if isinstance(value := values[name], int | float) and not isinstance(value, bool):
                 values[name] = str(value)
         for name, allowed in self.known.items():
-            spelt = {spelling_key(value): value for value in allowed}
-            if (known := spelt.get(spelling_key(_as_json(values[name])))) is None:
+            spelt = {spelling_key(as_text(json.loads(value))): value for value in allowed}
+            if (known := spelt.get(spelling_key(as_text(values[name])))) is None:
                 return None
             values[name] = json.loads(known)
         return _as_json({name: values[name] for name in self.fields})
@@ -120,14 +120,15 @@ def _object_form(answered: Sequence[tuple[str, str]]) -> ObjectAnswers | None:
     texts, copied = list[str](), list[str]()
     for name in fields:
         values = [(text, one[name]) for text, one in of_form]
-        small = known_answers([_as_json(value) for _, value in values])
-        if small is not None:
-            known[name] = tuple(small)
+        stated = [_is_in(value, text) for text, value in values if value not in (None, "")]
+        are_copied = len(stated) >= _MIN_COPIED and sum(stated) >= _COPIED_SHARE * len(stated)
+        # The values that are copied from texts are as many as there are texts.
+        if not are_copied and known_answers([as_text(value) or "null" for _, value in values]):
+            known[name] = tuple(dict.fromkeys(_as_json(value) for _, value in values))
             continue
         if all(isinstance(value, str | None) for _, value in values):
             texts.append(name)
-        stated = [_is_in(value, text) for text, value in values if value not in (None, "")]
-        if len(stated) >= _MIN_COPIED and sum(stated) >= _COPIED_SHARE * len(stated):
+        if are_copied:
             copied.append(name)
     num_bytes = max(len(_as_json(values).encode()) for _, values in of_form)
     return ObjectAnswers(fields, known, tuple(texts), tuple(copied), num_bytes)
@@ -137,6 +138,11 @@ def object_in(text: str) -> dict[str, Any] | None:
     """Returns the JSON object in a text, if it has exactly one, and that without nested values."""
     found = objects_in(text)
     if len(found) != 1 or not found[0]:
+        return None
+    try:
+        # Neither NaN nor half of a surrogate pair is JSON.
+        json.dumps(found[0], allow_nan=False, ensure_ascii=False).encode()
+    except ValueError:
         return None
     is_flat = all(isinstance(value, _SCALARS) for value in found[0].values())
     return found[0] if is_flat else None

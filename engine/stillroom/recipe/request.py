@@ -52,7 +52,9 @@ class AnswerCounts(msgspec.Struct, frozen=True, kw_only=True):
     left_out: dict[OwnText, int]
     doubtful: int | None = None
     """The number of answers that contradict those to similar texts; None if answers were not
-    compared, because they are not from a small set."""
+    compared, because neither they nor their fields are from a small set."""
+    are_labels: bool = False
+    """Whether the answers are from a small set."""
     reworded: int = 0
     """The number of further rows, whose texts the teacher has put in other words."""
     corrected: int = 0

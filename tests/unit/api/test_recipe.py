@@ -422,6 +422,21 @@ def test_labelled_texts_alone_need_no_teacher(
     assert set(evaluation.by_group["expected_answer"]) == set(COLOURS.values())
 
 
+@pytest.mark.parametrize("kind", [ColourTeacher, JsonTeacher])
+def test_without_labels_the_teachers_answers_count_as_right(
+    tmp_path: Path, tiny_models: Any, started: list[str], kind: type[ColourTeacher]
+) -> None:
+    workspace = make_data(tmp_path, num_inputs=120)
+    with kind() as server:
+        recipe = request(server, tiny_models, labelled=None, budget_usd=0.05, minutes=None)
+        result = run(workspace, recipe)
+
+    by_name = {one.name: one.accuracy.value for one in result.accuracy}
+    assert by_name["teacher"] == 1.0
+    assert "got the teacher's answer as one" in " ".join(result.caveats)
+    assert result.answers.trained > 40
+
+
 def test_of_answers_that_are_objects_each_field_counts(
     tmp_path: Path, tiny_models: Any, started: list[str]
 ) -> None:
@@ -444,7 +459,7 @@ def test_of_answers_that_are_objects_each_field_counts(
     # Bare, in the order of the labels; without the numbers that are not in the text.
     assert all(answer == json.dumps(right_object(text)) for text, answer in answers)
     left_out = result.answers.left_out
-    assert left_out["has a value that is not in the text, as those of the others are"] == 6
+    assert left_out["a field's value does not occur in the text"] == 6
     doubtful = read_rows(tmp_path / "student/doubtful.jsonl")
     assert {row["likely"] for row in doubtful} == {
         json.dumps(right_object(row["text"])) for row in doubtful

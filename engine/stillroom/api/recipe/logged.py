@@ -72,7 +72,8 @@ def with_logged_answers(
     read = read_prompts(path.with_name(f"{path.stem}.prompts.jsonl"), system=None)
     prompts = [one for one in read.prompts if one.task_id in best]
     if plan.rewards == NO_FILE:
-        prompts = [one.with_object() for one in prompts]
+        # Not those whose answer is the text of an object, as their tasks' ids would change.
+        prompts = [one if one.answer is not None else one.with_object() for one in prompts]
     system, share = _commonest_system(prompts)
     if system is not None and share < 1:
         notes.append(f"{share:.0%} of the input's prompts have its commonest system message")

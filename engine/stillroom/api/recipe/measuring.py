@@ -26,7 +26,7 @@ from stillroom.evaluate.intervals import Estimate, excludes_zero
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.files import file_sha256, read_json
 from stillroom.lines import read_lines
-from stillroom.recipe.answers import form_of
+from stillroom.recipe.answers import ObjectAnswers, form_of
 from stillroom.recipe.forms import reword
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import Measured
@@ -91,6 +91,8 @@ def answers_to_measure_with(session: RecipeSession, parts: Parts) -> Parts:
     if session.plan.rewards != NO_FILE:
         return parts
     session.form = form_of(session.plan.given_answers)
+    parts = _in_form(session, parts)
+    judges = [*parts.validation, *parts.test]
     _check_short(session, judges)
     if session.plan.logged is not None and session.request.labelled is None:
         session.caveats.append(
@@ -113,7 +115,9 @@ def answers_to_measure_with(session: RecipeSession, parts: Parts) -> Parts:
     )
     given = final_answers(files)
     if session.form is None:
-        said = [(plain[task_id].text, answer) for task_id, answer in given.items()]
+        texts = {prompt.task_id: prompt.text for prompt in plain.values()}
+        # The files may also have answers to an earlier call's prompts.
+        said = [(texts[one], answer) for one, answer in given.items() if one in texts]
         short = [(text, answer) for text, answer in said if len(answer) <= _LONGEST_KNOWN]
         session.form = form_of(said) or form_of(short)
     if (form := session.form) is None:
@@ -131,6 +135,33 @@ def answers_to_measure_with(session: RecipeSession, parts: Parts) -> Parts:
         "out), so accuracy there is agreement with the teacher; pass labelled to measure accuracy"
     )
     return _with_enough(parts, answers)
+
+
+def _in_form(session: RecipeSession, parts: Parts) -> Parts:
+    """Returns the parts with right answers written in the form of all, if they are objects."""
+    form = session.form
+    if not isinstance(form, ObjectAnswers):
+        return parts
+    named = {
+        one.task_id: form.named(one.answer)
+        for one in (*parts.validation, *parts.test)
+        if one.answer is not None
+    }
+    if num_other := sum(answer is None for answer in named.values()):
+        session.caveats.append(
+            f"{num_other} right answers have other fields or values than the others: left out of "
+            "the evaluations"
+        )
+
+    def rewritten(prompts: Sequence[RecipePrompt]) -> list[RecipePrompt]:
+        pairs = [(one, named.get(one.task_id, "")) for one in prompts]
+        return [
+            one if one.answer is None else one.with_answer(answer)
+            for one, answer in pairs
+            if answer is not None
+        ]
+
+    return replace(parts, validation=rewritten(parts.validation), test=rewritten(parts.test))
 
 
 def _check_short(session: RecipeSession, judges: Sequence[RecipePrompt]) -> None:
@@ -361,7 +392,12 @@ def _reworded(session: RecipeSession, parts: Parts) -> list[RecipePrompt]:
     chosen, rng = parts.test[:_NUM_REWORDED], Random(session.request.seed)
     if can_reword(session, chosen):
         reworded = reworded_by_teacher(session, REWORD, "test-rewordings", chosen, budget_share=1)
-        usable = list(reworded.prompts.values())
+        form = session.form
+        usable = [
+            one
+            for one in reworded.prompts.values()
+            if form is None or one.answer is None or form.is_grounded(one.answer, one.text)
+        ]
         if len(usable) >= min(_MIN_REWORDED, len(chosen)):
             return usable
     if not session.has_labels or not is_single(chosen):

@@ -32,7 +32,7 @@ ASK, ASK_REST, AGAIN, AGAIN_REST, SELECT, SELECT_REST, REWORD_MORE = (
 )
 DOUBTFUL = "doubtful"
 """The name of the file with the answers that contradict those to similar texts."""
-_NOT_IN_TEXT = "has a value that is not in the text, as those of the others are"
+_NOT_IN_TEXT = "a field's value does not occur in the text"
 _TIMES_AGAIN = 2
 _MAX_DOUBT = 0.25
 _MIN_ROWS = 20
@@ -112,6 +112,7 @@ class Teaching:
             trained=len(kept),
             left_out={reason: count for reason, count in left_out.items() if count},
             doubtful=doubtful,
+            are_labels=session.has_labels,
             corrected=corrected,
         )
         self._kept = kept
@@ -120,8 +121,8 @@ class Teaching:
     def with_rewordings(self, taught: Taught) -> Taught:
         """Returns the rows with more of them, whose texts the teacher has put in other words.
 
-        A share of the dollars that are left pays for it. It is for labels alone: other answers may
-        depend on the words, and tools on what they are given.
+        A share of the dollars that are left pays for it. It is for labels and objects alone: other
+        answers may depend on the words, and tools on what they are given.
         """
         session = self._session
         prompts = [self._asked[one.task_id] for one in self._kept]

@@ -246,10 +246,15 @@ class ScoreJournal:
         self._log = AppendLog(path)
         self._settings = settings
         self._known: dict[str, _KnownVerdict] = {}
+        self.spent_usd = 0.0
+        """What the calls behind all lines have cost in US dollars."""
+        self._kept_usd = 0.0
+        """The part of it that this run has added."""
         for line in read_lines(path):
             # A damaged line only means that its judgement is paid for again.
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 verdict = _VERDICT.decode(line.data)
+                self.spent_usd += verdict.usd
                 if verdict.settings == settings:
                     self._known[verdict.row] = verdict
 
@@ -258,11 +263,6 @@ class ScoreJournal:
 
     def __exit__(self, *_error: object) -> None:
         self._log.close()
-
-    @property
-    def spent_usd(self) -> float:
-        """What the recorded judgements cost in US dollars."""
-        return sum(verdict.usd for verdict in self._known.values())
 
     def known(self, row_key: str) -> Judgement | None:
         """Returns the judgement of a row if an earlier run has recorded it, else None."""
@@ -286,4 +286,11 @@ class ScoreJournal:
                 answered_by=judgement.judge.answered_by,
                 preconditions=judgement.preconditions,
             )
+            self._kept_usd += verdict.usd
             self._log.append(verdict, durable=True)
+
+    def keep_rest(self, usd: float) -> None:
+        """Records what of the cost of a run's calls, `usd`, led to no judgement."""
+        if (rest := usd - self._kept_usd) > 1e-12:
+            unused = _KnownVerdict(settings="", row="", total=None, by_name={}, calls=0, usd=rest)
+            self._log.append(unused, durable=True)

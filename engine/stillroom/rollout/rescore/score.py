@@ -82,7 +82,12 @@ async def score_rollouts(
         run_folder.check_inputs()
         log = stack.enter_context(AppendLog(folder / "judgements.jsonl"))
         run = _Run(rewarder, verdicts, log, reporter, total, judge.file.model if judge else "")
-        await run.score(source, new.rows, request)
+        try:
+            await run.score(source, new.rows, request)
+        finally:
+            # Also of a run that fails, since what its calls have cost must be known.
+            run.report()
+            verdicts.keep_rest(run.tally.cost_usd or 0.0)
         run_folder.check_inputs()
         inputs = await anyio.to_thread.run_sync(recording.records)
         models = [] if judge is None else [judge.file.record("judge")]
@@ -142,14 +147,14 @@ class _Run:
 
     async def score(self, source: Path, rows: LineWriter, request: ScoreRollouts) -> None:
         """Writes every row of the source to the output, in the same order."""
-        self._report()
+        self.report()
         rows_left = input_rows(source)
         while batch := list(itertools.islice(rows_left, _BATCHES_AHEAD * request.concurrency)):
             judged = await self._judge_all(batch, request)
             stop_if_cancelled(self._reporter)
             for row, judgement in zip(batch, judged, strict=True):
                 rows.write_raw(self._output_line(row, judgement))
-            self._report()
+            self.report()
         tally = self.tally
         if tally.failed and not tally.after:
             raise RunError(
@@ -248,7 +253,7 @@ class _Run:
     def _log_judgement(self, row: InputRow, details: Mapping[str, Any]) -> None:
         self._log.append({"where": row.where, **details})
 
-    def _report(self) -> None:
+    def report(self) -> None:
         """Reports the counts so far."""
         tally = self.tally
         values: dict[str, float] = {

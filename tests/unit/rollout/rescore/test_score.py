@@ -249,6 +249,34 @@ def test_a_budget_holds_over_all_calls_for_an_output(tmp_path: Path) -> None:
     assert result.cost_usd == pytest.approx(0.02)
 
 
+def test_replies_that_are_no_judgement_count_too(tmp_path: Path) -> None:
+    write_lines(
+        tmp_path / "rollouts.jsonl", [encoded(rollout(str(n), task_id=str(n))) for n in "12"]
+    )
+    (tmp_path / "prices.yml").write_text("m: {input: 0, output: 1000}", encoding="utf-8")
+    num_calls, reporter = 0, KeptReporter()
+
+    def answer(_: dict[str, Any]) -> httpx.Response:
+        nonlocal num_calls
+        num_calls += 1
+        return completion("hm")
+
+    for _ in range(3):
+        with pytest.raises(BaseException):  # noqa: B017, PT011
+            scored(
+                tmp_path,
+                answer=answer,
+                concurrency=1,
+                judge=JUDGE,
+                budget_usd=1.03,
+                reporter=reporter,
+            )
+
+    # A reply costs $0.005, and may cost $1.024.
+    assert num_calls == 2
+    assert max(one.get("cost_usd", 0.0) for one in reporter.measured) == pytest.approx(0.01)
+
+
 def test_a_judge_that_may_be_billed_is_unlimited_without_a_budget(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout("12"))])
