@@ -173,7 +173,8 @@ def totals(runs: Sequence[Run]) -> str:
 
 def spent_usd(run: Run) -> float | None:
     """Returns the cost of a run's calls and machine so far, in US dollars; None if unknown."""
-    recorded_costs = (run.state.metrics.get("cost_usd"), (run.state.result or {}).get("cost_usd"))
+    # A run's last live metric may be older than its result.
+    recorded_costs = ((run.state.result or {}).get("cost_usd"), run.state.metrics.get("cost_usd"))
     calls = next((float(cost) for cost in recorded_costs if isinstance(cost, int | float)), None)
     machine = run.elsewhere.machine_usd if run.elsewhere is not None else None
     return None if calls is None and machine is None else (calls or 0.0) + (machine or 0.0)

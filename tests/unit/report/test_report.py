@@ -45,7 +45,8 @@ def test_workspace_without_runs_gets_a_page_that_says_so(tmp_path: Path) -> None
 def test_runs_say_what_they_took_and_cost_and_how_to_start_them_again(
     runs: Path, tmp_path: Path
 ) -> None:
-    run = write_run(runs, "rollouts-a", result={"requested": 3, "succeeded": 3, "cost_usd": 1.5})
+    result = {"requested": 3, "succeeded": 3, "cost_usd": 1.5}
+    run = write_run(runs, "rollouts-a", result=result, metrics={"cost_usd": 1.4})
     write_run(runs, "sft-b", minute=1, metrics={"cost_usd": 0.25})
     document = {"kind": "rollouts", "workspace": "/w", "request": {"input": "my prompts.jsonl"}}
     write_json(run / "request.json", document)
