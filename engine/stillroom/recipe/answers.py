@@ -149,8 +149,10 @@ def object_in(text: str) -> dict[str, Any] | None:
 
 
 def _is_in(value: object, text: str) -> bool:
-    """Returns whether a field's value occurs in a text in lower case; one that is empty does."""
-    return value in (None, "") or str(value).casefold() in text
+    """Returns whether a text in lower case has a field's value as whole words; an empty one is."""
+    if value in (None, ""):
+        return True
+    return re.search(rf"(?<!\w){re.escape(str(value).casefold())}(?!\w)", text) is not None
 
 
 def _as_json(value: object) -> str:

@@ -123,7 +123,10 @@ def test_parts_from_small_sets_can_be_replaced_and_copied_values_are_in_the_text
     replaced = form.with_part(answer, "action", '"refund"')
     assert replaced == '{"action": "refund", "order": "7"}'
     assert form.is_grounded(answer, "Where is 7?")
+    assert form.is_grounded(answer, "Where is #7, please")
     assert not form.is_grounded(answer, "Where is 8?")
+    # A number that has lost a digit is another one.
+    assert not form.is_grounded(answer, "Where is 78?")
     assert form.is_grounded('{"action": "track", "order": null}', "Where is 8?")
 
 
