@@ -87,7 +87,6 @@ def answers_to_measure_with(session: RecipeSession, parts: Parts) -> Parts:
 
     Raises RunError if nothing could judge a student.
     """
-    judges = [*parts.validation, *parts.test]
     if session.plan.rewards != NO_FILE:
         return parts
     session.form = form_of(session.plan.given_answers)
