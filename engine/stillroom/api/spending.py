@@ -4,7 +4,8 @@ The budget stands in prices.yml, as `workspace: {budget_usd: 20}`, and is for al
 each one that may cost money gets at most what the others leave of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -12,10 +13,13 @@ from urllib.parse import urlsplit
 import msgspec
 from pydantic import BaseModel
 
-from stillroom.errors import DataError, InputError
+from stillroom.errors import DataError, InputError, RunError
 from stillroom.evaluate.request import EvaluateModel, plan_evaluation
+from stillroom.files import FileLock
 from stillroom.jobs import supervise
 from stillroom.models.resolve import ModelLocation
+from stillroom.places import make_folder
+from stillroom.remote.machine import Machine
 from stillroom.rollout.plan import RolloutPlan, plan_generation
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.rescore.request import ScoreRollouts, ScoringPlan, plan_scoring
@@ -34,6 +38,33 @@ from stillroom.teachers.providers import Endpoint
 from stillroom.types import RunKind
 
 _Limited = TypeVar("_Limited", GenerateRollouts, EvaluateModel, ScoreRollouts)
+_LOCK_FILE = ".starts.lock"
+_START_LIMIT_S = 60.0
+
+
+@contextmanager
+def one_start_at_a_time(workspace: Workspace, machine: Machine | None) -> Generator[None]:
+    """Holds a lock if runs share a budget, of the workspace or of the machine that this is for.
+
+    What is left is counted and a run with a part of it is created within the block. Otherwise two
+    that start in the same moment could both get all of it. Raises RunError if another process
+    holds the lock for a minute.
+    """
+    if workspace_budget_usd(workspace) is None and (machine is None or machine.budget_usd is None):
+        yield
+        return
+    make_folder(workspace.runs)
+    lock = FileLock(workspace.runs / _LOCK_FILE)
+    if not lock.acquire_within(_START_LIMIT_S):
+        raise RunError(
+            "another process has been starting a run with a shared budget for "
+            f"{_START_LIMIT_S:.0f} seconds",
+            f"repeat the call; if that does not help, end the process that holds {lock.path}",
+        )
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def within_workspace_budget(

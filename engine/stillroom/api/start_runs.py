@@ -22,7 +22,7 @@ from stillroom.api.placement import (
 from stillroom.api.prompts_folder import complete_evaluation, complete_rollouts
 from stillroom.api.recipe.plan import plan_recipe
 from stillroom.api.runs import RunReport, continuing_runs, report_run
-from stillroom.api.spending import within_workspace_budget
+from stillroom.api.spending import one_start_at_a_time, within_workspace_budget
 from stillroom.curate.sources import check_needs_no_import, unread_file_notes
 from stillroom.errors import RunError
 from stillroom.evaluate.request import EvaluateModel, plan_evaluation
@@ -77,22 +77,23 @@ def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunRep
     if request.refine is not None:
         check_needs_no_import(workspace, request.refine)
     plan = plan_generation(workspace, request)
-    request, limits = within_workspace_budget(workspace, request, plan.rollouts)
     check_free(plan.output)
     check_not_written_elsewhere(workspace, plan.output)
     keys = workspace.read_keys(plan.rollouts.key_names)
     needs = functools.partial(needs_of_generation, plan)
     # The processes of a cluster on this machine call the endpoints themselves.
     local = shared_variables(keys) if request.ray_address == "local" else {}
-    return _start(
-        workspace,
-        RunKind.ROLLOUTS,
-        request,
-        keys=keys,
-        variables=local,
-        new=NewRun(inputs=plan.rollouts.inputs, notes=[*completed.notes, *limits]),
-        spec=pack_job(workspace, machine, needs, budget_usd=request.budget_usd),
-    )
+    with one_start_at_a_time(workspace, machine):
+        request, limits = within_workspace_budget(workspace, request, plan.rollouts)
+        return _start(
+            workspace,
+            RunKind.ROLLOUTS,
+            request,
+            keys=keys,
+            variables=local,
+            new=NewRun(inputs=plan.rollouts.inputs, notes=[*completed.notes, *limits]),
+            spec=pack_job(workspace, machine, needs, budget_usd=request.budget_usd),
+        )
 
 
 def run_recipe(workspace: Workspace, request: RunRecipe) -> RunReport:
@@ -108,15 +109,16 @@ def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
     request, machine = resolve_machine(workspace, request)
     check_needs_no_import(workspace, request.input)
     plan = plan_scoring(workspace, request)
-    request, limits = within_workspace_budget(workspace, request, plan)
     check_free(plan.output)
     check_not_written_elsewhere(workspace, plan.output)
     keys = workspace.read_keys([plan.judge.endpoint.api_key_env if plan.judge else None])
     needs = functools.partial(needs_of_scoring, request, plan)
-    spec = pack_job(workspace, machine, needs, budget_usd=request.budget_usd)
-    notes = [*unread_file_notes(workspace, request.input), *limits]
-    new = NewRun(inputs=plan.inputs, notes=notes)
-    return _start(workspace, RunKind.SCORE, request, keys=keys, new=new, spec=spec)
+    unread = unread_file_notes(workspace, request.input)
+    with one_start_at_a_time(workspace, machine):
+        request, limits = within_workspace_budget(workspace, request, plan)
+        spec = pack_job(workspace, machine, needs, budget_usd=request.budget_usd)
+        new = NewRun(inputs=plan.inputs, notes=[*unread, *limits])
+        return _start(workspace, RunKind.SCORE, request, keys=keys, new=new, spec=spec)
 
 
 def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
@@ -166,13 +168,14 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     start = functools.partial(_start, workspace, kind, keys={**keys, **hidden}, variables=variables)
     notes = [*first_notes, *plans[0].notes]
     new = NewRun(inputs=plans[0].inputs, copies=copy, notes=notes)
-    # All jobs are packed before the first run starts, since any of them may be refused.
-    specs = [spec_of(each, plan) for each, plan in zip(requests, plans, strict=True)]
-    report, then = start(first, new=new, spec=specs[0]), list[str]()
-    for other, plan, spec in zip(others, plans[1:], specs[1:], strict=True):
-        queued = StartAfter(after=[report.run_id, *then])
-        new = NewRun(start_after=queued, inputs=plan.inputs, copies=copy, notes=plan.notes)
-        then.append(start(other, new=new, spec=spec and spec.after(queued.after)).run_id)
+    with one_start_at_a_time(workspace, machine):
+        # All jobs are packed before the first run starts, since any of them may be refused.
+        specs = [spec_of(each, plan) for each, plan in zip(requests, plans, strict=True)]
+        report, then = start(first, new=new, spec=specs[0]), list[str]()
+        for other, plan, spec in zip(others, plans[1:], specs[1:], strict=True):
+            queued = StartAfter(after=[report.run_id, *then])
+            new = NewRun(start_after=queued, inputs=plan.inputs, copies=copy, notes=plan.notes)
+            then.append(start(other, new=new, spec=spec and spec.after(queued.after)).run_id)
     return msgspec.structs.replace(report, then=then)
 
 
@@ -236,12 +239,13 @@ def evaluate_model(workspace: Workspace, request: EvaluateModel) -> RunReport:
     completed = complete_evaluation(workspace, request)
     request = completed.request
     plan = plan_evaluation(workspace, request)
-    request, limits = within_workspace_budget(workspace, request, plan.rollouts)
     keys = workspace.read_keys(plan.rollouts.key_names)
     needs = functools.partial(needs_of_evaluation, plan)
-    spec = pack_job(workspace, machine, needs, budget_usd=request.budget_usd)
-    new = NewRun(inputs=plan.inputs, notes=[*completed.notes, *limits])
-    return _start(workspace, RunKind.EVALUATE, request, keys=keys, new=new, spec=spec)
+    with one_start_at_a_time(workspace, machine):
+        request, limits = within_workspace_budget(workspace, request, plan.rollouts)
+        spec = pack_job(workspace, machine, needs, budget_usd=request.budget_usd)
+        new = NewRun(inputs=plan.inputs, notes=[*completed.notes, *limits])
+        return _start(workspace, RunKind.EVALUATE, request, keys=keys, new=new, spec=spec)
 
 
 def export_model(workspace: Workspace, request: ExportModel) -> RunReport:
@@ -254,9 +258,10 @@ def export_model(workspace: Workspace, request: ExportModel) -> RunReport:
     keys = workspace.read_keys(
         verification.plan.rollouts.key_names if verification is not None else []
     )
-    spec = pack_job(workspace, machine, functools.partial(needs_of_export, request, plan))
-    new = NewRun(inputs=plan.inputs)
-    return _start(workspace, RunKind.EXPORT, request, keys=keys, new=new, spec=spec)
+    needs = functools.partial(needs_of_export, request, plan)
+    with one_start_at_a_time(workspace, machine):
+        spec, new = pack_job(workspace, machine, needs), NewRun(inputs=plan.inputs)
+        return _start(workspace, RunKind.EXPORT, request, keys=keys, new=new, spec=spec)
 
 
 def start_large_run(

@@ -1,6 +1,7 @@
 """The budget of a workspace, which all of its runs share."""
 
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -8,14 +9,17 @@ import pytest
 from fakes.run_folders import write_run
 from stillroom.api.placement import pack_job
 from stillroom.api.spending import limited_usd, within_workspace_budget
+from stillroom.api.start_runs import generate_rollouts
 from stillroom.errors import DocumentError, InputError
 from stillroom.files import write_json
+from stillroom.jobs import supervise
 from stillroom.remote.bundle.needs import Needs
 from stillroom.remote.machines import find_machine
 from stillroom.rollout.plan import plan_generation
 from stillroom.rollout.request import GenerateRollouts
-from stillroom.run_folder import RunFolder
+from stillroom.run_folder import RunFolder, RunState, create_run
 from stillroom.settings import Workspace
+from stillroom.types import RunKind
 
 PRICES = """big: {input: 3, output: 15}
 own: {input: 0, output: 0}
@@ -72,6 +76,34 @@ def test_each_run_gets_at_most_what_the_others_leave(workspace: Workspace) -> No
     assert limited_usd(workspace, None)[0] == pytest.approx(1.5)
     (active / "run.json").write_text("{", encoding="utf-8")
     assert limited_usd(workspace, None)[0] == pytest.approx(1.2)
+
+
+def test_two_starts_in_one_moment_share_what_is_left(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others, budgets = list[Thread](), list[float]()
+
+    def start(name: str) -> None:
+        fields = {"input": "prompts.jsonl", "output": name, "provider": "openai", **CALLED}
+        asked = GenerateRollouts.model_validate({**fields, "budget_usd": 1.5})
+        generate_rollouts(workspace, asked)
+
+    def start_run(
+        place: Workspace, kind: RunKind, request: dict[str, Any], **_: object
+    ) -> RunState:
+        """Creates the run, but lets another start try to come in between before that."""
+        if not others:
+            others.append(Thread(target=start, args=("other.jsonl",), daemon=True))
+            others[0].start()
+            others[0].join(0.3)
+        budgets.append(request["budget_usd"])
+        return create_run(place, kind, request).read()
+
+    monkeypatch.setattr(supervise, "start_run", start_run)
+    start("new.jsonl")
+    others[0].join(60)
+    assert not others[0].is_alive()
+    assert budgets == [1.5, pytest.approx(0.5)]
 
 
 def test_nothing_that_may_cost_money_starts_once_it_is_spent(workspace: Workspace) -> None:
