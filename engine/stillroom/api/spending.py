@@ -152,12 +152,15 @@ class UnlimitedSpending(msgspec.Struct, frozen=True):
 def unlimited_spending(workspace: Workspace, request: BaseModel) -> UnlimitedSpending | None:
     """Returns the endpoint that a request would pay without a limit; None if there is none.
 
+    The budget of the workspace is a limit.
     Raises EngineError for an invalid request, so that users do not confirm a request that cannot
     run.
     """
     if not isinstance(request, GenerateRollouts | EvaluateModel | ScoreRollouts):
         return None
     if request.budget_usd is not None or getattr(request, "dry_run", False):
+        return None
+    if workspace_budget_usd(workspace) is not None:
         return None
     if isinstance(request, ScoreRollouts):
         plan = plan_scoring(workspace, request)

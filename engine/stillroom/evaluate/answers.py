@@ -155,7 +155,6 @@ def _notes_on(
         notes.append(
             f"for {len(contained)} of {total} tasks an answer counts as right if it contains the "
             "expected answer, whatever else it says (answer_match: contained); exact, normalised, "
-            "numeric and choice are stricter; write an expected answer of several parts as an "
-            "object"
+            "numeric and choice are stricter"
         )
     return notes

@@ -1,7 +1,7 @@
 """Selects the teacher's answers to train on."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -128,12 +128,14 @@ def is_wrong(rollout: AnsweredRollout) -> bool:
 def settle(
     doubtful: Iterable[TeacherAnswer],
     again: Iterable[TeacherAnswer],
-    likely: Callable[[TeacherAnswer], str],
+    likely: Mapping[str, str],
+    form: AnswerForm,
 ) -> dict[str, TeacherAnswer | None]:
     """Returns what becomes of each doubtful answer, by its rollout's id: the answer to train on.
 
-    That is one from when the teacher was asked again, if at least as many of its answers to the
-    prompt are what similar texts suggest (`likely`) as are anything else. Otherwise it is None, and
+    likely: what similar texts suggest, by the rollout's id. Of objects only the parts from small
+    sets are compared. The answer is one from when the teacher was asked again, if at least as many
+    of its answers to the prompt are as suggested as are anything else. Otherwise it is None, and
     nothing is trained on: either similar texts or the teacher mislead.
     """
     by_task: dict[str, list[TeacherAnswer]] = {}
@@ -142,9 +144,13 @@ def settle(
     settled: dict[str, TeacherAnswer | None] = {}
     for answer in doubtful:
         others = by_task.get(answer.task_id, [])
-        votes = Counter(one.answer for one in (answer, *others))
-        suggested = likely(answer)
+        votes = Counter(_parts(form, one.answer) for one in (answer, *others))
+        suggested = _parts(form, likely[answer.rollout.id])
         is_settled = votes[suggested] == max(votes.values())
-        found = (one for one in others if is_settled and one.answer == suggested)
+        found = (one for one in others if is_settled and _parts(form, one.answer) == suggested)
         settled[answer.rollout.id] = next(found, None)
     return settled
+
+
+def _parts(form: AnswerForm, answer: str) -> tuple[str, ...]:
+    return tuple(form.parts(answer).values())

@@ -53,30 +53,30 @@ def split(prompts: Sequence[RecipePrompt], labelled: Sequence[RecipePrompt], *, 
     measured = {_plain(prompt) for prompt in labelled}
     pool = [prompt for prompt in prompts if _plain(prompt) not in measured]
     rng.shuffle(pool)
-    judges = list(labelled)
-    if not judges:
+    eval_prompts = list(labelled)
+    if not eval_prompts:
         num = min(_MAX_TEST + _MAX_VALIDATION, max(_MIN_MEASURED, len(pool) // 4))
-        judges = list({_plain(prompt): prompt for prompt in pool[:num]}.values())
-        measured = {_plain(prompt) for prompt in judges}
+        eval_prompts = list({_plain(prompt): prompt for prompt in pool[:num]}.values())
+        measured = {_plain(prompt) for prompt in eval_prompts}
         pool = [prompt for prompt in pool[num:] if _plain(prompt) not in measured]
-    rng.shuffle(judges)
-    if len(pool) < _MIN_TRAINED or len(judges) < _MIN_MEASURED:
+    rng.shuffle(eval_prompts)
+    if len(pool) < _MIN_TRAINED or len(eval_prompts) < _MIN_MEASURED:
         raise DataError(
-            f"too few prompts: {len(pool)} to train on, {len(judges)} to evaluate on",
-            f"at least {_MIN_TRAINED} and {_MIN_MEASURED} are needed; a text in both files is only "
-            "evaluated on",
+            f"too few prompts: {len(pool)} to train on, {len(eval_prompts)} to evaluate on",
+            f"give more: at least {_MIN_TRAINED} to train on and {_MIN_MEASURED} to evaluate on; a "
+            "text of the input that is labelled too is only evaluated on",
         )
-    forms = forms_of([prompt.text for prompt in (*pool, *judges)])
-    of_pool, of_judges = forms[: len(pool)], forms[len(pool) :]
+    forms = forms_of([prompt.text for prompt in (*pool, *eval_prompts)])
+    of_pool, of_eval = forms[: len(pool)], forms[len(pool) :]
     held_out = held_out_forms(of_pool, share=_HELD_OUT_SHARE, rng=rng)
     # Most prompts to measure with must be of trained forms, as those that follow will be.
-    sizes = Counter(form for form in of_judges if form in held_out)
-    while sizes.total() > len(judges) // 3:
+    sizes = Counter(form for form in of_eval if form in held_out)
+    while sizes.total() > len(eval_prompts) // 3:
         largest = max(sizes, key=lambda form: (sizes[form], form))
         held_out.discard(largest)
         del sizes[largest]
-    new = [one for one, form in zip(judges, of_judges, strict=True) if form in held_out]
-    seen = [one for one, form in zip(judges, of_judges, strict=True) if form not in held_out]
+    new = [one for one, form in zip(eval_prompts, of_eval, strict=True) if form in held_out]
+    seen = [one for one, form in zip(eval_prompts, of_eval, strict=True) if form not in held_out]
     num_validation = min(_MAX_VALIDATION, len(seen) // 3)
     trainable = [one for one, form in zip(pool, of_pool, strict=True) if form not in held_out]
     num_first = max(_MIN_FIRST, round(len(trainable) * _FIRST_SHARE))

@@ -58,9 +58,9 @@ def _without_evaluations(num_runs: int) -> str:
     )
 
 
-def _single(before: EvaluationEntry, lineup: Lineup) -> list[Phrase]:
+def _single(entry: EvaluationEntry, lineup: Lineup) -> list[Phrase]:
     """Returns the sentence about an evaluation that is compared with no other."""
-    result = before.evaluation.result
+    result = entry.evaluation.result
     interval = percent_interval(result.accuracy)
     interval_text = f" (95 % interval {interval.range})" if interval.range else ""
     tasks = plural(result.accuracy.n, "task")
@@ -69,7 +69,7 @@ def _single(before: EvaluationEntry, lineup: Lineup) -> list[Phrase]:
         text += "no other evaluation has the same tasks."
     else:
         text += "there is no other evaluation to compare it with yet."
-    return [_name(before), Phrase(text)]
+    return [_name(entry), Phrase(text)]
 
 
 def _versus(
@@ -118,8 +118,8 @@ def _teacher_clause(best: EvaluationEntry, lineup: Lineup) -> list[Phrase]:
     return [Phrase("; the teacher, "), _name(teacher), Phrase(f", answers {percent(accuracy)}.")]
 
 
-def _single_figures(before: EvaluationEntry) -> list[Figure]:
-    result = before.evaluation.result
+def _single_figures(entry: EvaluationEntry) -> list[Figure]:
+    result = entry.evaluation.result
     accuracy = _figure("Accuracy", percent_interval(result.accuracy), "")
     if result.teacher_kl is None:
         return [accuracy]

@@ -1,6 +1,5 @@
 """The request and result of write_report, and the screenshot of its page."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +11,7 @@ from pydantic import Field
 from stillroom.errors import missing_extra
 from stillroom.files import write_atomic
 from stillroom.outputs import ReplacingRequest
+from stillroom.recipe.request import RecipeResult
 from stillroom.settings import Workspace
 from stillroom.validation import StrictModel
 
@@ -36,7 +36,7 @@ class RecipeAtWork:
     """The recipe that writes the report, as the last of its stages."""
 
     run_id: str
-    caveats: Sequence[str]
+    result: RecipeResult
 
 
 _NO_NETWORK = "http://127.0.0.1:9"

@@ -1,8 +1,7 @@
 """Builds the report from the run folders and writes it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from stillroom.errors import EngineError
 from stillroom.evaluate.costs import CostComparison, compare_costs, name_for_people
@@ -10,16 +9,16 @@ from stillroom.report.curves import read_settings, trainings
 from stillroom.report.drawing import HEIGHT, WIDTH
 from stillroom.report.environment import render_page, write_page
 from stillroom.report.examples import before_after
-from stillroom.report.folders import TRAINING_KINDS, FolderReader, Run
+from stillroom.report.folders import TRAINING_KINDS, FolderReader
 from stillroom.report.headline import headline
 from stillroom.report.left_out import StagesOf, left_out_rows
 from stillroom.report.lineup import Lineup, read_lineup
+from stillroom.report.outcome import latest_outcome
 from stillroom.report.request import RecipeAtWork
 from stillroom.report.run_list import run_rows, totals
 from stillroom.report.scoreboard import scoreboard
 from stillroom.run_folder import RunRequest
 from stillroom.settings import Workspace
-from stillroom.types import RunKind, RunStatus
 
 
 def write_report(
@@ -46,7 +45,7 @@ def write_report(
         "template.html.j2",
         title=title,
         headline=headline(lineup, num_runs=len(all_runs)),
-        caveats=_caveats(all_runs) if recipe is None else recipe.caveats,
+        outcome=latest_outcome(all_runs, recipe),
         scoreboard=scoreboard(lineup, costs_of(runs, lineup)),
         trainings=trainings(reader, all_runs, settings),
         num_trainings=sum(run.state.kind in TRAINING_KINDS for run in all_runs),
@@ -60,16 +59,6 @@ def write_report(
     )
     write_page(output, html)
     return output
-
-
-def _caveats(runs: Sequence[Run]) -> list[str]:
-    """Returns what the latest recipe said that its figures do not show."""
-    for run in reversed(runs):
-        if run.state.kind is RunKind.RECIPE and run.state.status is RunStatus.SUCCEEDED:
-            result: dict[str, Any] = run.state.result or {}
-            caveats = result.get("caveats")
-            return [str(caveat) for caveat in caveats] if isinstance(caveats, list) else []
-    return []
 
 
 def costs_of(runs: Path, lineup: Lineup) -> CostComparison | None:

@@ -408,6 +408,7 @@ def test_labelled_texts_alone_need_no_teacher(
     assert "worse than always giving the commonest answer" in caveats
     for doubt in read_rows(tmp_path / "student/doubtful.jsonl"):
         assert doubt["answer"] == "blue" != doubt["likely"] == colour_of(doubt["text"])
+        assert doubt["trained"] is None
         assert texts[int(doubt["metadata"]["id"])] == doubt["text"]
     manifest = read_manifest(tmp_path / "student/answered.jsonl")
     assert manifest is not None
@@ -465,7 +466,26 @@ def test_of_answers_that_are_objects_each_field_counts(
         json.dumps(right_object(row["text"])) for row in doubtful
     }
     assert result.answers.doubtful == len(doubtful) == 2
+    trained = [row["trained"] for row in doubtful]
+    assert all(new in {None, row["likely"]} for new, row in zip(trained, doubtful, strict=True))
+    assert len(trained) - trained.count(None) == result.answers.corrected
     assert result.answers.reworded == result.answers.trained == 52
+    # The two are compared on the same prompts.
+    on_validation = {
+        one.name: one.accuracy
+        for one in result.accuracy
+        if one.prompts == "validation prompts" and not one.name.startswith("untrained")
+    }
+    assert result.above_teacher is not None
+    best = max(one.value for name, one in on_validation.items() if name != "teacher")
+    difference = best - on_validation["teacher"].value
+    assert result.above_teacher.value == pytest.approx(difference)
+    assert result.above_teacher.n == on_validation["teacher"].n
+    fields = [by_name[f"student, field {field}"] for field in ("colour", "number")]
+    assert by_name["student"] <= min(fields)
+    assert max(fields) <= 1
+    assert result.gain_over.startswith("untrained student")
+    assert "The student student/model is for" in text_of(tmp_path / "student/report.html")
 
 
 def right_object(text: str) -> dict[str, str]:

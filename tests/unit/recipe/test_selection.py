@@ -3,9 +3,10 @@ from pathlib import Path
 from typing import Any
 
 from fakes.rollout_rows import assistant, rollout_row, user
-from stillroom.recipe.answers import LabelAnswers
+from stillroom.recipe.answers import AnswerForm, LabelAnswers, ObjectAnswers
 from stillroom.recipe.selection import TeacherAnswer, read_answers, settle
 
+LABELS = LabelAnswers(("a", "b", "c"))
 TEXTS = ("insists", "changes", "ties", "says more", "is not asked")
 
 
@@ -21,8 +22,8 @@ def written(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def read(path: Path, rows: list[dict[str, Any]]) -> list[TeacherAnswer]:
-    return read_answers([written(path, rows)], LabelAnswers(("a", "b", "c")), task_ids=TEXTS).usable
+def read(path: Path, rows: list[dict[str, Any]], form: AnswerForm = LABELS) -> list[TeacherAnswer]:
+    return read_answers([written(path, rows)], form, task_ids=TEXTS).usable
 
 
 def test_unusable_answers_are_left_out_with_a_reason(tmp_path: Path) -> None:
@@ -75,7 +76,8 @@ def test_a_doubtful_answer_is_replaced_if_the_teacher_says_what_similar_texts_su
         ],
     )
 
-    settled = settle(doubtful, again, lambda _: "b")
+    likely = {one.rollout.id: "b" for one in doubtful}
+    settled = settle(doubtful, again, likely, LABELS)
 
     chosen = {one.task_id: settled[one.rollout.id] for one in doubtful}
     assert {text: one and (one.answer, one.rollout.sample) for text, one in chosen.items()} == {
@@ -85,6 +87,24 @@ def test_a_doubtful_answer_is_replaced_if_the_teacher_says_what_similar_texts_su
         "says more": None,
         "is not asked": None,
     }
+
+
+def test_of_doubtful_objects_only_values_from_small_sets_are_compared(tmp_path: Path) -> None:
+    form = ObjectAnswers(("kind", "note"), {"kind": ('"a"', '"b"')})
+
+    def objects(*pairs: tuple[str, str], start: int = 0) -> list[dict[str, Any]]:
+        texts = [json.dumps({"kind": kind, "note": note}) for kind, note in pairs]
+        return answered("changes", *texts, start=start)
+
+    doubtful = read(tmp_path / "first.jsonl", objects(("a", "at once")), form)
+    again = read(tmp_path / "again.jsonl", objects(("b", "soon"), ("b", "now"), start=1), form)
+    [answer] = doubtful
+
+    settled = settle(doubtful, again, {answer.rollout.id: '{"kind": "b", "note": "at once"}'}, form)
+
+    chosen = settled[answer.rollout.id]
+    assert chosen is not None
+    assert json.loads(chosen.answer) == {"kind": "b", "note": "soon"}
 
 
 def test_answers_are_in_the_order_of_the_prompts_whichever_ended_first(tmp_path: Path) -> None:

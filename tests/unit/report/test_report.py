@@ -86,9 +86,27 @@ def test_evaluations_of_different_files_have_bars_of_their_own(runs: Path, writt
 
 def test_the_latest_recipe_says_what_its_figures_do_not_show(runs: Path, written: Write) -> None:
     write_run(runs, "recipe-a", result={"caveats": ["old"]})
-    write_run(runs, "recipe-b", minute=1, result={"caveats": ["texts follow 12 <b>templates</b>"]})
+    gain = {"value": 0.62, "low": 0.5, "high": 0.74, "n": 80}
+    result = {
+        "caveats": ["texts follow 12 <b>templates</b>"],
+        "folder": "student/model",
+        "gguf": "student/gguf/gguf.gguf",
+        "system": "",
+        "gain": gain,
+        "gain_over": "untrained student, 5-shot",
+        "above_teacher": {"value": -0.025, "low": -0.1, "high": 0.05, "n": 40},
+    }
+    write_run(runs, "recipe-b", minute=1, result=result)
     write_run(runs, "recipe-c", minute=2, status="failed", result={"caveats": ["of none"]})
     text = text_of(written())
+    assert "student/model is for transformers and vLLM, student/gguf/gguf.gguf for" in text
+    assert "Give it the text alone" in text
+    assert (
+        "Above the untrained student, 5-shot, on 80 test prompts: +62.0 points (95 % interval "
+        "+50.0 to +74.0)." in text
+    )
+    assert "Above the teacher, on 40 validation prompts: \N{MINUS SIGN}2.5 points" in text
+    assert "Try it stillroom chat student/model llama-server -m student/gguf/gguf.gguf" in text
     assert "What the figures do not show texts follow 12 <b>templates</b>" in text
     assert "old" not in text
     assert "of none" not in text

@@ -1,14 +1,11 @@
-"""The stages of a recipe that measure: the teacher, the untrained student, and what was learnt."""
+"""The stages of a recipe that measure students, and the right answers to measure them with."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any
-
-import msgspec
 
 from stillroom.api.evaluations import CompareEvaluations, compare_evaluations
 from stillroom.api.recipe.rewording import (
@@ -19,56 +16,43 @@ from stillroom.api.recipe.rewording import (
     reworded_by_teacher,
 )
 from stillroom.api.recipe.session import RecipeSession, ask_teacher
-from stillroom.data.formats import decode_trajectory
 from stillroom.errors import RunError
+from stillroom.evaluate.compare import Comparison
 from stillroom.evaluate.files import RESULT_FILE, Evaluation, EvaluationResult
-from stillroom.evaluate.intervals import Estimate, excludes_zero
+from stillroom.evaluate.intervals import Estimate, excludes_zero, share_estimate
 from stillroom.evaluate.request import EvaluateModel
-from stillroom.files import file_sha256, read_json
+from stillroom.files import read_json
 from stillroom.lines import read_lines
 from stillroom.recipe.answers import ObjectAnswers, form_of
 from stillroom.recipe.forms import reword
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import Measured
-from stillroom.recipe.selection import read_rollouts
 from stillroom.recipe.splits import FORM_FIELD, NEW_FORM, Parts
 from stillroom.rollout.request import NO_FILE
+from stillroom.rollout.rewards.answers import fields_in
 from stillroom.run_folder import find_run
 
-REFERENCE, TEACHER, BEFORE, EXAMPLES, REWORD, AFTER, REWORDED = (
+REFERENCE, REWORD, AFTER, REWORDED = (
     "reference answers",
-    "evaluate teacher",
-    "evaluate untrained",
-    "evaluate few-shot",
     "reword prompts",
     "evaluate student",
     "evaluate reworded",
 )
-_NUM_EXAMPLES, _MIN_EXAMPLES, _MAX_OF_KNOWN = 5, 2, 10
 _NUM_REWORDED, _MIN_REWORDED = 60, 10
-_ANSWER_LINE = "\nAnswer: "
 _CONCURRENCY = 16
 _LONGEST_KNOWN = 80
-_MIN_TEACHER = 0.5
-_MIN_JUDGES = 5
+MIN_EVAL_PROMPTS = 5
 _MEASURING_SHARE = 0.3
 """The most of the time that is left which an evaluation may take."""
 _MIN_LAST_S, _SLOWER = 300.0, 3.0
 """What a trained student's evaluation may always take, and how much longer than it seemed."""
-_EXAMPLES_SHARE, _EXAMPLES_TIMES = 0.1, 3.0
-"""The share of the time that is left for measuring with examples, which take so much longer."""
-_MIN_TEACHER_TOKENS = 256
-_USUAL_SHARE = 0.99
-"""The share of logged turns that the student's may be as long as."""
-_MAX_TOKENS_A_BYTE = 0.5
-"""Nearly all answers have fewer tokens a byte."""
-VALIDATION, TEST, _TEST_EXAMPLES, _TEST_REWORDED = (
+VALIDATION, TEST, TEST_EXAMPLES, _TEST_REWORDED = (
     "validation", "test", "test-examples", "test-reworded"
 )  # fmt: skip
-_PROMPTS = {
+PROMPTS = {
     VALIDATION: "validation prompts",
     TEST: "test prompts",
-    _TEST_EXAMPLES: "test prompts",
+    TEST_EXAMPLES: "test prompts",
     _TEST_REWORDED: "reworded test prompts",
 }
 """What the files of prompts to measure with are called in the result."""
@@ -78,6 +62,7 @@ _PROMPTS = {
 class Evaluated:
     """An evaluation: its run and result."""
 
+    name: str
     run_id: str
     result: EvaluationResult
 
@@ -91,14 +76,14 @@ def answers_to_measure_with(session: RecipeSession, parts: Parts) -> Parts:
         return parts
     session.form = form_of(session.plan.given_answers)
     parts = _in_form(session, parts)
-    judges = [*parts.validation, *parts.test]
-    _check_short(session, judges)
+    eval_prompts = [*parts.validation, *parts.test]
+    _check_short(session, eval_prompts)
     if session.plan.logged is not None and session.request.labelled is None:
         session.caveats.append(
             "the right answers are the input's own, so accuracy is agreement with them; pass "
             "labelled to measure accuracy"
         )
-    unanswered = [one for one in judges if not one.is_answered]
+    unanswered = [one for one in eval_prompts if not one.is_answered]
     if not unanswered:
         return parts
     # The teacher's stage names the prompts without the marks that measuring adds.
@@ -163,9 +148,9 @@ def _in_form(session: RecipeSession, parts: Parts) -> Parts:
     return replace(parts, validation=rewritten(parts.validation), test=rewritten(parts.test))
 
 
-def _check_short(session: RecipeSession, judges: Sequence[RecipePrompt]) -> None:
+def _check_short(session: RecipeSession, eval_prompts: Sequence[RecipePrompt]) -> None:
     """Raises RunError if the input's answers are free text, which no student repeats exactly."""
-    lengths = [len(one.answer) for one in judges if one.answer is not None]
+    lengths = [len(one.answer) for one in eval_prompts if one.answer is not None]
     if session.plan.logged is None or session.form is not None or not lengths:
         return
     if median(lengths) > _LONGEST_KNOWN:
@@ -185,10 +170,10 @@ def _with_enough(parts: Parts, answers: Mapping[str, str | None]) -> Parts:
         validation=_with_answers(parts.validation, answers),
         test=_with_answers(parts.test, answers),
     )
-    if len(parts.validation) < _MIN_JUDGES or len(parts.test) < _MIN_JUDGES:
+    if len(parts.validation) < MIN_EVAL_PROMPTS or len(parts.test) < MIN_EVAL_PROMPTS:
         raise RunError(
             f"there are usable answers to {len(parts.validation)} validation and "
-            f"{len(parts.test)} test prompts, and {_MIN_JUDGES} each are needed",
+            f"{len(parts.test)} test prompts, and {MIN_EVAL_PROMPTS} each are needed",
             "pass labelled; if the teacher's answers are missing, a clearer system or a larger "
             "budget_usd",
         )
@@ -214,133 +199,10 @@ def _with_answers(
     return answered
 
 
-def measure_before(session: RecipeSession, parts: Parts, validation: Path, test: Path) -> str:
-    """Measures the teacher and the untrained student; returns the student's best evaluation.
-
-    Raises RunError if the teacher is not good enough (gate `teacher`).
-    """
-    teacher = None
-    if session.plan.teacher_at is not None:
-        teacher = evaluate(session, TEACHER, None, validation, "teacher")
-    _limit_turns(session, teacher)
-    student = session.request.student
-    untrained = evaluate(session, BEFORE, student, test, "untrained student", is_trained=False)
-    best = untrained
-    most = _MAX_OF_KNOWN if session.has_labels else _NUM_EXAMPLES
-    system = _few_shot(parts, most) if session.plan.rewards == NO_FILE else None
-    shown_test = _test_in_time(session, parts, test) if system is not None else None
-    if system is not None and shown_test is not None:
-        name = f"untrained student, {system.count(_ANSWER_LINE)}-shot"
-        shown = evaluate(
-            session, EXAMPLES, student, shown_test, name, system=system, is_trained=False
-        )
-        if shown_test == test:
-            best = max(untrained, shown, key=lambda one: one.result.accuracy.value)
-    if (commonest := untrained.result.commonest_answer) is not None:
-        session.add(Measured(name="majority baseline", prompts=_PROMPTS[TEST], accuracy=commonest))
-        if best.result.accuracy.value < commonest.value:
-            session.caveats.append(
-                "the untrained student does worse than always giving the commonest answer "
-                f"({commonest.value:.0%}), as one that does not know the answers to choose from: "
-                "compare with that figure, since gain is above the untrained student"
-            )
-    if teacher is None:
-        return best.run_id
-    accuracy = teacher.result.accuracy
-    before = best.result.accuracy.value
-    if (accuracy.high or accuracy.value) < max(_MIN_TEACHER, before):
-        session.stop_at(
-            "teacher",
-            f"the teacher is right on {accuracy.value:.0%} of {accuracy.n} prompts "
-            f"(the untrained student: {before:.0%}), and a student learns its mistakes too",
-        )
-    return best.run_id
-
-
-class _ExamplesMeasured(msgspec.Struct, frozen=True):
-    """On how many prompts a student with examples is measured."""
-
-    num: int
-
-
-def _test_in_time(session: RecipeSession, parts: Parts, test: Path) -> Path | None:
-    """Returns the test prompts that a student with examples is measured on; None if none."""
-    left, num_prompts = session.stages.left_s, len(parts.test)
-
-    def chosen() -> _ExamplesMeasured:
-        each_s = _EXAMPLES_TIMES * session.prompt_s
-        num = num_prompts if left is None else int(_EXAMPLES_SHARE * left / max(1e-9, each_s))
-        return _ExamplesMeasured(min(num, num_prompts))
-
-    # It is kept, as the evaluation would else be another one after an interruption.
-    key = {"test": file_sha256(test), "minutes": session.request.minutes}
-    num = session.files.document("examples", key, _ExamplesMeasured, chosen).num
-    if num == num_prompts:
-        return test
-    if num < _MIN_JUDGES:
-        session.caveats.append("there was no time to measure the untrained student with examples")
-        return None
-    session.caveats.append(
-        f"the untrained student with examples was measured on {num} of {num_prompts} test prompts"
-    )
-    return session.files.prompts(_TEST_EXAMPLES, parts.test[:num])
-
-
-def _limit_turns(session: RecipeSession, teacher: "Evaluated | None") -> None:
-    """Limits the tokens of the teacher's and the students' turns by those of the teacher so far.
-
-    Without an evaluation of the teacher its turns are the input's.
-    """
-    if teacher is not None:
-        folder = find_run(session.workspace, teacher.run_id).path
-        rollouts = [decode_trajectory(line.data) for line in read_lines(folder / "rollouts.jsonl")]
-        longest = max(one.usage.completion_tokens / max(1, one.turns) for one in rollouts)
-    else:
-        files = [session.plan.logged] if session.plan.logged is not None else []
-        lengths = sorted(
-            len(msgspec.json.encode([message.get("content"), message.get("tool_calls")]))
-            for _, one in read_rollouts(files)
-            for message in one.messages
-            if message["role"] == "assistant"
-        )
-        longest = _MAX_TOKENS_A_BYTE * lengths[int(_USUAL_SHARE * (len(lengths) - 1))]
-    # A power of two, so that it is seldom another one when the prompts change.
-    session.teacher_tokens = max(_MIN_TEACHER_TOKENS, 2 ** math.ceil(math.log2(4 * longest + 1)))
-    if "max_tokens" in session.plan.teacher.model_fields_set:
-        return
-    if session.form is not None and not session.has_tools:
-        # A token is a byte or more. Other texts may need longer values in an object.
-        longest = session.form.num_bytes
-        session.max_tokens = 8 + (longest if session.has_labels else 2 * longest)
-    else:
-        session.max_tokens = 32 + math.ceil(1.5 * longest)
-
-
-def _few_shot(parts: Parts, most: int) -> str | None:
-    """Returns a system message with examples of different answers; None if there are too few.
-
-    most: how many examples it may have.
-    """
-    by_answer = {one.answer: one for one in parts.validation if one.answer is not None}
-    chosen = list(by_answer.values())[:most]
-    if len(chosen) < _MIN_EXAMPLES:
-        return None
-    systems = {_system_of(one) for one in (*parts.validation, *parts.test)}
-    if len(systems) > 1:
-        return None
-    lines = [f"Input: {one.text}{_ANSWER_LINE}{one.answer}" for one in chosen]
-    return "\n\n".join([*filter(None, systems), *lines])
-
-
-def _system_of(prompt: RecipePrompt) -> str | None:
-    first = prompt.row["messages"][0]
-    return first["content"] if first["role"] == "system" else None
-
-
 def measure_validation(
     session: RecipeSession, title: str, name: str, run_id: str, validation: Path, *, is_first: bool
-) -> float:
-    """Measures a student on the prompts that decide which student is kept; returns the accuracy.
+) -> Evaluated:
+    """Measures a student on the prompts that decide which student is kept.
 
     name: the student's. is_first: whether held-out forms were not trained; their accuracy is then
     a figure of its own.
@@ -353,11 +215,18 @@ def measure_validation(
         session.add(
             Measured(name=name, prompts=prompts, accuracy=forms[NEW_FORM], run_id=measured.run_id)
         )
-    return measured.result.accuracy.value
+    return measured
+
+
+def difference(session: RecipeSession, before: Evaluated, after: Evaluated) -> Comparison:
+    """Compares two evaluations on the same prompts."""
+    request = CompareEvaluations(baseline=before.run_id, candidates=(after.run_id,))
+    [comparison] = compare_evaluations(session.workspace, request).comparisons
+    return comparison
 
 
 def measure_after(
-    session: RecipeSession, run_id: str, before: str, parts: Parts, test: Path
+    session: RecipeSession, run_id: str, before: Evaluated, parts: Parts, test: Path
 ) -> Estimate:
     """Measures the chosen student on test prompts, also reworded; returns the gain.
 
@@ -365,8 +234,8 @@ def measure_after(
     """
     system = session.student_system
     after = evaluate(session, AFTER, run_id, test, "student", system=system)
-    compared = CompareEvaluations(baseline=before, candidates=(after.run_id,))
-    [comparison] = compare_evaluations(session.workspace, compared).comparisons
+    _add_fields(session, after, parts)
+    comparison = difference(session, before, after)
     gain = comparison.difference
     if not excludes_zero(gain) or gain.value < 0:
         session.stop_at(
@@ -381,6 +250,31 @@ def measure_after(
         prompts = session.files.prompts(_TEST_REWORDED, reworded)
         evaluate(session, REWORDED, run_id, prompts, "student", system=system)
     return gain
+
+
+def _add_fields(session: RecipeSession, after: Evaluated, parts: Parts) -> None:
+    """Adds the accuracy in each field, if answers are objects."""
+    form = session.form
+    if not isinstance(form, ObjectAnswers):
+        return
+    expected = {one.task_id: one.answer for one in parts.test if one.answer is not None}
+    said = final_answers([find_run(session.workspace, after.run_id).path / "rollouts.jsonl"])
+    pairs = [
+        (fields_in(answer) or {}, fields_in(said.get(task_id, "")) or {})
+        for task_id, answer in expected.items()
+    ]
+    for field in form.fields:
+        num_right = sum(
+            given.get(field, "").strip() == right.get(field, "").strip() for right, given in pairs
+        )
+        session.add(
+            Measured(
+                name=f"student, field {field}",
+                prompts=PROMPTS[TEST],
+                accuracy=share_estimate(num_right, len(pairs)),
+                run_id=after.run_id,
+            )
+        )
 
 
 def _reworded(session: RecipeSession, parts: Parts) -> list[RecipePrompt]:
@@ -462,6 +356,6 @@ def evaluate(
     # An untrained student says more than a trained one, and reads examples.
     if model is not None and (is_trained or not session.prompt_s):
         session.prompt_s = result.seconds / max(1, result.accuracy.n)
-    prompts = _PROMPTS[data.stem]
+    prompts = PROMPTS[data.stem]
     session.add(Measured(name=name, prompts=prompts, accuracy=result.accuracy, run_id=run.run_id))
-    return Evaluated(run.run_id, result)
+    return Evaluated(name, run.run_id, result)

@@ -10,9 +10,14 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from stillroom.api.recipe import measuring, teaching, training
+from stillroom.api.recipe import baselines, measuring, teaching, training
+from stillroom.api.recipe.baselines import measure_baselines
 from stillroom.api.recipe.logged import IMPORT, with_logged_answers
-from stillroom.api.recipe.measuring import answers_to_measure_with, measure_after, measure_before
+from stillroom.api.recipe.measuring import (
+    answers_to_measure_with,
+    difference,
+    measure_after,
+)
 from stillroom.api.recipe.plan import RecipePlan, plan_recipe
 from stillroom.api.recipe.rewording import can_reword
 from stillroom.api.recipe.session import RecipeSession
@@ -38,7 +43,7 @@ from stillroom.types import RunKind
 
 _EXPORT, _GGUF = "export model", "write GGUF"
 _TITLES = (
-    IMPORT, measuring.REFERENCE, measuring.TEACHER, measuring.BEFORE, measuring.EXAMPLES,
+    IMPORT, measuring.REFERENCE, baselines.TEACHER, baselines.UNTRAINED, baselines.EXAMPLES,
     teaching.ASK, teaching.AGAIN, teaching.SELECT, training.PLAN, training.TRAIN,
     training.MEASURE[training.TRAIN],
     teaching.ASK_REST, teaching.AGAIN_REST, teaching.SELECT_REST, teaching.REWORD_MORE,
@@ -87,24 +92,34 @@ def _do_stages(
     _note_forms(session, parts)
     validation = session.files.prompts(measuring.VALIDATION, parts.validation)
     test = session.files.prompts(measuring.TEST, parts.test)
-    before = measure_before(session, parts, validation, test)
+    compared = measure_baselines(session, parts, validation, test)
     taught, student = _teach(session, parts, validation)
+    if num_silent := taught.counts.left_out.get(teaching.NO_ANSWER):
+        session.caveats.append(
+            f"{num_silent} of the {taught.counts.prompts} texts to train on have no answer of the "
+            "teacher: budget_usd or minutes ended first, or its calls failed"
+        )
     if taught.counts.doubtful:
         session.caveats.append(
             f"{taught.counts.doubtful} answers contradict those to similar texts: they are listed "
             f"in {session.shown(f'{teaching.DOUBTFUL}.jsonl')}"
         )
-    gain = measure_after(session, student.run_id, before, parts, test)
+    gain = measure_after(session, student.run_id, compared.untrained, parts, test)
+    above_teacher, teacher = None, compared.teacher
+    # A limit may have ended the teacher's evaluation after a few prompts.
+    if teacher is not None and teacher.result.accuracy.n >= measuring.MIN_EVAL_PROMPTS:
+        above_teacher = difference(session, teacher, student.validated).difference
     folder, gguf = _export(session, student)
     page = WriteReport(output=session.shown("report.html"))
-    report = write_report(workspace, page, recipe=RecipeAtWork(run_id, session.caveats))
-    return RecipeResult(
+    result = RecipeResult(
         training_run=student.run_id,
         folder=folder,
         gguf=gguf,
-        report=report.output,
+        report=page.output,
         system=session.student_system,
         gain=gain,
+        gain_over=compared.untrained.name,
+        above_teacher=above_teacher,
         accuracy=session.measured,
         answers=taught.counts,
         spent_usd=round(stages.spent_usd, 6),
@@ -113,6 +128,8 @@ def _do_stages(
         caveats=session.caveats,
         problems=session.problems,
     )
+    write_report(workspace, page, recipe=RecipeAtWork(run_id, result))
+    return result
 
 
 def _limited_since(workspace: Workspace, plan: RecipePlan) -> str:
@@ -205,8 +222,8 @@ def _note_forms(session: RecipeSession, parts: Parts) -> None:
     if parts.are_templated:
         session.caveats.append(
             f"{parts.num_texts} texts follow about {parts.num_forms} templates, so test prompts "
-            "resemble training prompts: for other wordings look at the reworded prompts and at "
-            "templates that were not trained on"
+            "resemble training prompts: for texts in other words see the accuracy on reworded "
+            "prompts, and on templates that were not trained on"
         )
 
 

@@ -116,7 +116,7 @@ class RecipeSession:
         missing = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         limit = result.get("stopped_by")
         if missing or limit:
-            because = f" ({limit} was reached)" if limit else ""
+            because = f" (its share of {limit} was used up)" if limit else ""
             caveat = f"{title}: {missing or 'ended early'}{because}"
             if caveat not in self.caveats:
                 self.caveats.append(caveat)

@@ -264,8 +264,8 @@ class Stages:
         if cancelled_at is not None:
             raise RunError(
                 f"{title} ({report.run_id}) was stopped after {limit_s:.0f} seconds, its share of "
-                "the minutes",
-                "raise minutes, or give fewer labelled texts",
+                "the recipe's time",
+                "give the recipe more time (minutes), or fewer labelled texts",
             )
         return report
 

@@ -32,6 +32,7 @@ ASK, ASK_REST, AGAIN, AGAIN_REST, SELECT, SELECT_REST, REWORD_MORE = (
 )
 DOUBTFUL = "doubtful"
 """The name of the file with the answers that contradict those to similar texts."""
+NO_ANSWER = "no answer (a limit or an error)"
 _NOT_IN_TEXT = "a field's value does not occur in the text"
 _TIMES_AGAIN = 2
 _MAX_DOUBT = 0.25
@@ -89,7 +90,7 @@ class Teaching:
         answers = read_answers(self._files, session.form, task_ids=self._asked)
         kept, left_out = answers.usable, Counter(answers.left_out)
         num_silent = len(self._asked) - len(kept) - left_out.total()
-        left_out["no answer (a limit or an error)"] += num_silent
+        left_out[NO_ANSWER] += num_silent
         doubtful, corrected = None, 0
         if session.form is not None:
             grounded = [one for one in kept if self._is_grounded(session.form, one)]
@@ -97,8 +98,10 @@ class Teaching:
             kept = grounded
             doubts = self._doubts(kept, session.form)
             doubtful = len(doubts)
+            self._list_doubtful(kept, doubts)
             self._check_share(doubtful, len(kept))
-            settled = self._settle(again, kept, doubts)
+            settled = self._settle(again, kept, doubts, session.form)
+            self._list_doubtful(kept, doubts, settled)
             checked = [settled.get(one.rollout.id, one) for one in kept]
             corrected = sum(
                 new is not None and new.answer != old.answer
@@ -157,20 +160,36 @@ class Teaching:
             for doubt in doubtful_labels(texts, labels, seed=self._session.request.seed):
                 before = suggested.get(doubt.index, answers[doubt.index].answer)
                 suggested[doubt.index] = form.with_part(before, name, doubt.likely)
-        doubtful = [(answers[index], likely) for index, likely in suggested.items()]
+        return {answers[index].rollout.id: likely for index, likely in suggested.items()}
+
+    def _list_doubtful(
+        self,
+        answers: Sequence[TeacherAnswer],
+        doubts: Mapping[str, str],
+        settled: Mapping[str, TeacherAnswer | None] | None = None,
+    ) -> None:
+        """Writes the file of doubtful answers; with `settled`, it says which were trained on."""
+
+        def trained(answer: TeacherAnswer) -> dict[str, str | None]:
+            if settled is None:
+                return {}
+            new = settled[answer.rollout.id]
+            return {"trained": None if new is None else new.answer}
+
         self._session.files.listing(
             DOUBTFUL,
             (
                 {
                     "text": self._asked[one.task_id].text,
                     "answer": one.answer,
-                    "likely": likely,
+                    "likely": doubts[one.rollout.id],
+                    **trained(one),
                     "metadata": self._asked[one.task_id].row.get("metadata") or {},
                 }
-                for one, likely in doubtful
+                for one in answers
+                if one.rollout.id in doubts
             ),
         )
-        return {one.rollout.id: likely for one, likely in doubtful}
 
     def _check_share(self, num_doubtful: int, num_answers: int) -> None:
         if num_doubtful > _MAX_DOUBT * num_answers:
@@ -192,7 +211,11 @@ class Teaching:
         )
 
     def _settle(
-        self, title: str, answers: Sequence[TeacherAnswer], doubts: dict[str, str]
+        self,
+        title: str,
+        answers: Sequence[TeacherAnswer],
+        doubts: Mapping[str, str],
+        form: AnswerForm,
     ) -> dict[str, TeacherAnswer | None]:
         """Asks the teacher again about doubtful answers; returns what becomes of each."""
         session = self._session
@@ -210,9 +233,10 @@ class Teaching:
             temperature=0.7,
             samples_per_prompt=_TIMES_AGAIN,
         )
-        again = read_answers(files, session.form, task_ids=[one.task_id for one in doubtful])
+        again = read_answers(files, form, task_ids=[one.task_id for one in doubtful])
         self._files = [*self._files, *files]
-        return settle(doubtful, again.usable, lambda one: doubts[one.rollout.id])
+        usable = [one for one in again.usable if self._is_grounded(form, one)]
+        return settle(doubtful, usable, doubts, form)
 
     def _rows(
         self, number: int, kept: Sequence[TeacherAnswer], left_out: Mapping[str, int]

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stillroom.api.recipe.measuring import measure_validation
+from stillroom.api.recipe.measuring import Evaluated, measure_validation
 from stillroom.api.recipe.session import RecipeSession
 from stillroom.api.recipe.teaching import Taught
 from stillroom.errors import EngineError, RunError
@@ -57,7 +57,12 @@ class TrainedStudent:
     """A trained student, and how it did on the prompts that decide which one is kept."""
 
     run_id: str
-    accuracy: float
+    validated: Evaluated
+
+    @property
+    def accuracy(self) -> float:
+        """The share of the validation prompts that it was right on."""
+        return self.validated.result.accuracy.value
 
 
 class Trainer:
@@ -83,7 +88,8 @@ class Trainer:
         if available is not None and is_late:
             raise RunError(
                 f"{max(0.0, available):.0f} seconds are left to train in, less than {_MIN_S:.0f}",
-                "raise minutes, or give fewer labelled texts; what is done is not done again",
+                "give the recipe more time (minutes), or fewer labelled texts; what is done is not "
+                "done again",
             )
         if available is not None:
             available *= _FIRST_SHARE
@@ -101,7 +107,7 @@ class Trainer:
             return self._train(TRAIN_ALL, earlier)
         if is_late:
             self._session.caveats.append(
-                f"not enough time to train on all {taught.num_rows} answers; raise minutes"
+                f"no time was left to train on all {taught.num_rows} answers: more minutes help"
             )
             return None
         start = self._session.request.student
@@ -123,7 +129,7 @@ class Trainer:
                 return self._train(DISTIL, config)
         available = self._time_left(num_measures=1)
         if available is not None and available < _MIN_S:
-            session.caveats.append("not enough time for on-policy distillation; raise minutes")
+            session.caveats.append("no time was left for on-policy distillation: more minutes help")
             return None
         prompts = files.prompts(
             "prompts", [*self._parts.first, *self._parts.rest, *self._parts.of_new_forms]
@@ -275,11 +281,11 @@ class Trainer:
         run = session.stages.run(title, "start_training", request)
         if (result := run.result or {}).get("stopped_by"):
             session.caveats.append(
-                f"{title}: ended at its share of the minutes, after step {result.get('steps')} of "
+                f"{title}: ended at its share of the time, after step {result.get('steps')} of "
                 f"{result.get('planned_steps')}"
             )
-        accuracy = measure_validation(
+        validated = measure_validation(
             session, MEASURE[title], _NAMES[title], run.run_id, self._validation,
             is_first=title == TRAIN,
         )  # fmt: skip
-        return TrainedStudent(run.run_id, accuracy)
+        return TrainedStudent(run.run_id, validated)

@@ -291,6 +291,9 @@ def test_a_judge_that_may_be_billed_is_unlimited_without_a_budget(tmp_path: Path
         assert unlimited_spending(workspace, request) == UnlimitedSpending("m", "judge")
         capped = request.model_copy(update={"budget_usd": 1.0})
         assert unlimited_spending(workspace, capped) is None
+        (workspace.root / "prices.yml").write_text("workspace: {budget_usd: 2}", encoding="utf-8")
+        assert unlimited_spending(workspace, request) is None
+        (workspace.root / "prices.yml").unlink()
     unjudged = score.model_copy(update={"judge": "none"})
     assert unlimited_spending(workspace, unjudged) is None
 

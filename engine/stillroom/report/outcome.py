@@ -1,0 +1,104 @@
+"""What the latest recipe of a workspace made: the student, how to use it, and what it is worth."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from stillroom.evaluate.intervals import Estimate
+from stillroom.report.folders import Run
+from stillroom.report.request import RecipeAtWork
+from stillroom.report.wording import plural, points
+from stillroom.types import RunKind, RunStatus
+
+
+class _Result(msgspec.Struct, frozen=True):
+    """The fields of a recipe's result that the report shows; older recipes have fewer."""
+
+    folder: str | None = None
+    gguf: str | None = None
+    system: str | None = None
+    gain: Estimate | None = None
+    gain_over: str | None = None
+    above_teacher: Estimate | None = None
+    caveats: list[str] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The student of a recipe, as the report shows it."""
+
+    folder: str | None
+    gguf: str | None
+    system: str
+    """What to do about a system message."""
+    commands: Sequence[str]
+    """The commands to try it with."""
+    comparisons: Sequence[str]
+    """Sentences about what it was compared with."""
+    caveats: Sequence[str]
+
+
+def latest_outcome(runs: Sequence[Run], at_work: RecipeAtWork | None) -> Outcome | None:
+    """Returns what the latest recipe made; None if none has succeeded.
+
+    at_work: the recipe that writes the report, which is the latest.
+    """
+    done = [
+        run.state.result
+        for run in runs
+        if run.state.kind is RunKind.RECIPE and run.state.status is RunStatus.SUCCEEDED
+    ]
+    read = at_work.result if at_work is not None else next(reversed(done), None)
+    if read is None:
+        return None
+    try:
+        result = msgspec.convert(read, _Result, from_attributes=True)
+    except msgspec.ValidationError:
+        return None  # the run's files were edited
+    return Outcome(
+        folder=result.folder,
+        gguf=result.gguf,
+        system=_system(result.system),
+        commands=list(_commands(result)),
+        comparisons=list(_comparisons(result)),
+        caveats=result.caveats,
+    )
+
+
+def _system(system: str | None) -> str:
+    if system is None:
+        return "Give it whole prompts, with the system messages that they have in the data."
+    if not system:
+        return "Give it the text alone: it was trained without a system message."
+    return f"Give it this system message: {system}"
+
+
+def _commands(result: _Result) -> Iterator[str]:
+    if result.folder is not None:
+        yield shlex.join(["stillroom", "chat", result.folder])
+    if result.gguf is not None:
+        yield shlex.join(["llama-server", "-m", result.gguf, "--jinja"])
+
+
+def _comparisons(result: _Result) -> Iterator[str]:
+    if result.gain is not None:
+        before = result.gain_over or "untrained student"
+        yield f"Above the {before}, on {_points(result.gain, 'test prompt')}."
+    if result.above_teacher is not None:
+        prompts = _points(result.above_teacher, "validation prompt")
+        yield (
+            f"Above the teacher, on {prompts}. The student that did best on them is the one that "
+            "was kept, which favours it a little."
+        )
+
+
+def _points(difference: Estimate, prompt: str) -> str:
+    """Returns a difference in points with its interval, and the prompts that it was measured on."""
+    value = points(difference.value, is_signed=True)
+    text = f"{plural(difference.n, prompt)}: {value} points"
+    if difference.low is None or difference.high is None:
+        return text
+    low, high = (points(end, is_signed=True) for end in (difference.low, difference.high))
+    return f"{text} (95 % interval {low} to {high})"
