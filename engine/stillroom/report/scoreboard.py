@@ -85,11 +85,17 @@ def scoreboard(lineup: Lineup, costs: CostComparison | None = None) -> Scoreboar
         )
         for data, entries in by_file.items()
     ]
+    # The groups of the file that most evaluations with groups are on.
+    grouped = max(
+        by_file.values(),
+        key=lambda entries: sum(field in entry.evaluation.result.by_group for entry in entries),
+        default=[],
+    )
+    of_file = f" in {grouped[0].evaluation.result.data}" if len(by_file) > 1 else ""
     for group in groups:
-        members = [(entry, _group_accuracy(entry, field, group)) for entry in entries_with_bars]
-        panels.append(
-            _panel(short_name(group), lineup, [(e, a) for e, a in members if a is not None])
-        )
+        members = [(entry, _group_accuracy(entry, field, group)) for entry in grouped]
+        title = f"{short_name(group)}{of_file}"
+        panels.append(_panel(title, lineup, [(e, a) for e, a in members if a is not None]))
     return Scoreboard(
         rows=[_row(entry, lineup, field, groups) for entry in rows],
         panels=[panel for panel in panels if panel.bars],

@@ -82,6 +82,8 @@ def test_evaluations_of_different_files_have_bars_of_their_own(runs: Path, writt
     assert "test.jsonl 4 tasks base first 100.0 %" in text
     assert "reworded.jsonl 4 tasks student" in text
     assert "student (2)" not in text
+    assert "easy in test.jsonl 2 tasks base first" in text
+    assert "easy in reworded.jsonl" not in text
 
 
 def test_the_latest_recipe_says_what_its_figures_do_not_show(runs: Path, written: Write) -> None:
