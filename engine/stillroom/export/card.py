@@ -203,6 +203,8 @@ def _evaluation_cells(row: RecordedEvaluation) -> Sequence[str]:
 def _other_measures(history: History) -> Iterator[str]:
     """Yields the other measurements of the latest evaluation, and the cost of a task."""
     for row in history.evaluations[:1]:
+        if row.temperature is not None:
+            yield f"Answers of run {row.run_id} were sampled at temperature {row.temperature:g}."
         if row.other_measures:
             yield f"Run {row.run_id} also measured: {'; '.join(row.other_measures)}."
     if history.costs is not None:

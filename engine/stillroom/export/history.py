@@ -81,6 +81,8 @@ class RecordedEvaluation:
     """How its prompts began; None if its rollouts no longer exist."""
     other_measures: tuple[str, ...] = ()
     """Short descriptions of its other measurements."""
+    temperature: float | None = None
+    """That of its answers; None if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,6 +382,7 @@ def _evaluations(workspace: Workspace, checkpoint: ModelLocation) -> tuple[Recor
                 result.teacher_kl,
                 evaluated_conversation(workspace.path(result.rollouts)),
                 tuple(other_measures(result)),
+                result.temperature,
             )
             dated.append((state.created_at, entry))
     dated.sort(key=lambda item: item[0], reverse=True)

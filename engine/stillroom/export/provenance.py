@@ -82,7 +82,7 @@ def data_steps(workspace: Workspace, rows: FileRecord) -> Iterator[DataStep]:
             counts=manifest.counts,
             left_out=manifest.left_out,
             teacher=_teacher(workspace, manifest.request) if is_generated else first,
-            provider=manifest.request.get("provider") if is_generated else None,
+            provider=_provider(manifest.request) if is_generated else None,
             answered_by=tuple(_answerers(manifest)),
             other_models=tuple(name for name in others if name is not None),
         )
@@ -206,11 +206,20 @@ def _manifest_of(workspace: Workspace, record: FileRecord) -> Manifest | None:
     return None if manifest is None else msgspec.convert(manifest, Manifest)
 
 
+def _provider(request: dict[str, Any]) -> str | None:
+    """Returns the name of a request's provider; of another address only the API that it has."""
+    provider = request.get("provider")
+    return f"an endpoint with the API of {provider}" if request.get("base_url") else provider
+
+
 def _teacher(workspace: Workspace, request: dict[str, Any]) -> str:
-    """Returns the display name of a request's model: `provider/model`, or a local model's name."""
+    """Returns the display name of a request's model: `provider/model`, or the model's name alone.
+
+    That is so for a local model, and for one at an address of the user's own.
+    """
     provider = request.get("provider", "")
     model = public_name(workspace, request.get("model", ""))
-    is_named = model.startswith(f"{provider}/") or provider == "hf"
+    is_named = model.startswith(f"{provider}/") or provider == "hf" or request.get("base_url")
     return model if is_named else f"{provider}/{model}"
 
 

@@ -67,9 +67,10 @@ def test_the_header_names_base_licence_methods_and_synthetic_data():
 def test_the_card_tells_the_whole_chain():
     measured = (
         RecordedEvaluation(
-            "evaluate-1", "final", "heldout.jsonl", share_estimate(270, 300), "Qwen/Qwen3-8B", KL
+            "evaluate-1", "final", "heldout.jsonl", share_estimate(270, 300), "Qwen/Qwen3-8B", KL,
+            temperature=0.0,
         ),
-    )
+    )  # fmt: skip
     card = render_card(facts(measured=measured))
     assert "by supervised fine-tuning, then on-policy distillation." in card
     assert "| base model | Qwen/Qwen3-0.6B (commit 0123456789ab) |" in card
@@ -78,6 +79,7 @@ def test_the_card_tells_the_whole_chain():
     assert "Qwen/Qwen3-8B scored every token." in card
     assert "Teachers answered through openrouter. The terms of a teacher or provider may" in card
     assert "0.900 [0.861, 0.929] | 0.020 [0.010, 0.030] (Qwen/Qwen3-8B) | evaluate-1 |" in card
+    assert "Answers of run evaluate-1 were sampled at temperature 0." in card
     assert "at 99.5% of 200 positions (KL 1.0e-04 nats)" in card
     assert card.endswith("`export.json`.\n")
 
