@@ -85,12 +85,12 @@ def _commands(result: _Result) -> Iterator[str]:
 def _comparisons(result: _Result) -> Iterator[str]:
     if result.gain is not None:
         before = result.gain_over or "untrained student"
-        yield f"Above the {before}, on {_points(result.gain, 'test prompt')}."
+        yield f"Compared with the {before}, on {_points(result.gain, 'test prompt')}."
     if result.above_teacher is not None:
         prompts = _points(result.above_teacher, "validation prompt")
         yield (
-            f"Above the teacher, on {prompts}. The student that did best on them is the one that "
-            "was kept, which favours it a little."
+            f"Compared with the teacher, on {prompts}. The student that did best on them is the "
+            "one that was kept, which favours it a little."
         )
 
 

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from stillroom.evaluate.costs import CostComparison
 from stillroom.evaluate.files import EvaluationResult, other_measures
@@ -76,10 +77,13 @@ def scoreboard(lineup: Lineup, costs: CostComparison | None = None) -> Scoreboar
     by_file = defaultdict[str, list[EvaluationEntry]](list)
     for entry in entries_with_bars:
         by_file[entry.evaluation.result.data].append(entry)
+    names = {data: Path(data).name for data in by_file}
+    if len(set(names.values())) < len(names):
+        names = {data: data for data in by_file}
     # Accuracies on other tasks say nothing about each other.
     panels = [
         _panel(
-            "All tasks" if len(by_file) == 1 else data,
+            "All tasks" if len(by_file) == 1 else names[data],
             lineup,
             [(entry, entry.evaluation.result.accuracy) for entry in entries],
         )
@@ -91,7 +95,7 @@ def scoreboard(lineup: Lineup, costs: CostComparison | None = None) -> Scoreboar
         key=lambda entries: sum(field in entry.evaluation.result.by_group for entry in entries),
         default=[],
     )
-    of_file = f" in {grouped[0].evaluation.result.data}" if len(by_file) > 1 else ""
+    of_file = f" in {names[grouped[0].evaluation.result.data]}" if len(by_file) > 1 else ""
     for group in groups:
         members = [(entry, _group_accuracy(entry, field, group)) for entry in grouped]
         title = f"{short_name(group)}{of_file}"
