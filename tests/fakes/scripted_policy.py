@@ -111,10 +111,10 @@ class MemoryRecorder:
         self.order: list[tuple[str, int]] = []
         self._dropped = CallTotals()
 
-    def known_turn(self, index: int) -> SampledTurn | None:
+    def recorded_turn(self, index: int) -> SampledTurn | None:
         return self.turns.get(index)
 
-    def known_replies(self, index: int) -> list[ToolResult] | None:
+    def recorded_replies(self, index: int) -> list[ToolResult] | None:
         return self.replies.get(index)
 
     def start_over(self) -> None:

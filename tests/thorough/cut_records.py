@@ -66,7 +66,7 @@ class Journal(Rollouts):
     def read(self) -> list[str]:
         store = RolloutStore(self.output, SETTINGS)
         store.close(is_complete=False)
-        return [key.task_id for key in store.known]
+        return [key.task_id for key in store.recorded_steps]
 
 
 class Events:
@@ -107,7 +107,7 @@ class Scores:
 
     def read(self) -> list[str]:
         with ScoreJournal(self.file, "s") as journal:
-            return [task(n) for n in range(1000) if journal.known(task(n)) is not None]
+            return [task(n) for n in range(1000) if journal.recorded(task(n)) is not None]
 
 
 def cut_everywhere(kind: Callable[[Path], Any], folder: Path, records: int) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from stillroom.rollout.forecast import (
 )
 from stillroom.rollout.journal.finished import finished_rows
 from stillroom.rollout.journal.journal import check_settings, journal_path
-from stillroom.rollout.journal.records import FinishedRow, KnownSteps, RolloutKey, read_journal
+from stillroom.rollout.journal.records import FinishedRow, RecordedSteps, RolloutKey, read_journal
 from stillroom.rollout.journal.shards import unmerged_steps
 from stillroom.rollout.plan import GenerationPlan, RolloutPlan
 from stillroom.rollout.refine_plan import FailedRollouts, RecordedRollout
@@ -59,25 +59,25 @@ async def dry_run(
     request, output = plan.request, plan.output
     check_settings(output, settings)
     finished = finished_rows(output)
-    known = read_journal(journal_path(output), finished).known
-    unmerged, steps = unmerged_steps(output, finished)
+    steps = read_journal(journal_path(output), finished).recorded_steps
+    unmerged, unmerged_recorded = unmerged_steps(output, finished)
     for row in unmerged.values():
         finished.add(row)
-    todo, known = specs.where(lambda key: key not in finished), known | steps
+    todo, steps = specs.where(lambda key: key not in finished), steps | unmerged_recorded
     to_refine = failed if failed is not None and request.begins_inside else None
 
     def load(spec: RolloutSpec, plain: RolloutLoad) -> RolloutLoad:
         return (
             plain
             if to_refine is None
-            else _refining_load(plain, spec, request, to_refine[spec.key], known)
+            else _refining_load(plain, spec, request, to_refine[spec.key], steps)
         )
 
     rows, rows_file = list(finished.rows()), request.output
     if not rows:
         rows, rows_file = _logged_rows(plan.rollouts)
     counts = RequestedRollouts(len(specs), rows_file)
-    recorded = _RecordedWork(known, rows)
+    recorded = _RecordedWork(steps, rows)
     return await _forecast(plan.rollouts, plan.price, tasks, todo, counts, recorded, load)
 
 
@@ -115,7 +115,9 @@ def _logged_rows(plan: RolloutPlan) -> tuple[list[FinishedRow], str]:
 class _RecordedWork:
     """The recorded steps of an output, and the rows that the expected numbers are based on."""
 
-    known: Mapping[RolloutKey, KnownSteps] = field(default_factory=dict[RolloutKey, KnownSteps])
+    steps: Mapping[RolloutKey, RecordedSteps] = field(
+        default_factory=dict[RolloutKey, RecordedSteps]
+    )
     rows: Sequence[FinishedRow] = ()
 
 
@@ -138,7 +140,7 @@ async def _forecast(
         rewarder = await open_rewarder(stack, rollouts, tasks, opened.pool)
         judge_load = _judge_load_function(rollouts.judge, rewarder)
         loads = [
-            adjusted(spec, _load(spec, options, opened, recorded.known, judge_load))
+            adjusted(spec, _load(spec, options, opened, recorded.steps, judge_load))
             for spec in todo
         ]
     judge = rollouts.judge
@@ -167,7 +169,7 @@ def _load(
     spec: RolloutSpec,
     options: RolloutOptions,
     opened: ToolsAndRewards,
-    known: Mapping[RolloutKey, KnownSteps],
+    recorded_steps: Mapping[RolloutKey, RecordedSteps],
     judge_load: Callable[[Task, bool], GraderLoad | None],
 ) -> RolloutLoad:
     """Returns the size of one rollout that is still to run."""
@@ -176,12 +178,12 @@ def _load(
     may_continue = bool(schemas) or options.nudge_to_send is not None
     # If tools keep state, recorded turns are not replayed: the state that they led to is gone.
     is_replayed = opened.tools is None or not opened.tools.keeps_state
-    steps = known.get(spec.key, KnownSteps())
+    steps = recorded_steps.get(spec.key, RecordedSteps())
     return RolloutLoad(
         text_bytes=_text_bytes(task.messages),
         request_bytes=len(msgspec.json.encode([task.messages, schemas])),
         max_turns=options.max_turns if may_continue else 1,
-        num_known=len(steps.turns) if is_replayed else 0,
+        num_recorded=len(steps.turns) if is_replayed else 0,
         judge=judge_load(task, not steps.judge),
     )
 
@@ -191,7 +193,7 @@ def _refining_load(
     spec: RolloutSpec,
     request: GenerateRollouts,
     rollout: RecordedRollout,
-    known: Mapping[RolloutKey, KnownSteps],
+    recorded_steps: Mapping[RolloutKey, RecordedSteps],
 ) -> RolloutLoad:
     """Returns the load of a rollout in which the teacher takes over from a student.
 
@@ -201,7 +203,7 @@ def _refining_load(
     turns = [[turn, *replies] for turn, replies in rollout.steps]
     sent = len(msgspec.json.encode(turns))
     has_critic, critic = request.takeover == "critic", None
-    steps = known.get(spec.key, KnownSteps())
+    steps = recorded_steps.get(spec.key, RecordedSteps())
     if has_critic:
         messages = critic_messages(spec.task, turns)
         critic = GraderLoad(
@@ -214,7 +216,7 @@ def _refining_load(
         load,
         request_bytes=load.request_bytes + sent,
         max_turns=1 if has_critic and request.turns == "one" else load.max_turns,
-        num_known=num_calls if load.num_known else 0,
+        num_recorded=num_calls if load.num_recorded else 0,
         is_certain=not has_critic,
         critic=critic,
     )

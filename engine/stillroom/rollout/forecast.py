@@ -100,7 +100,7 @@ class RolloutLoad:
     """The bytes of the prompt's messages and tool schemas as each call sends them, in JSON."""
     max_turns: int
     """The most turns of the rollout; 1 if nothing can follow the first turn."""
-    num_known: int = 0
+    num_recorded: int = 0
     """The number of recorded turns, which are not sampled again."""
     judge: GraderLoad | None = None
     """The size of the judge's prompt; None if no judge is called."""
@@ -112,7 +112,7 @@ class RolloutLoad:
     @property
     def max_calls(self) -> int:
         """The highest number of turns that still have to be sampled."""
-        return max(self.max_turns - self.num_known, 0)
+        return max(self.max_turns - self.num_recorded, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ def forecast(
     """
     turns = _expected_turns(finished, rules)
     completion = _expected_completion(finished, rules.max_tokens, turns)
-    fresh = [load for load in loads if not load.num_known and load.is_certain]
+    fresh = [load for load in loads if not load.num_recorded and load.is_certain]
     calls = _range(
         len(fresh),
         sum(min(turns, load.max_calls) for load in loads),

@@ -67,10 +67,10 @@ class Critic:
         sampling of a critic in this process.
         """
         messages = critic_messages(task, turns)
-        known, paid = list(recorder.critic_turns()), CallTotals()
+        recorded, paid = list(recorder.critic_turns()), CallTotals()
         for number in range(MAX_TRIES):
-            if number < len(known):
-                turn = known[number]
+            if number < len(recorded):
+                turn = recorded[number]
             else:
                 seed_key = f"{key}:critic{number}"
                 async with self._policy.converse(messages, [], seed_key=seed_key) as conversation:

@@ -195,10 +195,10 @@ async def _next_turn(
     conversation: PolicyConversation, recorder: EpisodeRecorder, index: int
 ) -> SampledTurn:
     """Returns the turn on record, or else samples a new one and records it."""
-    known = recorder.known_turn(index)
-    if known is not None:
-        conversation.restore(known)
-        return known
+    recorded = recorder.recorded_turn(index)
+    if recorded is not None:
+        conversation.restore(recorded)
+        return recorded
     turn = await conversation.sample()
     recorder.record_turn(index, turn)
     return turn
@@ -208,9 +208,9 @@ async def _tool_results(
     calls: Sequence[ToolCall], recorder: EpisodeRecorder, index: int, tools: OfferedTools
 ) -> list[ToolResult]:
     """Returns the replies on record, or else calls the tools and records their replies."""
-    known = recorder.known_replies(index)
-    if known is not None:
-        return known
+    recorded = recorder.recorded_replies(index)
+    if recorded is not None:
+        return recorded
     results = [_cut(r, tools.cut) for r in await _call_tools(calls, tools)]
     recorder.record_replies(index, results)
     return results
@@ -220,8 +220,8 @@ def needs_lost_state(recorder: EpisodeRecorder, rules: TurnRules) -> bool:
     """Returns whether resuming needs tool state that was lost with the previous process."""
     turns: list[SampledTurn] = []
     has_replies = False
-    while (turn := recorder.known_turn(len(turns))) is not None:
-        has_replies = has_replies or bool(recorder.known_replies(len(turns)))
+    while (turn := recorder.recorded_turn(len(turns))) is not None:
+        has_replies = has_replies or bool(recorder.recorded_replies(len(turns)))
         turns.append(turn)
     return has_replies and rules.stop_reason(turns[-1], len(turns)) is None
 

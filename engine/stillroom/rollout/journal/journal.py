@@ -21,9 +21,9 @@ from stillroom.rollout.journal.records import (
     EpisodeRecorder,
     FinishedRow,
     JudgeRecord,
-    KnownSteps,
     OutstandingRecord,
     Record,
+    RecordedSteps,
     RepliesRecord,
     RestartRecord,
     RolloutKey,
@@ -159,7 +159,7 @@ class RolloutStore:
             cut_torn_line(journal)
             self.finished = finished_rows(output)
             self._earlier = read_journal(journal, self.finished)
-            self.known = self._earlier.known
+            self.recorded_steps = self._earlier.recorded_steps
             self._unconfirmed = self._earlier.unconfirmed + self.lost.worst
             self._rows, self._journal = AppendLog(output), AppendLog(journal)
         except BaseException:
@@ -182,7 +182,7 @@ class RolloutStore:
 
     def recorder(self, key: RolloutKey) -> EpisodeRecorder:
         """Returns the recorder of one rollout, which also replays its recorded steps."""
-        return _StepRecorder(self, key, self.known.pop(key, None) or KnownSteps())
+        return _StepRecorder(self, key, self.recorded_steps.pop(key, None) or RecordedSteps())
 
     def append(self, record: Record) -> None:
         """Appends a record to the journal; another thread syncs it to disk once a second."""
@@ -260,7 +260,7 @@ class RolloutStore:
                 # Nothing was recorded: without a journal the next run may have other settings.
                 self._journal.remove()
             # Steps that no recorder took belong to rollouts that were not requested this time.
-            elif is_complete and not self.known:
+            elif is_complete and not self.recorded_steps:
                 self._drop_steps()
 
     def _drop_steps(self) -> None:
@@ -275,24 +275,24 @@ class RolloutStore:
 class _StepRecorder(EpisodeRecorder):
     """Records the steps of one rollout in the journal, and replays those of earlier runs."""
 
-    def __init__(self, store: RolloutStore, key: RolloutKey, known: KnownSteps) -> None:
-        self._store, self._known = store, known
+    def __init__(self, store: RolloutStore, key: RolloutKey, steps: RecordedSteps) -> None:
+        self._store, self._steps = store, steps
         self._task_id, self._sample = key
 
-    def known_turn(self, index: int) -> SampledTurn | None:
-        return self._known.turns.get(index)
+    def recorded_turn(self, index: int) -> SampledTurn | None:
+        return self._steps.turns.get(index)
 
-    def known_replies(self, index: int) -> list[ToolResult] | None:
-        return self._known.replies.get(index)
+    def recorded_replies(self, index: int) -> list[ToolResult] | None:
+        return self._steps.replies.get(index)
 
     def judge_turns(self) -> list[SampledTurn]:
-        return self._known.judge
+        return self._steps.judge
 
     def critic_turns(self) -> list[SampledTurn]:
-        return self._known.critic
+        return self._steps.critic
 
     def dropped(self) -> CallTotals:
-        return self._known.dropped
+        return self._steps.dropped
 
     def start_over(self) -> None:
         self._record(RestartRecord(task_id=self._task_id, sample=self._sample))
@@ -320,4 +320,4 @@ class _StepRecorder(EpisodeRecorder):
 
     def _record(self, record: StepRecord) -> None:
         self._store.append(record)
-        self._known.add(record)
+        self._steps.add(record)

@@ -136,7 +136,7 @@ class FinishedRow(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class KnownSteps:
+class RecordedSteps:
     """The recorded steps of one unfinished rollout."""
 
     turns: dict[int, SampledTurn] = field(default_factory=dict[int, SampledTurn])
@@ -236,7 +236,9 @@ class PackedCosts:
 class JournalContent:
     """The content of a journal, summed per rollout."""
 
-    known: dict[RolloutKey, KnownSteps] = field(default_factory=dict[RolloutKey, KnownSteps])
+    recorded_steps: dict[RolloutKey, RecordedSteps] = field(
+        default_factory=dict[RolloutKey, RecordedSteps]
+    )
     """The recorded steps of each unfinished rollout."""
     paid: dict[RolloutKey, CallTotals] = field(default_factory=dict[RolloutKey, CallTotals])
     """The totals of the recorded calls of each unfinished rollout."""
@@ -268,7 +270,7 @@ class JournalContent:
         elif isinstance(record, RestartRecord) and record.dropped is not None:
             self._pay(key, record.dropped, is_finished=is_finished)
         if not is_finished:
-            self.known.setdefault(key, KnownSteps()).add(record)
+            self.recorded_steps.setdefault(key, RecordedSteps()).add(record)
 
     def _pay(self, key: RolloutKey, totals: CallTotals, *, is_finished: bool) -> None:
         """Adds the cost of calls to a rollout."""
@@ -325,10 +327,10 @@ class EpisodeRecorder:
     This base class records nothing and has no earlier steps, for rollouts that are never resumed.
     """
 
-    def known_turn(self, index: int) -> SampledTurn | None:
+    def recorded_turn(self, index: int) -> SampledTurn | None:
         """Returns the turn `index` if it is already on record, else None."""
 
-    def known_replies(self, index: int) -> list[ToolResult] | None:
+    def recorded_replies(self, index: int) -> list[ToolResult] | None:
         """Returns the tools' replies to turn `index` if they are already on record, else None."""
 
     def judge_turns(self) -> Sequence[SampledTurn]:
@@ -340,7 +342,7 @@ class EpisodeRecorder:
         return ()
 
     def start_over(self) -> None:
-        """Drops the known steps, because their tool state is lost."""
+        """Drops the recorded steps, because their tool state is lost."""
 
     def dropped(self) -> CallTotals:
         """Returns the totals of the calls that were paid for and then dropped."""

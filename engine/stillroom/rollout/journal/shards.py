@@ -26,8 +26,8 @@ from stillroom.rollout.journal.journal import RolloutStore, journal_folder, jour
 from stillroom.rollout.journal.records import (
     RECORD,
     FinishedRow,
-    KnownSteps,
     OutstandingRecord,
+    RecordedSteps,
     RolloutKey,
     UnconfirmedRecord,
     read_journal,
@@ -183,9 +183,9 @@ def prepare_shards(
     output: Path,
     settings: _Settings,
     shards: Sequence[Shard],
-    known: Mapping[RolloutKey, KnownSteps],
+    recorded_steps: Mapping[RolloutKey, RecordedSteps],
 ) -> None:
-    """Writes each shard's initial files, with the known steps of its rollouts.
+    """Writes each shard's initial files, with the recorded steps of its rollouts.
 
     The folder is renamed into place when complete, so a kill leaves all of the steps or none.
     """
@@ -196,7 +196,7 @@ def prepare_shards(
         store = RolloutStore(path, settings)
         num_records = 0
         for key in shard.keys:
-            for record in known.get(key, KnownSteps()).records(key):
+            for record in recorded_steps.get(key, RecordedSteps()).records(key):
                 store.append(record)
                 num_records += 1
         store.close(is_complete=False)
@@ -231,8 +231,8 @@ def merge_shards(
         lost = sum((_merge(path, settings, store) for path in paths), start=Outstanding())
         if lost.calls:
             store.record_lost(lost)
-        for key in [key for key in store.known if key in store.finished]:
-            del store.known[key]
+        for key in [key for key in store.recorded_steps if key in store.finished]:
+            del store.recorded_steps[key]
     finally:
         is_complete = requested is not None and all(key in store.finished for key in requested)
         store.close(is_complete=is_complete)
@@ -254,15 +254,16 @@ def _merge(path: Path, settings: _Settings, into: RolloutStore) -> Outstanding:
     try:
         for line in read_lines(path):
             _append_if_new(decode_trajectory(line.data), into)
-        num_known = msgspec.json.decode(_seed_path(path).read_bytes(), type=int)
-        for line in islice(read_lines(journal_path(path)), num_known, None):
+        num_copied = msgspec.json.decode(_seed_path(path).read_bytes(), type=int)
+        for line in islice(read_lines(journal_path(path)), num_copied, None):
             record = RECORD.decode(line.data)
             if isinstance(record, OutstandingRecord):
                 continue
             into.append(record)
             if not isinstance(record, UnconfirmedRecord):
-                # An entry in `known` keeps the journal until the rollout of this step is finished.
-                into.known.setdefault(RolloutKey(record.task_id, record.sample), KnownSteps())
+                # An entry in `recorded_steps` keeps the journal until this rollout is finished.
+                key = RolloutKey(record.task_id, record.sample)
+                into.recorded_steps.setdefault(key, RecordedSteps())
         return shard.lost
     finally:
         shard.close(is_complete=False)
@@ -305,16 +306,16 @@ def _open_when_free(path: Path, settings: _Settings) -> RolloutStore:
 
 def unmerged_steps(
     output: Path, finished: Mapping[RolloutKey, FinishedRow]
-) -> tuple[dict[RolloutKey, FinishedRow], dict[RolloutKey, KnownSteps]]:
+) -> tuple[dict[RolloutKey, FinishedRow], dict[RolloutKey, RecordedSteps]]:
     """Returns the rows of unmerged shards that are not `finished`, and the shards' recorded steps.
 
     Unmerged shards belong to a run that was killed or is still running. Nothing is written.
     """
-    rows, known = dict[RolloutKey, FinishedRow](), dict[RolloutKey, KnownSteps]()
+    rows, steps = dict[RolloutKey, FinishedRow](), dict[RolloutKey, RecordedSteps]()
     for path in sorted(_folder(output).glob("[0-9]*.jsonl")):
         rows |= finished_rows(path)
-        known |= read_journal(journal_path(path), finished.keys() | rows.keys()).known
-    return {key: row for key, row in rows.items() if key not in finished}, known
+        steps |= read_journal(journal_path(path), finished.keys() | rows.keys()).recorded_steps
+    return {key: row for key, row in rows.items() if key not in finished}, steps
 
 
 def copy_new_rows(tail: NewLines, into: RolloutStore) -> int:

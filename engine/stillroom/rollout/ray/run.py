@@ -140,7 +140,7 @@ class _RayRun:
                 remaining=self._remaining,
             )
             await anyio.to_thread.run_sync(
-                prepare_shards, self._output, settings, shards, store.known
+                prepare_shards, self._output, settings, shards, store.recorded_steps
             )
             self._note_missing_cpus(len(shards))
             round_ = Round(store, len(shards), progress)

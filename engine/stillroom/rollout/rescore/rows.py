@@ -223,7 +223,7 @@ class ScoreTally:
         )
 
 
-class _KnownVerdict(msgspec.Struct, frozen=True, kw_only=True):
+class _RecordedJudgement(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the journal: a judgement that was paid for."""
 
     settings: str
@@ -236,7 +236,7 @@ class _KnownVerdict(msgspec.Struct, frozen=True, kw_only=True):
     preconditions: tuple[str, ...] = ()
 
 
-_VERDICT = msgspec.json.Decoder(_KnownVerdict)
+_RECORDED_JUDGEMENT = msgspec.json.Decoder(_RecordedJudgement)
 
 
 class ScoreJournal:
@@ -245,18 +245,18 @@ class ScoreJournal:
     def __init__(self, path: Path, settings: str) -> None:
         self._log = AppendLog(path)
         self._settings = settings
-        self._known: dict[str, _KnownVerdict] = {}
+        self._recorded: dict[str, _RecordedJudgement] = {}
         self.spent_usd = 0.0
         """What the calls behind all lines have cost in US dollars."""
-        self._kept_usd = 0.0
+        self._added_usd = 0.0
         """The part of it that this run has added."""
         for line in read_lines(path):
             # A damaged line only means that its judgement is paid for again.
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                verdict = _VERDICT.decode(line.data)
-                self.spent_usd += verdict.usd
-                if verdict.settings == settings:
-                    self._known[verdict.row] = verdict
+                judgement = _RECORDED_JUDGEMENT.decode(line.data)
+                self.spent_usd += judgement.usd
+                if judgement.settings == settings:
+                    self._recorded[judgement.row] = judgement
 
     def __enter__(self) -> Self:
         return self
@@ -264,19 +264,19 @@ class ScoreJournal:
     def __exit__(self, *_error: object) -> None:
         self._log.close()
 
-    def known(self, row_key: str) -> Judgement | None:
+    def recorded(self, row_key: str) -> Judgement | None:
         """Returns the judgement of a row if an earlier run has recorded it, else None."""
-        verdict = self._known.get(row_key)
-        if verdict is None:
+        line = self._recorded.get(row_key)
+        if line is None:
             return None
-        paid = CallTotals(calls=verdict.calls, answered_by=verdict.answered_by)
-        preconditions = verdict.preconditions
-        return Judgement(verdict.total, verdict.by_name, paid, preconditions=preconditions)
+        paid = CallTotals(calls=line.calls, answered_by=line.answered_by)
+        preconditions = line.preconditions
+        return Judgement(line.total, line.by_name, paid, preconditions=preconditions)
 
-    def keep(self, row_key: str, judgement: Judgement) -> None:
+    def record(self, row_key: str, judgement: Judgement) -> None:
         """Records a judgement if the judge was called for it."""
         if judgement.judge is not None:
-            verdict = _KnownVerdict(
+            line = _RecordedJudgement(
                 settings=self._settings,
                 row=row_key,
                 total=judgement.total,
@@ -286,11 +286,13 @@ class ScoreJournal:
                 answered_by=judgement.judge.answered_by,
                 preconditions=judgement.preconditions,
             )
-            self._kept_usd += verdict.usd
-            self._log.append(verdict, durable=True)
+            self._added_usd += line.usd
+            self._log.append(line, durable=True)
 
-    def keep_rest(self, usd: float) -> None:
-        """Records what of the cost of a run's calls, `usd`, led to no judgement."""
-        if (rest := usd - self._kept_usd) > 1e-12:
-            unused = _KnownVerdict(settings="", row="", total=None, by_name={}, calls=0, usd=rest)
+    def record_unused_cost(self, total_usd: float) -> None:
+        """Records the part of `total_usd`, the cost of all calls, that led to no judgement."""
+        if (unused_usd := total_usd - self._added_usd) > 1e-12:
+            unused = _RecordedJudgement(
+                settings="", row="", total=None, by_name={}, calls=0, usd=unused_usd
+            )
             self._log.append(unused, durable=True)

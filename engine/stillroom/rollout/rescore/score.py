@@ -54,7 +54,7 @@ async def score_rollouts(
 
     The output is written whole or not at all. Only a row's reward, rewards and success change, and
     the error of an earlier reward is removed.
-    Until the output is complete, a journal keeps the judge's verdicts, so that the same command
+    Until the output is complete, a journal keeps the judge's judgements, so that the same command
     does not pay for them again. Raises RunCancelledError between batches of rows if the run is
     cancelled, DataError if no row has a reward function, judge or expected answer, and RunError if
     no reward could be computed.
@@ -71,23 +71,23 @@ async def score_rollouts(
             )
         )
         recording = stack.enter_context(Recording([*rollout_files(source), *plan.inputs[1:]]))
-        journal = output.with_name(f".{output.name}.scores")
-        verdicts = stack.enter_context(
-            ScoreJournal(journal, _settings_hash(request, judge, plan.rewards))
+        journal_file = output.with_name(f".{output.name}.scores")
+        journal = stack.enter_context(
+            ScoreJournal(journal_file, _settings_hash(request, judge, plan.rewards))
         )
-        budget = Budget(usd=request.budget_usd or math.inf, spent=Cost(usd=verdicts.spent_usd))
+        budget = Budget(usd=request.budget_usd or math.inf, spent=Cost(usd=journal.spent_usd))
         rewarder = await _open_rewarder(stack, workspace, request, plan, budget, reporter)
         total = _check_rows(source, rewarder)
         run_folder = RunFolder(folder)
         run_folder.check_inputs()
         log = stack.enter_context(AppendLog(folder / "judgements.jsonl"))
-        run = _Run(rewarder, verdicts, log, reporter, total, judge.file.model if judge else "")
+        run = _Run(rewarder, journal, log, reporter, total, judge.file.model if judge else "")
         try:
             await run.score(source, new.rows, request)
         finally:
             # Also of a run that fails, since what its calls have cost must be known.
             run.report()
-            verdicts.keep_rest(run.tally.cost_usd or 0.0)
+            journal.record_unused_cost(run.tally.cost_usd or 0.0)
         run_folder.check_inputs()
         inputs = await anyio.to_thread.run_sync(recording.records)
         models = [] if judge is None else [judge.file.record("judge")]
@@ -100,7 +100,7 @@ async def score_rollouts(
         )
     # After failures the journal is kept: a rerun then pays only for the rows that failed.
     if not failed:
-        journal.unlink(missing_ok=True)
+        journal_file.unlink(missing_ok=True)
     return tally.result(workspace.shown(output))
 
 
@@ -134,14 +134,14 @@ class _Run:
     def __init__(
         self,
         rewarder: Rewarder,
-        verdicts: ScoreJournal,
+        journal: ScoreJournal,
         log: AppendLog,
         reporter: Reporter,
         total: int,
         judge_model: str,
     ) -> None:
         self.tally = ScoreTally()
-        self._rewarder, self._verdicts, self._log = rewarder, verdicts, log
+        self._rewarder, self._journal, self._log = rewarder, journal, log
         self._reporter, self._total = reporter, total
         self._watch = AnswererWatch(judge_model, recorded_in="the manifest")
 
@@ -189,10 +189,10 @@ class _Run:
         self, row: InputRow, rollout: JudgeableRow, seed: int | None
     ) -> Judgement | CallFailedError:
         """Returns the judgement of a row, or the error if judging failed."""
-        known = self._verdicts.known(row.key)
-        if known is not None:
-            self.tally.replayed += known.judge.calls if known.judge else 0
-            return known
+        recorded = self._journal.recorded(row.key)
+        if recorded is not None:
+            self.tally.replayed += recorded.judge.calls if recorded.judge else 0
+            return recorded
         try:
             judgement = await self._rewarder.judge(
                 rollout.task, rollout.messages, seed=seed, recorder=self.tally
@@ -212,7 +212,7 @@ class _Run:
         except Exception as error:
             traceback.print_exc()
             return CallFailedError(FailureClass.INTERNAL, f"{type(error).__name__}: {error}")
-        self._verdicts.keep(row.key, judgement)
+        self._journal.record(row.key, judgement)
         return judgement
 
     def _output_line(self, row: InputRow, judged: Judgement | CallFailedError | None) -> bytes:

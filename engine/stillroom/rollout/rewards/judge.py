@@ -121,7 +121,7 @@ class AnswerJudge:
     ) -> Verdict:
         """Returns the verdict on a final answer; `conversation` is what followed the task's prompt.
 
-        Replies that the recorder knows are reused without a call. Where an earlier run gave up
+        Replies that the recorder has are reused without a call. Where an earlier run gave up
         after `MAX_TRIES` invalid replies, `MAX_TRIES` more are tried.
 
         Raises:
@@ -130,12 +130,12 @@ class AnswerJudge:
         shown = conversation if self._sees == "conversation" else ()
         question = judge_messages(self._rubric, task, answer, shown, nonce=self._nonce())
         recorder = recorder or EpisodeRecorder()
-        known = list(recorder.judge_turns())
+        recorded = list(recorder.judge_turns())
         messages, paid = list(question), CallTotals()
         while True:
-            is_known = paid.calls < len(known)
-            if is_known:
-                turn = known[paid.calls]
+            is_recorded = paid.calls < len(recorded)
+            if is_recorded:
+                turn = recorded[paid.calls]
             else:
                 turn = await self._model.complete(list(messages), [], seed=seed, **self._options)
                 recorder.record_judge_turn(paid.calls, turn)
@@ -146,7 +146,7 @@ class AnswerJudge:
                 return replace(verdict, paid=paid)
             if paid.calls % MAX_TRIES:
                 messages += _correction(reply, verdict)
-            elif is_known:
+            elif is_recorded:
                 # An earlier run gave up here: the next tries start from the question alone.
                 messages = list(question)
             else:

@@ -85,7 +85,7 @@ class RunInputs(msgspec.Struct, frozen=True, kw_only=True):
     """The SHA-256 of each module that the user's Python files import from their own folder."""
 
 
-class KnownTurn(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedTurn(msgspec.Struct, frozen=True, kw_only=True):
     """A finished turn, and the tools' replies to it (None while the tools are running)."""
 
     turn: SampledTurn
@@ -99,7 +99,7 @@ class CarriedRollout(msgspec.Struct, frozen=True, kw_only=True):
     """The iteration in which the rollout began, counted from 0."""
     index: int
     """Its index among the rollouts of that iteration."""
-    turns: list[KnownTurn]
+    turns: list[RecordedTurn]
     begun: BegunTurn | None = None
     """The partial turn that was being sampled; None between turns."""
 

@@ -13,7 +13,7 @@ from stillroom.policy.hf import HFPolicy, SamplingStoppedError
 from stillroom.rollout.journal.records import EpisodeRecorder
 from stillroom.serving.policy import ServedPolicy
 from stillroom.tools.source import ToolResult
-from stillroom.train.config.resume import CarriedRollout, KnownTurn
+from stillroom.train.config.resume import CarriedRollout, RecordedTurn
 from stillroom.train.config.schema import DistillConfig
 from stillroom.types import BegunTurn, Message, SampledTurn, TokenTrace, ToolSchema, Usage
 
@@ -65,7 +65,7 @@ class StudentRollout(EpisodeRecorder):
     seed: int
     limits: Limits
     teacher_turns: frozenset[int] = frozenset()
-    turns: list[KnownTurn] = field(default_factory=list[KnownTurn])
+    turns: list[RecordedTurn] = field(default_factory=list[RecordedTurn])
     begun: BegunTurn | None = None
     """The partial tokens of its next turn; None: the turn starts from scratch."""
     is_stopped: bool = False
@@ -79,11 +79,11 @@ class StudentRollout(EpisodeRecorder):
             iteration=self.iteration, index=self.index, turns=self.turns, begun=self.begun
         )
 
-    def known_turn(self, index: int) -> SampledTurn | None:
+    def recorded_turn(self, index: int) -> SampledTurn | None:
         """Returns turn `index` if it was sampled earlier."""
         return self.turns[index].turn if index < len(self.turns) else None
 
-    def known_replies(self, index: int) -> list[ToolResult] | None:
+    def recorded_replies(self, index: int) -> list[ToolResult] | None:
         """Returns the tools' replies to turn `index` if they were received earlier."""
         return self.turns[index].replies if index < len(self.turns) else None
 
@@ -93,11 +93,11 @@ class StudentRollout(EpisodeRecorder):
 
     def record_turn(self, index: int, turn: SampledTurn) -> None:
         """Keeps a finished turn for a later iteration."""
-        self.turns.append(KnownTurn(turn=turn))
+        self.turns.append(RecordedTurn(turn=turn))
 
     def record_replies(self, index: int, replies: list[ToolResult]) -> None:
         """Keeps the tools' replies to turn `index`."""
-        self.turns[index] = KnownTurn(turn=self.turns[index].turn, replies=replies)
+        self.turns[index] = RecordedTurn(turn=self.turns[index].turn, replies=replies)
 
 
 class StudentPolicy:
@@ -191,7 +191,7 @@ class StudentConversation:
         return turn
 
     def restore(self, turn: SampledTurn) -> None:
-        """Appends a turn that is already known, instead of sampling it."""
+        """Appends a turn that is already on record, instead of sampling it."""
         if self._teacher is not None and self._is_teacher_turn:
             self._teacher.restore(turn)
             self._student.add_turn(turn)

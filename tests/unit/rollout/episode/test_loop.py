@@ -244,28 +244,28 @@ NUDGED = [DONE, calling(tool_call("price", "a")), DONE, DONE]
 
 
 @given(st.integers(0, 5), st.booleans())
-def test_known_steps_are_replayed_and_the_episode_comes_out_the_same(
-    num_known: int, is_nudged: bool
+def test_recorded_steps_are_replayed_and_the_episode_comes_out_the_same(
+    num_recorded: int, is_nudged: bool
 ) -> None:
     rules = TurnRules(4, "And now?" if is_nudged else None)
     turns, tools = NUDGED if is_nudged else TURNS, ScriptedTools(["price"], echo)
     options: Any = {"max_turns": 4, "nudge": rules.nudge}
     whole = Play(turns, tools=tools, **options)
-    known, order = MemoryRecorder(), whole.recorder.order
-    for kind, index in order[:num_known]:
+    resumed, order = MemoryRecorder(), whole.recorder.order
+    for kind, index in order[:num_recorded]:
         steps = "turns" if kind == "turn" else "replies"
-        getattr(known, steps)[index] = getattr(whole.recorder, steps)[index]
-    has_replies = any(kind == "replies" for kind, _index in order[:num_known])
+        getattr(resumed, steps)[index] = getattr(whole.recorder, steps)[index]
+    has_replies = any(kind == "replies" for kind, _index in order[:num_recorded])
     # A rollout that is over needs no state of its tools.
-    assert needs_lost_state(known, rules) is (has_replies and num_known < len(order))
+    assert needs_lost_state(resumed, rules) is (has_replies and num_recorded < len(order))
 
-    again = Play(turns, tools=tools, recorder=known, **options)
+    again = Play(turns, tools=tools, recorder=resumed, **options)
 
     assert again.episode == whole.episode
     assert again.conversation.seen == whole.conversation.seen
-    num_turns = sum(kind == "turn" for kind, _ in order[:num_known])
+    num_turns = sum(kind == "turn" for kind, _ in order[:num_recorded])
     assert again.conversation.sampled == len(turns) - num_turns
-    assert known.order == order[num_known:]
+    assert resumed.order == order[num_recorded:]
 
 
 def test_a_step_is_on_record_before_it_is_used() -> None:

@@ -18,7 +18,7 @@ from stillroom.rollout.journal.records import (
     RECORD,
     JournalContent,
     JudgeRecord,
-    KnownSteps,
+    RecordedSteps,
     RepliesRecord,
     RestartRecord,
     RolloutKey,
@@ -42,7 +42,7 @@ def steps_of(store: RolloutStore, task_id: str, sample: int = 0) -> list[Any]:
     """The steps of a rollout that are on record, in their order."""
     recorder, steps = store.recorder(RolloutKey(task_id, sample)), []
     for index in range(4):
-        steps += [recorder.known_turn(index), recorder.known_replies(index)]
+        steps += [recorder.recorded_turn(index), recorder.recorded_replies(index)]
     return [step for step in steps if step is not None]
 
 
@@ -125,15 +125,20 @@ def test_an_output_has_one_writer_at_a_time(tmp_path: Path) -> None:
     second.close(is_complete=True)
 
 
-def test_steps_before_a_restart_on_record_are_not_known_again(tmp_path: Path) -> None:
+def test_steps_before_a_restart_are_not_replayed_again(tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     begun(output)
 
     store = RolloutStore(output, SETTINGS)
     recorder = store.recorder(RolloutKey("a", 0))
-    assert recorder.known_turn(0) == CALL
+    assert recorder.recorded_turn(0) == CALL
     recorder.start_over()
-    assert recorder.known_turn(0) is recorder.known_replies(0) is recorder.known_turn(1) is None
+    assert (
+        recorder.recorded_turn(0)
+        is recorder.recorded_replies(0)
+        is recorder.recorded_turn(1)
+        is None
+    )
     assert store.num_restarted == 1
     recorder.record_turn(0, CALL)
     store.close(is_complete=False)
@@ -176,7 +181,7 @@ def test_what_may_have_been_billed_stays_on_record_when_all_is_done(tmp_path: Pa
         store.close(is_complete=True)
     store = RolloutStore(output, SETTINGS)
     assert store.spent().tokens == 15 + 2 * 7
-    assert store.known == {}
+    assert store.recorded_steps == {}
     store.close(is_complete=True)
 
 
@@ -214,7 +219,7 @@ def test_what_a_killed_run_had_out_is_spent_once(tmp_path: Path) -> None:
     store = RolloutStore(output, SETTINGS)
     assert (store.orphaned, store.lost.calls) == (Outstanding(), 4)
     assert store.spent() == Cost(tokens=337, usd=1.75)
-    store.known.clear()
+    store.recorded_steps.clear()
     store.close(is_complete=True)
     store = RolloutStore(output, SETTINGS)
     assert store.spent() == Cost(tokens=307, usd=1.75)
@@ -234,8 +239,8 @@ STEPS = st.sampled_from(["turn", "replies", "judge", "restart"])
 
 
 @given(st.lists(STEPS, max_size=12))
-def test_the_records_of_known_steps_are_the_same_steps_again(kinds: list[str]) -> None:
-    key, steps, paid = RolloutKey("a", 2), KnownSteps(), 0
+def test_the_records_of_recorded_steps_are_the_same_steps_again(kinds: list[str]) -> None:
+    key, steps, paid = RolloutKey("a", 2), RecordedSteps(), 0
     for kind in kinds:
         where: Any = {"task_id": "a", "sample": 2}
         if kind == "turn":
@@ -253,7 +258,7 @@ def test_the_records_of_known_steps_are_the_same_steps_again(kinds: list[str]) -
     for record in steps.records(key):
         content.add(RECORD.decode(msgspec.json.encode(record)), ())
 
-    assert content.known.get(key, KnownSteps()) == steps
+    assert content.recorded_steps.get(key, RecordedSteps()) == steps
     assert steps.paid.calls == paid
     # What a shard is begun with counts there as it does in the whole.
     assert content.paid.get(key, CallTotals()).calls == paid

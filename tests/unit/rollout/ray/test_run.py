@@ -122,7 +122,7 @@ class Sharded:
         store = RolloutStore(self.output, self.settings)
         todo = [key for key in self.keys if key not in store.finished]
         self.shards = shards_of(todo, workers=workers)
-        prepare_shards(self.output, self.settings, self.shards, store.known)
+        prepare_shards(self.output, self.settings, self.shards, store.recorded_steps)
         store.close(is_complete=False)
 
     def do(self, number: int, teacher: ScriptedTeacher):
@@ -226,8 +226,8 @@ def test_bringing_the_same_shards_in_twice_brings_no_row_in_twice(workspace: Wor
     assert killed.output.read_bytes() == first
     store = RolloutStore(killed.output, killed.settings)
     assert store.spent().tokens >= 15 * len(killed.shards[0].keys) + 5
-    assert set(store.known) == {key}
-    assert len(store.known[key].turns) == 1
+    assert set(store.recorded_steps) == {key}
+    assert len(store.recorded_steps[key].turns) == 1
     store.close(is_complete=False)
 
 

@@ -145,9 +145,9 @@ def test_a_teacher_that_acts_as_the_student_does_leaves_the_rollout_as_it_was(
     assert not any("weight" in message for message in rollout.messages)
 
 
-@pytest.mark.parametrize("num_known", range(1, 5))
+@pytest.mark.parametrize("num_recorded", range(1, 5))
 def test_a_refined_rollout_goes_on_from_its_record_at_any_turn(
-    tmp_path: Path, num_known: int
+    tmp_path: Path, num_recorded: int
 ) -> None:
     options = {"takeover": "first_difference", "turns": "one"}
 
@@ -161,8 +161,8 @@ def test_a_refined_rollout_goes_on_from_its_record_at_any_turn(
     whole_recorder = MemoryRecorder()
     whole, _ = refined(tmp_path, options, *models(), whole_recorder)
     recorder = MemoryRecorder()
-    recorder.turns = {n: whole_recorder.turns[n] for n in range(num_known)}
-    recorder.replies = {n: whole_recorder.replies[n] for n in range(min(num_known, 3))}
+    recorder.turns = {n: whole_recorder.turns[n] for n in range(num_recorded)}
+    recorder.replies = {n: whole_recorder.replies[n] for n in range(min(num_recorded, 3))}
 
     teacher, student = models()
     again, tools = refined(tmp_path, options, teacher, student, recorder)
@@ -173,8 +173,8 @@ def test_a_refined_rollout_goes_on_from_its_record_at_any_turn(
         whole.usage,
         whole.dropped,
     )
-    assert len(tools.calls) == 3 - min(num_known, 3)
-    assert len(teacher.opened) == max(2 - num_known, 0)
+    assert len(tools.calls) == 3 - min(num_recorded, 3)
+    assert len(teacher.opened) == max(2 - num_recorded, 0)
 
 
 @pytest.mark.parametrize(

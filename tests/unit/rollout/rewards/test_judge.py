@@ -123,20 +123,22 @@ def all_tries(num_bad: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("num_bad", "num_known"),
-    [(bad, known) for bad in range(MAX_TRIES) for known in range(bad + 2)],
+    ("num_bad", "num_recorded"),
+    [(bad, recorded) for bad in range(MAX_TRIES) for recorded in range(bad + 2)],
 )
-def test_replies_that_were_paid_for_are_not_asked_for_again(num_bad: int, num_known: int) -> None:
+def test_replies_that_were_paid_for_are_not_asked_for_again(
+    num_bad: int, num_recorded: int
+) -> None:
     replies, recorder = all_tries(num_bad), MemoryRecorder()
     whole, teacher = judged(*replies, recorder=recorder)
-    known = MemoryRecorder()
-    known.judged = recorder.judged[:num_known]
+    resumed = MemoryRecorder()
+    resumed.judged = recorder.judged[:num_recorded]
 
-    again, requested = judged(*replies[num_known:], recorder=known)
+    again, requested = judged(*replies[num_recorded:], recorder=resumed)
 
     assert again == whole
-    assert requested.requested == teacher.requested[num_known:]
-    assert known.judged == recorder.judged
+    assert requested.requested == teacher.requested[num_recorded:]
+    assert resumed.judged == recorder.judged
 
 
 def test_a_call_that_fails_keeps_its_own_class() -> None:
