@@ -17,10 +17,10 @@ from stillroom.rollout.episode.loop import offered_tools
 from stillroom.rollout.forecast import (
     CallRules,
     Forecast,
-    GraderLoad,
+    GraderSize,
     Prices,
     RequestedRollouts,
-    RolloutLoad,
+    RolloutSize,
     forecast,
 )
 from stillroom.rollout.journal.finished import finished_rows
@@ -66,11 +66,11 @@ async def dry_run(
     todo, steps = specs.where(lambda key: key not in finished), steps | unmerged_recorded
     to_refine = failed if failed is not None and request.begins_inside else None
 
-    def load(spec: RolloutSpec, plain: RolloutLoad) -> RolloutLoad:
+    def adjusted(spec: RolloutSpec, size: RolloutSize) -> RolloutSize:
         return (
-            plain
+            size
             if to_refine is None
-            else _refining_load(plain, spec, request, to_refine[spec.key], steps)
+            else _refining_size(size, spec, request, to_refine[spec.key], steps)
         )
 
     rows, rows_file = list(finished.rows()), request.output
@@ -78,7 +78,7 @@ async def dry_run(
         rows, rows_file = _logged_rows(plan.rollouts)
     counts = RequestedRollouts(len(specs), rows_file)
     recorded = _RecordedWork(steps, rows)
-    return await _forecast(plan.rollouts, plan.price, tasks, todo, counts, recorded, load)
+    return await _forecast(plan.rollouts, plan.price, tasks, todo, counts, recorded, adjusted)
 
 
 async def forecast_rollouts(
@@ -131,22 +131,22 @@ async def _forecast(
     todo: Iterable[RolloutSpec],
     counts: RequestedRollouts,
     recorded: _RecordedWork = _NOTHING_RECORDED,
-    adjusted: Callable[[RolloutSpec, RolloutLoad], RolloutLoad] = lambda _spec, load: load,
+    adjusted: Callable[[RolloutSpec, RolloutSize], RolloutSize] = lambda _spec, size: size,
 ) -> Forecast:
-    """Returns the forecast of the rollouts `todo`; `adjusted` changes the load of a rollout."""
+    """Returns the forecast of the rollouts `todo`; `adjusted` changes the size of a rollout."""
     options = rollouts.options
     async with AsyncExitStack() as stack:
         opened = await stack.enter_async_context(open_tools_and_rewards(rollouts, tasks))
         rewarder = await open_rewarder(stack, rollouts, tasks, opened.pool)
-        judge_load = _judge_load_function(rollouts.judge, rewarder)
-        loads = [
-            adjusted(spec, _load(spec, options, opened, recorded.steps, judge_load))
+        judge_size = _judge_size_function(rollouts.judge, rewarder)
+        sizes = [
+            adjusted(spec, _rollout_size(spec, options, opened, recorded.steps, judge_size))
             for spec in todo
         ]
     judge = rollouts.judge
     critic = rollouts.refine.critic if rollouts.refine is not None else None
     result = forecast(
-        loads,
+        sizes,
         recorded.rows,
         CallRules(
             max_turns=options.max_turns,
@@ -165,13 +165,13 @@ async def _forecast(
     return msgspec.structs.replace(result, terms=options.terms)
 
 
-def _load(
+def _rollout_size(
     spec: RolloutSpec,
     options: RolloutOptions,
     opened: ToolsAndRewards,
     recorded_steps: Mapping[RolloutKey, RecordedSteps],
-    judge_load: Callable[[Task, bool], GraderLoad | None],
-) -> RolloutLoad:
+    judge_size: Callable[[Task, bool], GraderSize | None],
+) -> RolloutSize:
     """Returns the size of one rollout that is still to run."""
     task = spec.task
     schemas = offered_tools(task, opened.tools)
@@ -179,23 +179,23 @@ def _load(
     # If tools keep state, recorded turns are not replayed: the state that they led to is gone.
     is_replayed = opened.tools is None or not opened.tools.keeps_state
     steps = recorded_steps.get(spec.key, RecordedSteps())
-    return RolloutLoad(
+    return RolloutSize(
         text_bytes=_text_bytes(task.messages),
         request_bytes=len(msgspec.json.encode([task.messages, schemas])),
         max_turns=options.max_turns if may_continue else 1,
         num_recorded=len(steps.turns) if is_replayed else 0,
-        judge=judge_load(task, not steps.judge),
+        judge=judge_size(task, not steps.judge),
     )
 
 
-def _refining_load(
-    load: RolloutLoad,
+def _refining_size(
+    size: RolloutSize,
     spec: RolloutSpec,
     request: GenerateRollouts,
     rollout: RecordedRollout,
     recorded_steps: Mapping[RolloutKey, RecordedSteps],
-) -> RolloutLoad:
-    """Returns the load of a rollout in which the teacher takes over from a student.
+) -> RolloutSize:
+    """Returns the size of a rollout in which the teacher takes over from a student.
 
     The student's turns are sent with each call of the teacher, which is not called if the critic
     finds no turn wrong.
@@ -206,43 +206,43 @@ def _refining_load(
     steps = recorded_steps.get(spec.key, RecordedSteps())
     if has_critic:
         messages = critic_messages(spec.task, turns)
-        critic = GraderLoad(
+        critic = GraderSize(
             text_bytes=_text_bytes(messages),
             request_bytes=len(msgspec.json.encode(messages)),
             is_certain=not steps.critic,
         )
     num_calls = sum(CallTotals.of(turn).calls for turn in steps.turns.values())
     return replace(
-        load,
-        request_bytes=load.request_bytes + sent,
-        max_turns=1 if has_critic and request.turns == "one" else load.max_turns,
-        num_recorded=num_calls if load.num_recorded else 0,
+        size,
+        request_bytes=size.request_bytes + sent,
+        max_turns=1 if has_critic and request.turns == "one" else size.max_turns,
+        num_recorded=num_calls if size.num_recorded else 0,
         is_certain=not has_critic,
         critic=critic,
     )
 
 
-def _judge_load_function(
+def _judge_size_function(
     plan: JudgePlan | None, rewarder: Rewarder
-) -> Callable[[Task, bool], GraderLoad | None]:
-    """Returns a function that returns the judge's load for a task; None without a judge call.
+) -> Callable[[Task, bool], GraderSize | None]:
+    """Returns a function that gives the size of the judge's prompt, or None without a judge call.
 
     Its second argument is True if the rollout has no recorded judge call yet.
     """
 
-    def load(task: Task, is_new: bool) -> GraderLoad | None:
+    def size(task: Task, is_new: bool) -> GraderSize | None:
         if plan is None or not rewarder.asks_judge(task):
             return None
         judge = plan.file
         messages = judge_messages(judge.rubric, task, _SHORTEST_ANSWER, nonce=_NONCE)
         sent = [messages, RESPONSE_FORMATS[judge.reply_format]]
-        return GraderLoad(
+        return GraderSize(
             text_bytes=_text_bytes(messages),
             request_bytes=len(msgspec.json.encode(sent)),
             is_certain=is_new and not rewarder.may_block(task),
         )
 
-    return load
+    return size
 
 
 def _text_bytes(messages: Sequence[Message]) -> int:

@@ -79,7 +79,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class GraderLoad:
+class GraderSize:
     """The size of a judge's or critic's prompt about one rollout, as far as known in advance."""
 
     text_bytes: int
@@ -91,7 +91,7 @@ class GraderLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutLoad:
+class RolloutSize:
     """The size of one rollout that is still to run, as far as known in advance."""
 
     text_bytes: int
@@ -102,9 +102,9 @@ class RolloutLoad:
     """The most turns of the rollout; 1 if nothing can follow the first turn."""
     num_recorded: int = 0
     """The number of recorded turns, which are not sampled again."""
-    judge: GraderLoad | None = None
+    judge: GraderSize | None = None
     """The size of the judge's prompt; None if no judge is called."""
-    critic: GraderLoad | None = None
+    critic: GraderSize | None = None
     """The size of the critic's prompt about a student's rollout; None if no critic is called."""
     is_certain: bool = True
     """Whether the model is certain to be called."""
@@ -168,7 +168,7 @@ class RequestedRollouts:
 
 
 def forecast(
-    loads: Sequence[RolloutLoad],
+    sizes: Sequence[RolloutSize],
     finished: Sequence[FinishedRow],
     rules: CallRules,
     prices: Prices,
@@ -183,28 +183,28 @@ def forecast(
     """
     turns = _expected_turns(finished, rules)
     completion = _expected_completion(finished, rules.max_tokens, turns)
-    fresh = [load for load in loads if not load.num_recorded and load.is_certain]
+    fresh = [size for size in sizes if not size.num_recorded and size.is_certain]
     calls = _range(
         len(fresh),
-        sum(min(turns, load.max_calls) for load in loads),
-        sum(load.max_calls for load in loads),
+        sum(min(turns, size.max_calls) for size in sizes),
+        sum(size.max_calls for size in sizes),
     )
     completions = _range(0, calls.expected * completion, calls.high * rules.max_tokens)
     prompts = _range(
-        sum(load.text_bytes for load in fresh) / _MAX_BYTES_PER_TOKEN,
-        _expected_prompt(loads, finished, rules, turns, completion),
-        sum(_max_prompt(load, rules) for load in loads),
+        sum(size.text_bytes for size in fresh) / _MAX_BYTES_PER_TOKEN,
+        _expected_prompt(sizes, finished, rules, turns, completion),
+        sum(_max_prompt(size, rules) for size in sizes),
     )
-    judge = _judge_forecast(loads, rules, prices.judge, completion)
-    critic = _critic_forecast(loads, rules, prices.critic)
+    judge = _judge_forecast(sizes, rules, prices.judge, completion)
+    critic = _critic_forecast(sizes, rules, prices.critic)
     cost = _cost(prices.model, prompts, completions)
     for other in filter(None, (judge, critic)):
         cost = _total_cost(cost, other.cost_usd)
     return Forecast(
         dry_run=True,
         requested=counts.requested,
-        already_done=counts.requested - len(loads),
-        todo=len(loads),
+        already_done=counts.requested - len(sizes),
+        todo=len(sizes),
         calls=calls,
         prompt_tokens=prompts,
         completion_tokens=completions,
@@ -258,7 +258,7 @@ def _expected_completion(finished: Sequence[FinishedRow], max_tokens: int, turns
 
 
 def _expected_prompt(
-    loads: Sequence[RolloutLoad],
+    sizes: Sequence[RolloutSize],
     finished: Sequence[FinishedRow],
     rules: CallRules,
     turns: float,
@@ -267,20 +267,20 @@ def _expected_prompt(
     """Returns the expected prompt tokens of all rollouts, summed over their calls."""
     num_recorded_tokens = sum(row.usage.prompt_tokens for row in finished)
     if num_recorded_tokens:
-        return len(loads) * num_recorded_tokens / len(finished)
+        return len(sizes) * num_recorded_tokens / len(finished)
     growth = completion + rules.expected_reply_tokens
     return sum(
-        _summed_prompts(load.request_bytes / _BYTES_PER_TOKEN, growth, min(turns, load.max_calls))
-        for load in loads
+        _summed_prompts(size.request_bytes / _BYTES_PER_TOKEN, growth, min(turns, size.max_calls))
+        for size in sizes
     )
 
 
-def _max_prompt(load: RolloutLoad, rules: CallRules) -> float:
+def _max_prompt(size: RolloutSize, rules: CallRules) -> float:
     """Returns the most prompt tokens that a rollout can take, summed over its calls."""
-    if not load.max_calls:
+    if not size.max_calls:
         return 0.0
     growth = rules.max_tokens + rules.max_reply_tokens + FRAME_TOKENS
-    return _summed_prompts(load.request_bytes + TEMPLATE_TOKENS, growth, load.max_turns)
+    return _summed_prompts(size.request_bytes + TEMPLATE_TOKENS, growth, size.max_turns)
 
 
 def _summed_prompts(prompt: float, growth: float, turns: float) -> float:
@@ -292,12 +292,12 @@ def _summed_prompts(prompt: float, growth: float, turns: float) -> float:
 
 
 def _judge_forecast(
-    loads: Sequence[RolloutLoad], rules: CallRules, price: Price | None, answer_tokens: float
+    sizes: Sequence[RolloutSize], rules: CallRules, price: Price | None, answer_tokens: float
 ) -> GraderForecast | None:
     """Returns the forecast of the judge's calls; None if the run has no judge."""
     if not rules.judge_max_tokens:
         return None
-    judged = [load.judge for load in loads if load.judge is not None]
+    judged = [size.judge for size in sizes if size.judge is not None]
     max_tokens = rules.judge_max_tokens
     shown_tokens = rules.max_tokens + FRAME_TOKENS
     if rules.judge_sees_conversation:
@@ -308,10 +308,10 @@ def _judge_forecast(
 
 
 def _critic_forecast(
-    loads: Sequence[RolloutLoad], rules: CallRules, price: Price | None
+    sizes: Sequence[RolloutSize], rules: CallRules, price: Price | None
 ) -> GraderForecast | None:
     """Returns the forecast of the critic's calls; None if the run has no critic."""
-    criticised = [load.critic for load in loads if load.critic is not None]
+    criticised = [size.critic for size in sizes if size.critic is not None]
     if not criticised:
         return None
     limits = _GraderLimits(rules.critic_max_tokens, rules.critic_tries, 0, 0)
@@ -330,29 +330,29 @@ class _GraderLimits:
 
 
 def _grader_forecast(
-    loads: Sequence[GraderLoad], limits: _GraderLimits, price: Price | None
+    sizes: Sequence[GraderSize], limits: _GraderLimits, price: Price | None
 ) -> GraderForecast:
     """Returns the forecast of a grader's (a judge's or critic's) calls."""
-    certain = [load for load in loads if load.is_certain]
+    certain = [size for size in sizes if size.is_certain]
     # An upper bound: a token is at least one byte, so bytes count as tokens.
     growth_per_try = limits.max_tokens + _CORRECTION_BYTES + FRAME_TOKENS
     prompts = _range(
-        sum(load.text_bytes for load in certain) / _MAX_BYTES_PER_TOKEN,
+        sum(size.text_bytes for size in certain) / _MAX_BYTES_PER_TOKEN,
         sum(
-            load.request_bytes / _BYTES_PER_TOKEN + limits.expected_rollout_tokens for load in loads
+            size.request_bytes / _BYTES_PER_TOKEN + limits.expected_rollout_tokens for size in sizes
         ),
         sum(
             _summed_prompts(
-                load.request_bytes + limits.max_rollout_tokens + TEMPLATE_TOKENS,
+                size.request_bytes + limits.max_rollout_tokens + TEMPLATE_TOKENS,
                 growth_per_try,
                 limits.tries,
             )
-            for load in loads
+            for size in sizes
         ),
     )
-    calls = _range(len(certain), len(loads), limits.tries * len(loads))
+    calls = _range(len(certain), len(sizes), limits.tries * len(sizes))
     # A judgement is short, so a quarter of the token limit is expected.
-    completions = _range(0, len(loads) * limits.max_tokens / 4, calls.high * limits.max_tokens)
+    completions = _range(0, len(sizes) * limits.max_tokens / 4, calls.high * limits.max_tokens)
     return GraderForecast(
         calls=calls,
         prompt_tokens=prompts,

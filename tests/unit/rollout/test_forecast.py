@@ -9,10 +9,10 @@ from stillroom.rollout.forecast import (
     CallRules,
     Forecast,
     ForecastRange,
-    GraderLoad,
+    GraderSize,
     Prices,
     RequestedRollouts,
-    RolloutLoad,
+    RolloutSize,
     forecast,
 )
 from stillroom.rollout.journal.records import FinishedRow
@@ -39,8 +39,8 @@ def reported(
     rules = CallRules(has_tools=has_tools, **{**given, "nudge": None, **changes})
     goes_on = has_tools or rules.nudge is not None
     texts = [prompt for prompt in prompts for _ in range(samples)]
-    loads = [
-        RolloutLoad(
+    sizes = [
+        RolloutSize(
             text_bytes=len(text.encode()),
             request_bytes=len(text.encode()) + 30,
             max_turns=rules.max_turns if goes_on else 1,
@@ -52,10 +52,10 @@ def reported(
             *("task", 0, None, None, False, turns),
             usage=Usage(prompt_tokens=sent, completion_tokens=written),
         )
-        for turns, sent, written in (rows or [])[: len(loads)]
+        for turns, sent, written in (rows or [])[: len(sizes)]
     ]
-    counts = RequestedRollouts(len(loads), "out.jsonl")
-    return forecast(loads[len(seen) :], seen, rules, Prices(price), counts)
+    counts = RequestedRollouts(len(sizes), "out.jsonl")
+    return forecast(sizes[len(seen) :], seen, rules, Prices(price), counts)
 
 
 def is_ordered(bounds: ForecastRange) -> bool:
@@ -161,7 +161,7 @@ def test_the_most_grows_with_what_the_tools_may_reply_and_says_how_much_that_is(
 
 
 def test_an_unknown_price_of_the_judge_is_an_unknown_cost() -> None:
-    loads = [RolloutLoad(8, 40, max_turns=1, judge=GraderLoad(80, 120, is_certain=True))]
+    sizes = [RolloutSize(8, 40, max_turns=1, judge=GraderSize(80, 120, is_certain=True))]
     rules = CallRules(1, 50, False, None, None, judge_max_tokens=64)
-    seen = forecast(loads, [], rules, Prices(FREE, None), RequestedRollouts(1, "out.jsonl"))
+    seen = forecast(sizes, [], rules, Prices(FREE, None), RequestedRollouts(1, "out.jsonl"))
     assert seen.cost_usd is None
