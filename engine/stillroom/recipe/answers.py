@@ -25,7 +25,7 @@ _SCALARS = (str, int, float, bool, type(None))
 
 @dataclass(frozen=True, slots=True)
 class LabelAnswers:
-    """Answers from a small, known set."""
+    """Answers that are one of a fixed set of labels."""
 
     labels: tuple[str, ...]
 
@@ -38,12 +38,12 @@ class LabelAnswers:
         """The length of the longest answer."""
         return max(len(label.encode()) for label in self.labels)
 
-    def parts(self, answer: str) -> dict[str, str]:
-        """Returns the parts of an answer that are from small sets, by name: here all of it."""
+    def closed_fields(self, answer: str) -> dict[str, str]:
+        """Returns the values that are from a fixed set: here the whole answer, named ""."""
         return {"": answer}
 
     def with_part(self, answer: str, name: str, value: str) -> str:
-        """Returns an answer with another value of a part."""
+        """Returns an answer with another value of one of its `closed_fields`."""
         return value
 
     def is_grounded(self, answer: str, text: str) -> bool:
@@ -57,7 +57,8 @@ class ObjectAnswers:
 
     fields: tuple[str, ...]
     known: Mapping[str, tuple[str, ...]]
-    """The possible values, as JSON, of the fields whose values are from a small set."""
+    """The allowed values, as JSON, of the fields that have a fixed set of them. The name is
+    also in the answers.py that recipes write, so it must not change."""
     texts: tuple[str, ...] = ()
     """The fields whose values are never numbers; 5 is then "5"."""
     copied: tuple[str, ...] = ()
@@ -75,18 +76,18 @@ class ObjectAnswers:
                 values[name] = str(value)
         for name, allowed in self.known.items():
             spelt = {spelling_key(as_text(json.loads(value))): value for value in allowed}
-            if (known := spelt.get(spelling_key(as_text(values[name])))) is None:
+            if (usual := spelt.get(spelling_key(as_text(values[name])))) is None:
                 return None
-            values[name] = json.loads(known)
+            values[name] = json.loads(usual)
         return _as_json({name: values[name] for name in self.fields})
 
-    def parts(self, answer: str) -> dict[str, str]:
-        """Returns the parts of an answer that are from small sets, by name, as JSON."""
+    def closed_fields(self, answer: str) -> dict[str, str]:
+        """Returns the values, as JSON, of the fields that have a fixed set of allowed values."""
         values = json.loads(answer)
         return {name: _as_json(values[name]) for name in self.known}
 
     def with_part(self, answer: str, name: str, value: str) -> str:
-        """Returns an answer with another value of a part."""
+        """Returns an answer with another value of one of its `closed_fields`."""
         return _as_json({**json.loads(answer), name: json.loads(value)})
 
     def is_grounded(self, answer: str, text: str) -> bool:
@@ -116,7 +117,7 @@ def _object_form(answered: Sequence[tuple[str, str]]) -> ObjectAnswers | None:
         return None
     names = kinds.most_common(1)[0][0]
     of_form = [(text.casefold(), values) for text, values in found if values.keys() == names]
-    fields, known = tuple(of_form[0][1]), dict[str, tuple[str, ...]]()
+    fields, allowed = tuple(of_form[0][1]), dict[str, tuple[str, ...]]()
     texts, copied = list[str](), list[str]()
     for name in fields:
         values = [(text, one[name]) for text, one in of_form]
@@ -124,14 +125,14 @@ def _object_form(answered: Sequence[tuple[str, str]]) -> ObjectAnswers | None:
         are_copied = len(stated) >= _MIN_COPIED and sum(stated) >= _COPIED_SHARE * len(stated)
         # The values that are copied from texts are as many as there are texts.
         if not are_copied and known_answers([as_text(value) or "null" for _, value in values]):
-            known[name] = tuple(dict.fromkeys(_as_json(value) for _, value in values))
+            allowed[name] = tuple(dict.fromkeys(_as_json(value) for _, value in values))
             continue
         if all(isinstance(value, str | None) for _, value in values):
             texts.append(name)
         if are_copied:
             copied.append(name)
     num_bytes = max(len(_as_json(values).encode()) for _, values in of_form)
-    return ObjectAnswers(fields, known, tuple(texts), tuple(copied), num_bytes)
+    return ObjectAnswers(fields, allowed, tuple(texts), tuple(copied), num_bytes)
 
 
 def object_in(text: str) -> dict[str, Any] | None:

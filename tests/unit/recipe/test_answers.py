@@ -117,9 +117,9 @@ def test_the_one_object_of_the_form_is_found_in_a_text(text: str, named: str | N
     assert order_form().named(text) == named
 
 
-def test_parts_from_small_sets_can_be_replaced_and_copied_values_are_in_the_text() -> None:
+def test_values_from_fixed_sets_can_be_replaced_and_copied_values_are_in_the_text() -> None:
     form, answer = order_form(), '{"action": "track", "order": "7"}'
-    assert form.parts(answer) == {"action": '"track"'}
+    assert form.closed_fields(answer) == {"action": '"track"'}
     replaced = form.with_part(answer, "action", '"refund"')
     assert replaced == '{"action": "refund", "order": "7"}'
     assert form.is_grounded(answer, "Where is 7?")

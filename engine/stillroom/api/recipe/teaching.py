@@ -153,7 +153,7 @@ class Teaching:
     def _doubts(self, answers: Sequence[TeacherAnswer], form: AnswerForm) -> dict[str, str]:
         """Returns what similar texts suggest in place of each doubtful answer, by rollout id."""
         texts = [self._asked[one.task_id].text for one in answers]
-        parts = [form.parts(one.answer) for one in answers]
+        parts = [form.closed_fields(one.answer) for one in answers]
         suggested: dict[int, str] = {}
         for name in parts[0] if parts else ():
             labels = [one[name] for one in parts]
