@@ -150,7 +150,7 @@ async def our_rollouts(work: Work, student: Any, step: int) -> list[Any]:
                 if turn:
                     said = reply(step, index, turn)
                     message: Any = {"role": "tool", "tool_call_id": "call_0", "content": said}
-                    conversation.reply(tool_call(), [message])
+                    conversation.add_responses(tool_call(), [message])
                 await conversation.sample()
             trace = conversation.trace()
         marked = zip(trace.sampled, trace.logprobs, strict=True)

@@ -30,8 +30,8 @@ class ScriptedConversation:
         self.seen.append(next_turn.message)
         return next_turn
 
-    def reply(self, call: Message, replies: Sequence[Message]) -> None:
-        self.seen += replies
+    def add_responses(self, turn: Message, responses: Sequence[Message]) -> None:
+        self.seen += responses
 
     def restore(self, turn: SampledTurn) -> None:
         self._turns.pop(0)

@@ -39,9 +39,9 @@ class TokenConversation(ABC):
             `begun_turn`.
         """
 
-    def reply(self, call: Message, replies: Sequence[Message]) -> None:
-        """Appends the replies to the model's last turn, `call`: tool replies, or a user message."""
-        self._history.give(self._renderer.reply_ids(call, replies, self._tools))
+    def add_responses(self, turn: Message, responses: Sequence[Message]) -> None:
+        """Appends the tool results, or a user's message, that follow the last turn, `turn`."""
+        self._history.give(self._renderer.reply_ids(turn, responses, self._tools))
 
     def restore(self, turn: SampledTurn) -> None:
         """Appends a turn that was sampled in an earlier process, instead of sampling it."""

@@ -343,10 +343,10 @@ class MeteredConversation:
         self._set_max_prompt_tokens(turn)
         return turn
 
-    def reply(self, call: Message, replies: Sequence[Message]) -> None:
-        """Appends the messages that follow the last turn: tool replies or a user message."""
-        self._max_prompt_tokens += _num_bytes(replies) + FRAME_TOKENS
-        self._conversation.reply(call, replies)
+    def add_responses(self, turn: Message, responses: Sequence[Message]) -> None:
+        """Appends the tool results, or a user's message, that follow the last turn."""
+        self._max_prompt_tokens += _num_bytes(responses) + FRAME_TOKENS
+        self._conversation.add_responses(turn, responses)
 
     def restore(self, turn: SampledTurn) -> None:
         """Appends a turn that was sampled earlier."""

@@ -312,9 +312,9 @@ class RefiningConversation:
         opened = segment.policy.converse(prefix, self._tools, seed_key=segment.seed_key)
         self._stack.push_async_callback(segment.closing.aclose)
         segment.conversation = await segment.closing.enter_async_context(opened)
-        for turn, replies in segment.steps:
+        for turn, responses in segment.steps:
             segment.conversation.restore(turn)
-            segment.conversation.reply(turn.message, replies)
+            segment.conversation.add_responses(turn.message, responses)
 
     def _append(self, turn: SampledTurn) -> None:
         origin = cast("TurnOrigin", turn.origin)
@@ -324,30 +324,30 @@ class RefiningConversation:
         self._messages.append(turn.message)
         self._num_turns += 1
 
-    def reply(self, call: Message, replies: Sequence[Message]) -> None:
-        """Appends the replies to the last turn.
+    def add_responses(self, turn: Message, responses: Sequence[Message]) -> None:
+        """Appends the tool results, or a user's message, that follow the last turn.
 
-        Raises CallFailedError if the replies differ from those in the student's rollout.
+        Raises CallFailedError if they differ from those in the student's rollout.
         """
         if self._last_is_given:
-            self._check_replies(self.rollout.replies[self._num_turns - 1], replies)
+            self._check_responses(self.rollout.replies[self._num_turns - 1], responses)
         elif self._segment is not None:
-            turn, _ = self._segment.steps.pop()
-            self._segment.steps.append((turn, list(replies)))
+            sampled, _ = self._segment.steps.pop()
+            self._segment.steps.append((sampled, list(responses)))
             if self._segment.conversation is not None:
-                self._segment.conversation.reply(call, replies)
-        self._messages += replies
+                self._segment.conversation.add_responses(turn, responses)
+        self._messages += responses
 
-    def _check_replies(self, recorded: Sequence[Message], new: Sequence[Message]) -> None:
-        """Raises CallFailedError if replies differ from those in the student's rollout."""
-        # The student's last turn has no replies if a limit ended the rollout.
-        for old_reply, new_reply in zip(recorded, new, strict=False):
-            if plain_text(old_reply) != plain_text(new_reply):
+    def _check_responses(self, recorded: Sequence[Message], new: Sequence[Message]) -> None:
+        """Raises CallFailedError if responses differ from those in the student's rollout."""
+        # The student's last turn has no responses if a limit ended the rollout.
+        for old, fresh in zip(recorded, new, strict=False):
+            if plain_text(old) != plain_text(fresh):
                 raise CallFailedError(
                     FailureClass.REPLAY,
                     f"turn {self._num_turns} of the student cannot be replayed: its tools replied "
-                    f"{plain_text(old_reply)[:_MAX_SHOWN_CHARACTERS]!r} before and "
-                    f"{plain_text(new_reply)[:_MAX_SHOWN_CHARACTERS]!r} now",
+                    f"{plain_text(old)[:_MAX_SHOWN_CHARACTERS]!r} before and "
+                    f"{plain_text(fresh)[:_MAX_SHOWN_CHARACTERS]!r} now",
                 )
 
     def restore(self, turn: SampledTurn) -> None:

@@ -36,7 +36,7 @@ async def talk(policy, key, *, prompt=PROMPT, tools=(PRICE,), max_turns=6):
             if not made or len(turns) == max_turns:
                 return turns, conversation.trace()
             replies = [{**reply("12"), "tool_call_id": call["id"]} for call in made]
-            conversation.reply(turn.message, replies)
+            conversation.add_responses(turn.message, replies)
 
 
 def play(loaded, keys, *, sampling=SAMPLING, max_rows=4, **options):
@@ -116,7 +116,7 @@ def test_a_users_reply_continues_the_tokens_and_is_not_the_models(clerk):
                 texts += not made
                 reported = [{**reply("12"), "tool_call_id": call["id"]} for call in made]
                 messages += [turn.message, *(reported or [user("Sure?")])]
-                conversation.reply(turn.message, reported or [user("Sure?")])
+                conversation.add_responses(turn.message, reported or [user("Sure?")])
             return messages, texts, conversation.trace()
 
     messages, texts, trace = anyio.run(main)
@@ -137,7 +137,7 @@ def test_a_tool_that_takes_long_does_not_hold_up_the_others(clerk):
                 async with policy.converse(PROMPT, [PRICE], seed_key="slow") as conversation:
                     turn = await conversation.sample()
                     await others_are_done.wait()
-                    conversation.reply(turn.message, [reply("12")])
+                    conversation.add_responses(turn.message, [reply("12")])
                     await conversation.sample()
 
             async def quick():

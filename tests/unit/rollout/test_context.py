@@ -53,7 +53,7 @@ def test_what_came_before_counts_with_the_next_turn() -> None:
             conversation.restore(first)
         else:
             await conversation.sample()
-        conversation.reply(CALLS, [tool_reply("y" * 1000)])
+        conversation.add_responses(CALLS, [tool_reply("y" * 1000)])
         with pytest.raises(BudgetSpentError):
             await conversation.sample()
 

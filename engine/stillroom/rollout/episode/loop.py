@@ -68,8 +68,8 @@ class PolicyConversation(Protocol):
         """
         ...
 
-    def reply(self, call: Message, replies: Sequence[Message]) -> None:
-        """Appends the messages after the last turn: the tools' replies, or a user's message."""
+    def add_responses(self, turn: Message, responses: Sequence[Message]) -> None:
+        """Appends the tool results, or a user's message, that follow the last turn."""
         ...
 
     def restore(self, turn: SampledTurn) -> None:
@@ -182,13 +182,13 @@ async def play_episode(
         if calls := turn.message.get("tool_calls"):
             results = await _tool_results(calls, recorder, index, tools)
             episode.tool_errors += sum(result.is_error for result in results)
-            replies = [
+            responses = [
                 _tool_message(call, result) for call, result in zip(calls, results, strict=True)
             ]
         else:
-            replies = [rules.nudge_message()]
-        episode.messages += replies
-        conversation.reply(turn.message, replies)
+            responses = [rules.nudge_message()]
+        episode.messages += responses
+        conversation.add_responses(turn.message, responses)
 
 
 async def _next_turn(

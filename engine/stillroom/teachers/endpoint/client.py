@@ -394,9 +394,9 @@ class HttpConversation:
         self._messages.append(self._teacher.as_sent(turn.message))
         return turn
 
-    def reply(self, call: Message, replies: Sequence[Message]) -> None:
-        """Appends the replies to the model's last turn."""
-        self._messages += replies
+    def add_responses(self, turn: Message, responses: Sequence[Message]) -> None:
+        """Appends the tool results, or a user's message, that follow the last turn."""
+        self._messages += responses
 
     def restore(self, turn: SampledTurn) -> None:
         """Appends a turn that was sampled in an earlier process, so that it is not paid for

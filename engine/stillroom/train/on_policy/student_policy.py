@@ -200,11 +200,11 @@ class StudentConversation:
         self._student.restore(turn)
         self._record_student_turn(turn)
 
-    def reply(self, call: Message, replies: Sequence[Message]) -> None:
-        """Appends the replies to the last turn: from tools, or a user's message."""
-        self._student.reply(call, replies)
+    def add_responses(self, turn: Message, responses: Sequence[Message]) -> None:
+        """Appends the tool results, or a user's message, that follow the last turn."""
+        self._student.add_responses(turn, responses)
         if self._teacher is not None:
-            self._teacher.reply(call, replies)
+            self._teacher.add_responses(turn, responses)
 
     def trace(self) -> TokenTrace | None:
         """Returns the exact tokens; only those of the student's own turns count as sampled."""

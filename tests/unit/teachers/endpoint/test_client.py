@@ -92,7 +92,7 @@ class Bench:
                 turn = restored or await conversation.sample()
                 if restored is not None:
                     conversation.restore(restored)
-                conversation.reply(turn.message, [tool_reply(reply)])
+                conversation.add_responses(turn.message, [tool_reply(reply)])
                 assert conversation.trace() is None
                 return [turn, await conversation.sample()]
 
