@@ -33,14 +33,14 @@ _TRUNCATION_MARKERS = ("<truncated due to size", "...[truncated]", "… [truncat
 
 
 @dataclass(frozen=True, slots=True)
-class FreeReply:
+class FreeFormReply:
     """The messages of one reply, and its finish reason (`ending`)."""
 
     messages: list[Row]
     ending: str | None = None
 
 
-def free_prompt(value: Any, reader: MessageReader) -> list[Row]:
+def free_form_prompt(value: Any, reader: MessageReader) -> list[Row]:
     """Returns the messages in a traced input. Raises UnreadableRowError if there are none."""
     if isinstance(value, str) and value:
         note_truncation(value, reader)
@@ -58,7 +58,7 @@ def _prompt_of_text(text: str, reader: MessageReader) -> list[Row]:
     given, trial = parse_if_json(text), MessageReader()
     if not isinstance(given, str):
         try:
-            messages = free_prompt(given, trial)
+            messages = free_form_prompt(given, trial)
         except UnreadableRowError:
             return [{"role": "user", "content": text}]
         reader.dropped |= trial.dropped
@@ -79,23 +79,23 @@ def _prompt_of_object(fields: Row, reader: MessageReader) -> list[Row] | None:
         return request_messages(fields, reader)
     for name in _WRAPPERS:
         if as_row(fields.get(name)):
-            return free_prompt(fields[name], reader)
+            return free_form_prompt(fields[name], reader)
     texts = as_list(fields.get("prompts")) if "prompts" in fields else list(fields.values())
     if len(texts) == 1 and isinstance(texts[0], str):
         return [{"role": "user", "content": texts[0]}]
     return None
 
 
-def free_calls(
-    given: Any, output: Any, reader: MessageReader, *, error: str | None = None
+def free_form_calls(
+    input_value: Any, output: Any, reader: MessageReader, *, error: str | None = None
 ) -> list[ApiCall]:
     """Returns the calls in a traced input and output: one per reply, or one that failed.
 
     Raises UnreadableRowError if there are no messages, or neither a reply nor an error.
     """
-    prompt, answers = free_prompt(given, reader), [FreeReply([])]
+    prompt, answers = free_form_prompt(input_value, reader), [FreeFormReply([])]
     if output not in (None, "", {}, [], "null"):
-        answers = free_replies(output, reader)
+        answers = free_form_replies(output, reader)
     elif error is None:
         raise UnreadableRowError(NO_REPLY, "the call has no output")
     return [
@@ -109,7 +109,7 @@ def free_calls(
     ]
 
 
-def free_replies(value: Any, reader: MessageReader) -> list[FreeReply]:
+def free_form_replies(value: Any, reader: MessageReader) -> list[FreeFormReply]:
     """Returns the replies in a traced output. Raises UnreadableRowError if there are none."""
     trial = MessageReader()
     try:
@@ -118,7 +118,7 @@ def free_replies(value: Any, reader: MessageReader) -> list[FreeReply]:
         if not isinstance(value, str) or not value:
             raise
         found = [
-            FreeReply([{"role": "assistant", "content": value}])
+            FreeFormReply([{"role": "assistant", "content": value}])
         ]  # the reply is text that looks like JSON
     else:
         reader.dropped |= trial.dropped
@@ -127,32 +127,32 @@ def free_replies(value: Any, reader: MessageReader) -> list[FreeReply]:
     return found
 
 
-def _replies_in(value: Any, reader: MessageReader) -> list[FreeReply]:
+def _replies_in(value: Any, reader: MessageReader) -> list[FreeFormReply]:
     """Returns the replies in an output, some of which may have no messages."""
     given = parse_if_json(value)
     if isinstance(given, str):
         note_truncation(given, reader)
     elif isinstance(given, list):
-        return [FreeReply(_reply_of_list(cast("list[Any]", given), reader))]
+        return [FreeFormReply(_reply_of_list(cast("list[Any]", given), reader))]
     fields = as_row(given)
     if isinstance(fields.get("generations"), list):
         return list(_generations(fields["generations"], reader))
     if isinstance(fields.get("messages"), list):
         return [
-            FreeReply(reader.turns(fields["messages"][-1:]), _finish_reason(fields["messages"]))
+            FreeFormReply(reader.turns(fields["messages"][-1:]), _finish_reason(fields["messages"]))
         ]
     for name in ("message", "output", "response", "result", "completion", "text"):
         if _is_reply(fields.get(name)) and not _is_body(fields):
             return _replies_in(fields[name], reader)
     if "lc" in fields or fields.get("type") in ("ai", "AIMessageChunk"):
-        return [FreeReply(reader.turn(fields), _finish_reason([fields]))]
+        return [FreeFormReply(reader.turn(fields), _finish_reason([fields]))]
     if "role" not in fields and ("content" in fields or "tool_calls" in fields):
         fields |= {"role": "assistant"}
     found = replies(fields or given, reader)
-    return [FreeReply(messages, ending) for messages, ending in found]
+    return [FreeFormReply(messages, ending) for messages, ending in found]
 
 
-def free_tools(value: Any) -> list[Row] | None:
+def free_form_tools(value: Any) -> list[Row] | None:
     """Returns the schemas of the tools in a traced input; None if it has none."""
     fields = as_row(parse_if_json(value))
     for body in (fields, *(as_row(fields.get(name)) for name in _WRAPPERS)):
@@ -205,7 +205,7 @@ def _reply_of_list(items: list[Any], reader: MessageReader) -> list[Row]:
     return messages if kinds & _ITEM_KINDS else messages[-1:]
 
 
-def _generations(value: Any, reader: MessageReader) -> Iterator[FreeReply]:
+def _generations(value: Any, reader: MessageReader) -> Iterator[FreeFormReply]:
     """Yields LangChain's generations for the single prompt of a run."""
     groups = as_list(value)
     first = as_list(groups[0]) if groups and isinstance(groups[0], list) else groups
@@ -214,12 +214,12 @@ def _generations(value: Any, reader: MessageReader) -> Iterator[FreeReply]:
         ending = as_row(generation.get("generation_info")).get("finish_reason")
         if isinstance(message, dict):
             fields = cast("Row", message)
-            yield FreeReply(
+            yield FreeFormReply(
                 reader.turn(fields), finish_reason_of(ending) or _finish_reason([fields])
             )
         elif isinstance(generation.get("text"), str):
             reply: Row = {"role": "assistant", "content": generation["text"]}
-            yield FreeReply([reply], finish_reason_of(ending))
+            yield FreeFormReply([reply], finish_reason_of(ending))
 
 
 def _finish_reason(messages: Any) -> str | None:

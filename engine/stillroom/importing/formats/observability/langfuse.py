@@ -28,7 +28,7 @@ from stillroom.importing.payloads.fields import (
     usage_of,
     without_empty,
 )
-from stillroom.importing.payloads.free_form import free_calls, free_tools, note_truncation
+from stillroom.importing.payloads.free_form import free_form_calls, free_form_tools, note_truncation
 from stillroom.importing.payloads.messages import (
     IMAGES_DROPPED,
     MessageReader,
@@ -224,15 +224,15 @@ def _scores_of(item: _Item) -> Iterator[Feedback]:
 def _calls(item: _Item, trace: str, session: str | None) -> Iterator[LoggedConversation]:
     """Yields the calls of a generation, or of a trace without generations."""
     row, reader = item.data, MessageReader()
-    given = row.get("input")
+    input_value = row.get("input")
     _note_dropped(row, reader)
     failed = str(row.get("level")).upper() == "ERROR"
     error = (text_of(_value(row, "statusMessage")) or "unknown") if failed else None
-    calls = free_calls(given, row.get("output"), reader, error=error)
+    calls = free_form_calls(input_value, row.get("output"), reader, error=error)
     begin, end = _value(row, "startTime", "timestamp"), _value(row, "endTime")
     row_id = text_of(row.get("id"))
     log_fields = {
-        "tools": _tools(row, given),
+        "tools": _tools(row, input_value),
         "group": text_of(_value(row, "sessionId")) or session,
         "id": row_id,
         "feedback_ids": (trace,) if trace and trace != row_id else (),
@@ -262,9 +262,9 @@ def _note_dropped(row: Row, reader: MessageReader) -> None:
         note_truncation(text, reader)
 
 
-def _tools(row: Row, given: Any) -> list[Row] | None:
+def _tools(row: Row, input_value: Any) -> list[Row] | None:
     """Returns the schemas of the offered tools; None if the row does not have them."""
-    tools = free_tools(given)
+    tools = free_form_tools(input_value)
     if tools is not None:
         return tools
     definitions = parse_if_json(_value(row, "toolDefinitions"))

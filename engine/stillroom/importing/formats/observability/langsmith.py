@@ -28,7 +28,7 @@ from stillroom.importing.payloads.fields import (
     usage_of,
     without_empty,
 )
-from stillroom.importing.payloads.free_form import free_calls, free_tools
+from stillroom.importing.payloads.free_form import free_form_calls, free_form_tools
 from stillroom.importing.payloads.messages import MessageReader
 from stillroom.importing.records import (
     Feedback,
@@ -123,7 +123,7 @@ def _calls(item: JsonRow, threads: dict[str, str]) -> Iterator[LoggedConversatio
     """Yields the calls of a run; `threads` has the thread of each trace."""
     row = item.data
     input_value, output = parse_if_json(row.get("inputs")), parse_if_json(row.get("outputs"))
-    calls = free_calls(input_value, output, MessageReader(), error=text_of(row.get("error")))
+    calls = free_form_calls(input_value, output, MessageReader(), error=text_of(row.get("error")))
     metadata, trace = _metadata(row), text_of(row.get("trace_id")) or ""
     usage = _usage(metadata, as_row(output))
     row_id = text_of(row.get("id"))
@@ -155,8 +155,8 @@ def _invocation(row: Row) -> Row:
 
 
 def _tools(row: Row, input_value: Any) -> list[Row] | None:
-    tools = free_tools(input_value)
-    return tools if tools is not None else free_tools(_invocation(row))
+    tools = free_form_tools(input_value)
+    return tools if tools is not None else free_form_tools(_invocation(row))
 
 
 def _model(row: Row, metadata: Row, output: Row) -> str | None:
