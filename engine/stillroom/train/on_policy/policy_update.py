@@ -37,10 +37,10 @@ from stillroom.train.on_policy.token_scores import (
     comparison_of,
 )
 from stillroom.train.on_policy.training_sequences import (
-    KnownTokens,
+    SampledTokens,
     TrainingSequence,
-    known_tokens,
     prepare_sequences,
+    sampled_tokens,
     special_token_ids,
 )
 from stillroom.train.student.collective import Collective
@@ -174,24 +174,24 @@ class UpdateStats:
 
 
 def token_losses(
-    scores: TokenScores, known: KnownTokens, algorithm: AlgorithmSection, stats: UpdateStats
+    scores: TokenScores, sampled: SampledTokens, algorithm: AlgorithmSection, stats: UpdateStats
 ) -> Tensor:
     """Returns the loss of each sampled token, [N], and adds its metrics to `stats`."""
     student_N, teacher_N = scores.student_N, scores.teacher_N
     now_N = student_N.detach()
-    sampler_N, rewards_N = known.sampler_N, known.rewards_N
-    stats.add_teacher_kl(sampler_N - teacher_N, dataset=known.dataset)
+    sampler_logprobs_N, rewards_N = sampled.sampler_logprobs_N, sampled.rewards_N
+    stats.add_teacher_kl(sampler_logprobs_N - teacher_N, dataset=sampled.dataset)
     stats.entropy += scores.entropy_N.sum().item()
-    stats.add_ratios((now_N - sampler_N).exp())
+    stats.add_ratios((now_N - sampler_logprobs_N).exp())
     if not stats.steps:
-        stats.logprob_gap += (now_N - sampler_N).abs().sum().item()
-        stats.num_fresh_tokens += len(sampler_N)
+        stats.logprob_gap += (now_N - sampler_logprobs_N).abs().sum().item()
+        stats.num_fresh_tokens += len(sampler_logprobs_N)
     if algorithm.loss.is_sampled:
-        return _sampled_losses(scores, known, algorithm, stats)
+        return _sampled_losses(scores, sampled, algorithm, stats)
     losses_N = algorithm.kl_coef * zero_rounding(scores.divergence_N)
     if algorithm.reward_coef > 0:
         stats.add_advantages(rewards_N)
-        losses_N = losses_N + importance_sampling_losses(student_N, sampler_N, rewards_N)
+        losses_N = losses_N + importance_sampling_losses(student_N, sampler_logprobs_N, rewards_N)
     return losses_N
 
 
@@ -204,29 +204,34 @@ def row_losses(scores: TokenScores, algorithm: AlgorithmSection, stats: UpdateSt
 
 
 def _sampled_losses(
-    scores: TokenScores, known: KnownTokens, algorithm: AlgorithmSection, stats: UpdateStats
+    scores: TokenScores, sampled: SampledTokens, algorithm: AlgorithmSection, stats: UpdateStats
 ) -> Tensor:
-    """Returns the tokens' losses, [N], for a loss of the sampled tokens' probabilities alone."""
+    """Returns the policy-gradient losses of the sampled tokens, [N].
+
+    These losses use only the log-probabilities of the sampled tokens, not whole distributions.
+    """
     student_N, cap, coef = scores.student_N, algorithm.importance_cap, algorithm.kl_coef
-    sampler_N = old_N = known.sampler_N
-    weights_N = torch.ones_like(sampler_N)
+    sampler_logprobs_N = old_logprobs_N = sampled.sampler_logprobs_N
+    weights_N = torch.ones_like(sampler_logprobs_N)
     if cap is not None:
-        old_N = student_N.detach() if known.old_N is None else known.old_N
-        weights_N = truncated_ratios(old_N, sampler_N, cap=cap)
+        old_logprobs_N = (
+            student_N.detach() if sampled.old_logprobs_N is None else sampled.old_logprobs_N
+        )
+        weights_N = truncated_ratios(old_logprobs_N, sampler_logprobs_N, cap=cap)
         stats.num_capped += int((weights_N >= cap).sum())
-    advantages_N = reverse_kl_advantages(old_N, scores.teacher_N, coef=coef)
+    advantages_N = reverse_kl_advantages(old_logprobs_N, scores.teacher_N, coef=coef)
     if algorithm.kl_baseline == "exact":
         expected_N = zero_rounding(scores.divergence_N.detach())
         advantages_N = subtract_expected(advantages_N, expected_N, coef=coef)
-    advantages_N = advantages_N + known.rewards_N
+    advantages_N = advantages_N + sampled.rewards_N
     stats.add_advantages(advantages_N)
     if "clip_ratio" in algorithm.loss.options:
         clip = algorithm.clip_ratio
-        ratios_N = (student_N.detach() - old_N).exp()
+        ratios_N = (student_N.detach() - old_logprobs_N).exp()
         is_clipped_N = torch.where(advantages_N > 0, ratios_N > 1 + clip, ratios_N < 1 - clip)
         stats.num_clipped += int(is_clipped_N.sum())
-        return weights_N * ppo_losses(student_N, old_N, advantages_N, clip_ratio=clip)
-    return weights_N * importance_sampling_losses(student_N, old_N, advantages_N)
+        return weights_N * ppo_losses(student_N, old_logprobs_N, advantages_N, clip_ratio=clip)
+    return weights_N * importance_sampling_losses(student_N, old_logprobs_N, advantages_N)
 
 
 def update_student(
@@ -291,7 +296,7 @@ def accumulate_gradient(
     mine = student.peers.share([len(sequence.tokens.ids) for sequence in sequences])
     for members in _passes(student, [sequences[i] for i in mine]):
         batch = student.collate([member.tokens for member in members])
-        known = known_tokens(members, batch.targets_N.device)
+        sampled = sampled_tokens(members, batch.targets_N.device)
 
         if members[0].is_row:
             _add_gradient(
@@ -304,8 +309,8 @@ def accumulate_gradient(
             )
             continue
 
-        def losses(part: slice, scores: TokenScores, known: KnownTokens = known) -> Tensor:
-            losses_n = token_losses(scores, known.part(part), algorithm, stats)
+        def losses(part: slice, scores: TokenScores, sampled: SampledTokens = sampled) -> Tensor:
+            losses_n = token_losses(scores, sampled.part(part), algorithm, stats)
             stats.loss += losses_n.sum().item()
             return losses_n / num_tokens
 

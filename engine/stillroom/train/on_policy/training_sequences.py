@@ -130,33 +130,35 @@ def _mask_ids(tokens: TokenSequence, special_ids: AbstractSet[int]) -> TokenSequ
 
 
 @dataclass(frozen=True, slots=True)
-class KnownTokens:
-    """The values of sampled tokens that are known before the teacher scores them."""
+class SampledTokens:
+    """The values of sampled tokens that need no teacher."""
 
-    sampler_N: Tensor
+    sampler_logprobs_N: Tensor
     """The log-probabilities (nats) with which the tokens were sampled."""
     rewards_N: Tensor
     """The part of the tokens' advantages that comes from rewards."""
-    old_N: Tensor | None
+    old_logprobs_N: Tensor | None
     """The log-probabilities (nats) under the weights before the iteration's first step; None: those
     are the current weights."""
     dataset: int
     """The index of the dataset whose teacher scores the tokens."""
 
-    def part(self, part: slice) -> "KnownTokens":
+    def part(self, part: slice) -> "SampledTokens":
         """Returns the values of a slice of the tokens."""
-        old_N = None if self.old_N is None else self.old_N[part]
-        return KnownTokens(self.sampler_N[part], self.rewards_N[part], old_N, self.dataset)
+        old_logprobs_N = None if self.old_logprobs_N is None else self.old_logprobs_N[part]
+        return SampledTokens(
+            self.sampler_logprobs_N[part], self.rewards_N[part], old_logprobs_N, self.dataset
+        )
 
 
-def known_tokens(sequences: Sequence[TrainingSequence], device: torch.device) -> KnownTokens:
+def sampled_tokens(sequences: Sequence[TrainingSequence], device: torch.device) -> SampledTokens:
     """Returns the values of the sequences' sampled tokens that need no teacher."""
 
     def joined(lists: Iterable[list[float]]) -> Tensor:
         return torch.tensor([number for one in lists for number in one], device=device)
 
     old = [one.trainer_logprobs for one in sequences if one.trainer_logprobs is not None]
-    return KnownTokens(
+    return SampledTokens(
         joined(one.sampler_logprobs for one in sequences),
         joined(one.advantages or [0.0] * one.tokens.num_trained for one in sequences),
         joined(old) if old else None,
