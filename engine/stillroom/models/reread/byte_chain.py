@@ -93,8 +93,8 @@ class TokenRanges:
         is_cut = torch.full((num_sorted + 1,), cuts is None, device=order_P.device)
         is_cut[0] = is_cut[num_sorted] = True
         for nodes in cuts or ():
-            for tokens in (nodes.starts_M, nodes.low_M, nodes.high_M):
-                is_cut[tokens.flatten().long()] = True
+            for positions in (nodes.starts_M, nodes.low_M, nodes.high_M):
+                is_cut[positions.flatten().long()] = True
         self.order_P = order_P
         self.number_P = is_cut.cumsum(0) - 1
         """The index of the range that holds each sorted token, and R for the end, [P + 1]."""
@@ -126,11 +126,15 @@ class SortedSums:
             probabilities_nV, self.ranges
         )
 
-    def before(self, rows_m: Tensor, tokens: Tensor) -> Tensor:
-        """Returns the cumulative sums before sorted tokens, [m] or [m, k], in rows `rows_m`."""
+    def before(self, rows_m: Tensor, positions: Tensor) -> Tensor:
+        """Returns the probability mass before each position of the sorted tokens.
+
+        rows_m: the rows of the tile. positions: indices into the sorted tokens, [m] or [m, k],
+        not token ids; the result has this shape.
+        """
         base = rows_m * self._sums.shape[1]
-        numbers = self.ranges.number_P[tokens]
-        return self._sums.flatten()[(base if tokens.ndim == 1 else base[:, None]) + numbers]
+        numbers = self.ranges.number_P[positions]
+        return self._sums.flatten()[(base if positions.ndim == 1 else base[:, None]) + numbers]
 
 
 def sums_row_by_row(probabilities_nV: Tensor, ranges: TokenRanges) -> Tensor:
@@ -331,8 +335,8 @@ class GradientSums:
         self._put(rows_m, nodes.low_M, base)
         self._put(rows_m, nodes.high_M, -base)
 
-    def _put(self, rows: Tensor, tokens: Tensor, values: Tensor) -> None:
-        flat = rows * self._ends.shape[1] + self._ranges.number_P[tokens]
+    def _put(self, rows: Tensor, positions: Tensor, values: Tensor) -> None:
+        flat = rows * self._ends.shape[1] + self._ranges.number_P[positions]
         self._ends.view(-1).index_add_(0, flat.flatten(), values.flatten())
 
     def gradient(self, probabilities_nV: Tensor, out_nV: Tensor) -> Tensor:
