@@ -26,7 +26,7 @@ _CHUNK_TOKENS = 64
 # exp of this is negligible in any sum; far smaller values would be denormal, and slow on CPUs.
 _MIN_LOG_DECAY = -60.0
 _STEP_MARK = "stillroom_holds_time_step"
-_FORM_MARK = "stillroom_chooses_formula"
+_DISPATCH_MARK = "stillroom_dispatches"
 _is_sampling: ContextVar[bool] = ContextVar("is_sampling", default=False)
 
 
@@ -49,7 +49,7 @@ def prepare_mamba(model: nn.Module) -> None:
             module: Any = sys.modules[type(mixer).__module__]
             for name, own in _OWN_FORMULAS.items():
                 original = getattr(module, name, None)
-                if original is not None and not hasattr(original, _FORM_MARK):
+                if original is not None and not hasattr(original, _DISPATCH_MARK):
                     setattr(module, name, _dispatch(original, own))
 
 
@@ -57,11 +57,11 @@ def _dispatch(original: Callable[..., Any], own: Callable[..., Any]) -> Callable
     """Returns a function that runs `own` while a model is sampled, and `original` otherwise."""
 
     @wraps(original)
-    def chosen(*args: Any, **kwargs: Any) -> Any:
+    def dispatching(*args: Any, **kwargs: Any) -> Any:
         return (own if _is_sampling.get() else original)(*args, **kwargs)
 
-    setattr(chosen, _FORM_MARK, True)
-    return chosen
+    setattr(dispatching, _DISPATCH_MARK, True)
+    return dispatching
 
 
 def _bound_time_step(mixer: nn.Module) -> None:
