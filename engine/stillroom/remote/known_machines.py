@@ -32,9 +32,9 @@ _TRAINING = (RunKind.SFT, RunKind.DPO, RunKind.DISTILL)
 class CachedProbe(msgspec.Struct, frozen=True, kw_only=True):
     """The content of .stillroom/machines/<name>.json: a machine's last probe."""
 
-    address: str
-    """A hash of the machine's address, without its price and limits."""
-    asked_at: str
+    access_hash: str = msgspec.field(name="address")
+    """A hash of how the machine is reached and of its Python, without its price and limits."""
+    probed_at: str = msgspec.field(name="asked_at")
     facts: MachineFacts
     price_per_hour: float | None = None
     """The provider's price in US dollars per hour; None if unknown."""
@@ -66,7 +66,10 @@ def save_probe(
     file = _probe_file(workspace, machine)
     make_folder(file.parent)
     known = CachedProbe(
-        address=_address_hash(machine), asked_at=now(), facts=facts, price_per_hour=price_per_hour
+        access_hash=_access_hash(machine),
+        probed_at=now(),
+        facts=facts,
+        price_per_hour=price_per_hour,
     )
     write_json(file, known)
 
@@ -77,14 +80,18 @@ def load_probe(workspace: Workspace, machine: Machine) -> CachedProbe | None:
         known = read_json(_probe_file(workspace, machine), CachedProbe)
     except (OSError, DataError):
         return None
-    return known if known.address == _address_hash(machine) else None
+    return known if known.access_hash == _access_hash(machine) else None
 
 
 def _probe_file(workspace: Workspace, machine: Machine) -> Path:
     return workspace.root / ".stillroom" / "machines" / f"{machine.name}.json"
 
 
-def _address_hash(machine: Machine) -> str:
+def _access_hash(machine: Machine) -> str:
+    """Returns a hash of how a machine is reached, and of its Python.
+
+    A cached probe is valid only while this does not change.
+    """
     return content_hash(msgspec.to_builtins((*machine.kinds, machine.python)))
 
 
@@ -147,7 +154,7 @@ def _earlier_price(workspace: Workspace, machine: Machine) -> float | None:
     found = [
         (view.last_contact or "", view.machine_usd / view.seconds_used * _HOUR_S)
         for _, spec, view in remote_runs(workspace)
-        if _address_hash(spec.machine) == _address_hash(machine)
+        if _access_hash(spec.machine) == _access_hash(machine)
         and view.machine_usd
         and view.seconds_used
     ]
@@ -164,9 +171,7 @@ def _earlier_rate(
     wanted = _speed_settings(config.model_dump(mode="json"))
     found = list[tuple[bool, str, EarlierRate]]()
     for folder, spec, _ in remote_runs(workspace):
-        if spec.machine.name != machine.name or _address_hash(spec.machine) != _address_hash(
-            machine
-        ):
+        if spec.machine.name != machine.name or _access_hash(spec.machine) != _access_hash(machine):
             continue
         with suppress(OSError, DataError):
             state = folder.read()

@@ -141,7 +141,7 @@ class _ListedMachine:
             computes=hardware.description,
             gpu_memory_gb=list(hardware.gpu_memory_gb),
             free_disk_gb=hardware.free_disk_gb,
-            asked_at=known.asked_at if known is not None else None,
+            asked_at=known.probed_at if known is not None else None,
             price_per_hour=price,
             usd_per_hour_now=self._usd_per_hour_now(price),
             spent_usd=self.spent_usd,
