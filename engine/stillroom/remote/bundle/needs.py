@@ -188,7 +188,10 @@ def _addresses_of_training(plan: TrainingPlan) -> Iterator[Address]:
 
 
 def _model_paths(models: Sequence[ModelLocation]) -> set[Path]:
-    """Returns the files and folders of models, which are sent as models."""
+    """Returns the files and folders of the models.
+
+    They are uploaded with the models, and so not again as input files.
+    """
     return {folder for model in models for folder in model.inputs}
 
 
