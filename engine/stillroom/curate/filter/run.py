@@ -189,7 +189,7 @@ class TaskSurvey:
     def __init__(self, request: FilterDataset, index: ContaminationIndex | None) -> None:
         self.is_needed = index is not None or request.min_success_rate is not None
         self._index = index
-        self._num_known: Counter[str] = Counter()
+        self._num_with_outcome: Counter[str] = Counter()
         self._num_succeeded: Counter[str] = Counter()
         self.prompts: list[CountedPrompt] | None = None
         """The counted prompts, to be merged into another survey; None if they are not collected."""
@@ -204,12 +204,12 @@ class TaskSurvey:
                 self.prompts.append(counted)
         # A rollout that ended by an infrastructure failure says nothing about its task.
         if row.facts.error is None and (success := success_of(row.facts)) is not None:
-            self._num_known[row.task] += 1
+            self._num_with_outcome[row.task] += 1
             self._num_succeeded[row.task] += success
 
     def merge(self, other: "TaskSurvey") -> None:
         """Adds another survey, of other rows."""
-        self._num_known.update(other._num_known)
+        self._num_with_outcome.update(other._num_with_outcome)
         self._num_succeeded.update(other._num_succeeded)
         for counted in other.prompts or ():
             if self._index is not None:
@@ -221,7 +221,10 @@ class TaskSurvey:
 
     def success_rates(self) -> dict[str, float]:
         """Returns the success rate, from 0 to 1, of each task with a known one."""
-        return {task: self._num_succeeded[task] / count for task, count in self._num_known.items()}
+        return {
+            task: self._num_succeeded[task] / count
+            for task, count in self._num_with_outcome.items()
+        }
 
 
 def evaluation_index(workspace: Workspace, request: FilterDataset) -> ContaminationIndex | None:
