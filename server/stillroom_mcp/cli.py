@@ -427,10 +427,8 @@ def _run_operation(command: str, options: argparse.Namespace) -> int:
     workspace = open_workspace(options.workspace)
     if isinstance(request, api.ImportRollouts):
         request = api.with_standard_input(workspace, request, sys.stdin.buffer)
-    is_waiting = not getattr(options, "detach", True)
-    return commands.operate(
-        workspace, operation, request, as_json=options.json, is_waiting=is_waiting
-    )
+    wait = not getattr(options, "detach", True)
+    return commands.run_operation(workspace, operation, request, as_json=options.json, wait=wait)
 
 
 def _request(model: type[_Model], name: str, fields: dict[str, Any]) -> _Model:

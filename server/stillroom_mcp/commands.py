@@ -118,23 +118,23 @@ def docs(page: str | None) -> int:
     return 0
 
 
-def operate(
+def run_operation(
     workspace: Workspace,
     operation: Operation,
     request: BaseModel,
     *,
     as_json: bool,
-    is_waiting: bool,
+    wait: bool,
 ) -> int:
     """Runs one operation, prints its result and returns the exit code.
 
-    With `is_waiting`, it first waits for the end of the run that the operation started.
+    With `wait`, it first waits for the end of the run that the operation started.
     """
     with api.report_progress_to(_show_progress):
         result = api.carry_out(workspace, operation, request)
     if isinstance(result, api.RunReport):
         wait_s = request.wait_s if isinstance(request, api.GetRun) else None
-        if is_waiting or wait_s:
+        if wait or wait_s:
             result = _follow(workspace, result, as_json=as_json, wait_s=wait_s)
         if operation.may_become_run and result.status == "succeeded":
             # Printed like the result of an operation that did not start a run.
@@ -147,7 +147,7 @@ def operate(
         _print(f"next: {as_cli_commands(answer['next_step'])}")
     else:
         _show(answer)
-    return _exit_code(result, is_waiting=is_waiting)
+    return _exit_code(result, wait=wait)
 
 
 def _show_progress(text: str) -> None:
@@ -155,8 +155,8 @@ def _show_progress(text: str) -> None:
     sys.stderr.flush()
 
 
-def _exit_code(result: msgspec.Struct, *, is_waiting: bool) -> int:
-    if isinstance(result, api.RunReport) and is_waiting:
+def _exit_code(result: msgspec.Struct, *, wait: bool) -> int:
+    if isinstance(result, api.RunReport) and wait:
         return 0 if result.status == "succeeded" else 1
     if isinstance(result, api.ValidationReport):
         return 1 if result.bad else 0
