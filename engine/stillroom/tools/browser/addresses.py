@@ -190,8 +190,8 @@ class AddressPolicy:
             return parsed
         reason = non_public_reason(parsed)
         if reason is not None:
-            shown = f"{target.host} is" if target.address else f"{target.host} leads to"
-            raise AddressBlockedError(f"{shown} {reason}, not part of the public web")
+            verb = "is" if target.address else "resolves to"
+            raise AddressBlockedError(f"{target.host} {verb} {reason}, not part of the public web")
         return parsed
 
     def _is_allowlisted(self, target: Target) -> bool:
