@@ -262,15 +262,16 @@ def _choices(value: Any) -> dict[str, str] | None:
     """Returns the options by letter. Raises DataError if they are not up to 26 strings."""
     if value is None:
         return None
-    if isinstance(value, list):
-        texts = cast("list[Any]", value)
-        # One text more than there are letters, so that the check below rejects a longer list.
-        value = {chr(ord("A") + index): text for index, text in enumerate(texts[:27])}
     named = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    if isinstance(value, list):
+        # One text more than there are letters, so that the check below rejects a longer list.
+        texts = cast("list[Any]", value)[:27]
+        named = {chr(ord("A") + index): text for index, text in enumerate(texts)}
     are_fine = all(len(k) == 1 and k.isalpha() and isinstance(v, str) for k, v in named.items())
     if not named or len(named) > 26 or not are_fine:
         raise DataError(
-            f"choices must be up to 26 strings, not {describe(value)}",
+            "choices must be a list of 1 to 26 strings, or an object of them with single letters "
+            f"as keys, not {describe(value)}",
             'write ["Paris", "Rome"] or {"A": "Paris", "B": "Rome"}',
         )
     return {letter.upper(): text for letter, text in named.items()}
