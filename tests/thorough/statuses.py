@@ -1,7 +1,7 @@
 """Runs that end in every way there is: does each status say what happened, in words? statuses.py [--group]
 
 A full disk needs root (a small file system is mounted), and a run that the kernel kills for memory a
-control group below this process's own, which is made with `--group` only. Where they cannot be had,
+control group below this process's own, which is made with `--group` only. Where it cannot do so,
 the line says `not_run`.
 """
 

@@ -98,7 +98,7 @@ def choose_passes(
                 f"({_describe_gap(gap)})"
             )
     raise ModelError(
-        f"the forward pass of {name} is not supported: {_describe_gap(gap)}",
+        f"Stillroom cannot run {name}: {_describe_gap(gap)}",
         "use a model of another family (Qwen, Llama, Mistral, Gemma, Phi are tested)",
     )
 
@@ -106,8 +106,11 @@ def choose_passes(
 def _describe_gap(gap: float) -> str:
     """Returns a clause that says how far logits are off; `gap` is infinite if the pass failed."""
     if not math.isfinite(gap):
-        return "the pass fails or gives logits that are not finite"
-    return f"some logits differ by {gap:.1%} of the largest"
+        return "the forward pass fails or gives logits that are not finite"
+    return (
+        "some logits differ from those of the model's own forward pass by "
+        f"{gap:.1%} of the largest logit"
+    )
 
 
 def _model_gap(head: HeadRunner, dtype: torch.dtype | None) -> float:

@@ -154,7 +154,7 @@ def check_available(location: ModelLocation) -> None:
     except Exception as error:
         first_line = next(iter(str(error).strip().splitlines()), repr(error))
         raise ModelError(
-            f"the hub's model {location.name!r} cannot be had: {first_line}",
+            f"cannot get the model {location.name!r} from the hub: {first_line}",
             "check its name and the connection to the hub (gated models need HF_TOKEN); without "
             "the hub, give a folder with config.json, a GGUF file, or the name of an installed "
             "Python package that has one",

@@ -206,7 +206,7 @@ def test_a_teacher_that_is_often_wrong_stops_the_recipe_until_that_is_accepted(
         ({"labelled": "inputs.csv"}, DataError, "cannot tell which column has the labels"),
         ({"output": "inputs.csv"}, InputError, "is a file"),
         ({"teacher": "unpriced"}, InputError, "price"),
-        ({"student": "none/such"}, ModelError, "cannot be had"),
+        ({"student": "none/such"}, ModelError, "cannot get the model"),
         ({"base_url": None, "budget_usd": None, "teacher": "gpt-5"}, InputError, "may be billed"),
     ],
 )

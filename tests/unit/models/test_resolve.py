@@ -103,11 +103,11 @@ def test_an_installed_package_with_one_gguf_file_is_that_model(tmp_path, monkeyp
         locate_model(Workspace(tmp_path), "pytest")
 
 
-def test_a_hub_model_that_cannot_be_had_is_refused(tmp_path):
+def test_a_model_that_the_hub_does_not_have_is_refused(tmp_path):
     workspace = Workspace(tmp_path)
     check_available(locate_model(workspace, "demo/student"))
 
-    with pytest.raises(ModelError, match="hub's model 'none/such' cannot be had") as caught:
+    with pytest.raises(ModelError, match="cannot get the model 'none/such' from") as caught:
         check_available(locate_model(workspace, "none/such"))
 
     assert "a GGUF file" in caught.value.fix
