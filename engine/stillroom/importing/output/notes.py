@@ -50,9 +50,9 @@ def notes_on_files(
     for path, table in [*tally.files.feedback.items()][:_SHOWN]:
         scores = ", ".join(map(name, [*table.scores][:_MAX_NAMES]))
         yield (
-            f"{name(path)} is feedback: {scores} judges the call or session in "
-            f"{name(table.target)}, and {table.num_found} of {table.num_scores} found theirs; "
-            f"if these are the wrong columns: {_COLUMNS_OF_FEEDBACK}"
+            f"{name(path)} was read as feedback, with the scores in {scores} and the ids in "
+            f"{name(table.target)}: {table.num_found} of {table.num_scores} scores match an "
+            f"imported call or session; if these are the wrong columns: {_COLUMNS_OF_FEEDBACK}"
         )
     if grown:
         yield f"{len(grown)} files grew during the import: import again to get the new rows"

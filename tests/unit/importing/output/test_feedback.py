@@ -77,7 +77,10 @@ def test_json_rows_of_thumbs_are_read_as_a_table_of_them_is(tmp_path: Path) -> N
 
 def test_the_columns_of_feedback_that_were_taken_are_said(tmp_path: Path) -> None:
     made = imported(tmp_path, "call_id,thumb,comment\na,up,\nb,down,\nz,up,\n")
-    said = "logs/feedback.csv is feedback: thumb judges the call or session in call_id, and 2 of 3"
+    said = (
+        "logs/feedback.csv was read as feedback, with the scores in thumb and the ids in call_id: "
+        "2 of 3 scores match an imported call or session; "
+    )
     assert [note for note in made.notes if note.startswith(said)]
 
 
