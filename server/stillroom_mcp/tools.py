@@ -82,7 +82,7 @@ class OperationTool(Tool):
             raise ToolError(
                 f"{operation.name} failed unexpectedly: {type(error).__name__}\n"
                 f"{redacted(fenced_quote(writable_text(str(error))))}\n"
-                "fix: this is a bug in stillroom; the traceback is in the server's log"
+                "fix: report this bug in Stillroom, with the traceback in the server's log"
             ) from error
         answer = structured(self.workspace, operation, request, result)
         text = json.dumps(answer, ensure_ascii=False)

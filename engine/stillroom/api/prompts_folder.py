@@ -174,7 +174,8 @@ def _section(folder: Path) -> RolloutSection:
     except ValidationError as error:
         raise InputError(
             f"{path}: rollout: {describe_errors(error, RolloutSection)}",
-            "correct the section, or move the prompts to another folder",
+            "correct the section, or move the prompts to another folder: the config.yml next to "
+            "prompts sets the options of their rollouts",
         ) from error
 
 

@@ -59,8 +59,8 @@ def failure_of(error: BaseException, folder: RunFolder, kind: RunKind) -> RunFai
         )
     return RunFailure(
         problem=f"unexpected {name}: {text[:500]}",
-        fix=f"this is a bug in stillroom or an error in the data; the traceback is in {folder.log}"
-        + resume_hint(folder, kind),
+        fix=f"read the traceback in {folder.log}: if the data is wrong, correct it; otherwise "
+        "report this bug in Stillroom" + resume_hint(folder, kind),
     )
 
 

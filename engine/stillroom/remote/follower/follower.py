@@ -152,7 +152,7 @@ class Follower:
             traceback.print_exc()
             name = f"unexpected {type(error).__name__}: {str(error)[:300]}"
             log = self._folder.path / "follower.log"
-            self._record_error(name, f"this is a bug in stillroom; the traceback is in {log}")
+            self._record_error(name, f"report this bug in Stillroom, with the traceback in {log}")
 
     def _advance(self) -> None:
         """Launches the run, follows it and cleans up, each unless it is done already."""

@@ -284,7 +284,7 @@ def _lost_error(
     log_end = last_line(files.log(rank))
     return RunError(
         f"{name} {ending}" + (f"; its log ends with: {log_end}" if log_end else ""),
-        f"read {files.log(rank)}; if it was killed for memory, lower model.microbatch_tokens, "
+        f"read {files.log(rank)}; if it ran out of memory, lower model.microbatch_tokens, "
         "train an adapter (model.qlora_rank), or split the weights (launcher.strategy: fsdp2)",
     )
 
