@@ -42,7 +42,7 @@ class LabelAnswers:
         """Returns the values that are from a fixed set: here the whole answer, named ""."""
         return {"": answer}
 
-    def with_part(self, answer: str, name: str, value: str) -> str:
+    def with_closed_field(self, answer: str, name: str, value: str) -> str:
         """Returns an answer with another value of one of its `closed_fields`."""
         return value
 
@@ -86,7 +86,7 @@ class ObjectAnswers:
         values = json.loads(answer)
         return {name: _as_json(values[name]) for name in self.known}
 
-    def with_part(self, answer: str, name: str, value: str) -> str:
+    def with_closed_field(self, answer: str, name: str, value: str) -> str:
         """Returns an answer with another value of one of its `closed_fields`."""
         return _as_json({**json.loads(answer), name: json.loads(value)})
 

@@ -144,13 +144,15 @@ def settle(
     settled: dict[str, TeacherAnswer | None] = {}
     for answer in doubtful:
         others = by_task.get(answer.task_id, [])
-        votes = Counter(_parts(form, one.answer) for one in (answer, *others))
-        suggested = _parts(form, likely[answer.rollout.id])
+        votes = Counter(_closed_values(form, one.answer) for one in (answer, *others))
+        suggested = _closed_values(form, likely[answer.rollout.id])
         is_settled = votes[suggested] == max(votes.values())
-        found = (one for one in others if is_settled and _parts(form, one.answer) == suggested)
+        found = (
+            one for one in others if is_settled and _closed_values(form, one.answer) == suggested
+        )
         settled[answer.rollout.id] = next(found, None)
     return settled
 
 
-def _parts(form: AnswerForm, answer: str) -> tuple[str, ...]:
-    return tuple(form.parts(answer).values())
+def _closed_values(form: AnswerForm, answer: str) -> tuple[str, ...]:
+    return tuple(form.closed_fields(answer).values())

@@ -120,7 +120,7 @@ def test_the_one_object_of_the_form_is_found_in_a_text(text: str, named: str | N
 def test_values_from_fixed_sets_can_be_replaced_and_copied_values_are_in_the_text() -> None:
     form, answer = order_form(), '{"action": "track", "order": "7"}'
     assert form.closed_fields(answer) == {"action": '"track"'}
-    replaced = form.with_part(answer, "action", '"refund"')
+    replaced = form.with_closed_field(answer, "action", '"refund"')
     assert replaced == '{"action": "refund", "order": "7"}'
     assert form.is_grounded(answer, "Where is 7?")
     assert form.is_grounded(answer, "Where is #7, please")

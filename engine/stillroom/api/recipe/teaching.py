@@ -159,7 +159,7 @@ class Teaching:
             labels = [one[name] for one in parts]
             for doubt in doubtful_labels(texts, labels, seed=self._session.request.seed):
                 before = suggested.get(doubt.index, answers[doubt.index].answer)
-                suggested[doubt.index] = form.with_part(before, name, doubt.likely)
+                suggested[doubt.index] = form.with_closed_field(before, name, doubt.likely)
         return {answers[index].rollout.id: likely for index, likely in suggested.items()}
 
     def _list_doubtful(
