@@ -214,6 +214,12 @@ ALWAYS_THINKS = CHATML.replace(
 )
 
 # A tool call disappears from the conversation as soon as its reply stands there.
+TOOLLESS = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
 FORGETFUL = """\
 {%- for message in messages %}
     {%- if not (message.tool_calls and not loop.last) %}

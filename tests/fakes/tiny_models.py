@@ -89,6 +89,7 @@ FAMILIES = {
     "always-thinks": Family(chat_templates.ALWAYS_THINKS, "<|endoftext|>", "<|im_end|>"),
     "clerk": Family(chat_templates.CHATML, "<|endoftext|>", "<|im_end|>"),
     "thinker": Family(chat_templates.ALWAYS_THINKS, "<|endoftext|>", "<|im_end|>"),
+    "toolless": Family(chat_templates.TOOLLESS, "<|endoftext|>", "<|im_end|>"),
     "forgetful": Family(chat_templates.FORGETFUL, "<|endoftext|>", "<|im_end|>"),
 }
 _SIZES: dict[str, Any] = {

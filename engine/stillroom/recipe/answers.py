@@ -16,6 +16,9 @@ _NUMBER = re.compile(r"[-+]?[\d.,]+\s*\S{0,3}")
 _JOINED = re.compile(r"(?<=[^\W_])[\s_-]+(?=[^\W_])")
 _MIN_REPEATS_OF_NUMBERS = 10
 """For ratings, say; of other numbers more may be right than were seen."""
+_MANY_ANSWERS, _MAX_NEW = 50, 0.15
+"""How many answers tell whether others would be new, and the share of new ones from which on
+answers are not from a small set."""
 _MIN_SHARE = 0.9
 """The least share of the answers that have the form of all."""
 _MIN_COPIED, _COPIED_SHARE = 10, 0.98
@@ -168,7 +171,12 @@ def known_answers(expected: Sequence[str]) -> list[str] | None:
     num_numbers = sum(_NUMBER.fullmatch(answer) is not None for answer in counts)
     are_numbers = 2 * num_numbers > len(counts)
     min_repeats = _MIN_REPEATS_OF_NUMBERS if are_numbers else _MIN_REPEATS
-    if sum(counts.values()) < min_repeats * len(counts):
+    total = sum(counts.values())
+    if total < min_repeats * len(counts):
+        return None
+    # The share of answers given once estimates that of further answers that would be new ones
+    # (Good 1953).
+    if total >= _MANY_ANSWERS and sum(count == 1 for count in counts.values()) > _MAX_NEW * total:
         return None
     return [answer for answer, _ in counts.most_common()]
 

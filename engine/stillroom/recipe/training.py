@@ -70,6 +70,8 @@ class PlannedTraining:
     epochs: int = 1
     available_s: float | None = None
     """The seconds that the training may take; None without a limit."""
+    chat_template: str | None = None
+    """The chat template that the student gets; None: it has its own."""
 
     def sft_config(self) -> str:
         """Returns the text of a config.yml for SFT."""
@@ -112,7 +114,8 @@ class PlannedTraining:
 
     @property
     def _model(self) -> dict[str, object]:
-        return {"path": self.start, "qlora_rank": self.settings.qlora_rank}
+        model: dict[str, object] = {"path": self.start, "qlora_rank": self.settings.qlora_rank}
+        return model | ({"chat_template": self.chat_template} if self.chat_template else {})
 
     @property
     def _trainer(self) -> dict[str, object]:

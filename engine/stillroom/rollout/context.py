@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import anyio
 import msgspec
 
+from stillroom.data.chat.template import is_chatml_without_tools, template_file
 from stillroom.data.formats import Task
 from stillroom.errors import DataError, missing_extra
 from stillroom.models.resolve import ModelLocation
@@ -286,6 +287,12 @@ class _Models:
         except ModuleNotFoundError as error:
             raise missing_extra("train", f"running {options.model!r} in-process") from error
         loaded = await anyio.to_thread.run_sync(load_model, self.plan.workspace, location)
+        if self.plan.has_tools and is_chatml_without_tools(loaded.tokenizer.chat_template):
+            loaded.tokenizer.chat_template = template_file("chatml").read_text(encoding="utf-8")
+            self.notes.append(
+                f"the chat template of {location.name} leaves tools out: the template chatml, "
+                "which adds them, was used in its place"
+            )
         HeadRunner(loaded.model).check()
         self.notes.extend(check_decoding(loaded))
         policy = HFPolicy(loaded, sampling, max_rows=options.concurrency)

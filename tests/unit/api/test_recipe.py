@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from transformers import AutoTokenizer
 
 from fakes.colours import (
     COLOURS,
@@ -45,7 +46,7 @@ from stillroom.lineage import read_manifest
 from stillroom.outputs import OutputHeldError, output_lock
 from stillroom.recipe.request import RecipeResult, RunRecipe
 from stillroom.recipe.selection import UNSETTLED
-from stillroom.run_folder import create_run
+from stillroom.run_folder import RunState, create_run
 from stillroom.settings import Workspace
 from stillroom.train.planning.forecast import SftSettings
 from stillroom.types import RunKind, RunStatus
@@ -693,6 +694,41 @@ def test_an_open_teacher_scores_a_student_that_calls_the_tools_of_the_project(
     assert "on-policy distillation was not done" not in " ".join(ended.result["caveats"])
     assert "distill" in started
     assert (tmp_path / "student/tools.py").read_text(encoding="utf-8") == "OTHER = 1\n"
+
+
+def test_a_student_whose_template_leaves_tools_out_gets_one_that_has_them(
+    tmp_path: Path, tiny_models: Any, started: list[str]
+) -> None:
+    code = {
+        "tools.py": (
+            "@tool\ndef price(item: str) -> int:\n"
+            '    """Returns the price of an item."""\n    return 12\n'
+        ),
+        "rewards.py": "@reward\ndef right(args, messages):\n    return 1.0\n",
+    }
+    for name, text in code.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    prompts = [{"messages": [user(text)], "tools": ["price"]} for text in things(0, 60)]
+    write_rows(tmp_path / "prompts.jsonl", prompts)
+    teacher, student = (
+        str(tiny_models.folder("llama", family)) for family in ("clerk", "toolless")
+    )
+    recipe = RunRecipe(
+        input="prompts.jsonl", teacher=teacher, student=student, accept=("teacher", "gain")
+    )
+
+    ended = run_recipe(Workspace(tmp_path), recipe)
+
+    assert ended.result is not None, ended.error
+    rows = (tmp_path / "student/sft-1.jsonl").read_text(encoding="utf-8")
+    assert '"tool_calls"' in rows
+    [config] = (tmp_path / "student").glob("sft-first-*.yml")
+    assert '"chat_template": "chatml"' in config.read_text(encoding="utf-8")
+    model = AutoTokenizer.from_pretrained(tmp_path / ended.result["folder"])
+    assert "<tool_call>" in model.chat_template
+    [untrained] = [one for one in ended.result["accuracy"] if one["name"] == "untrained student"]
+    state = read_json(tmp_path / "runs" / untrained["run_id"] / "run.json", RunState)
+    assert any("leaves tools out" in note for note in state.notes)
 
 
 def test_logged_answers_are_judged_by_the_rewards_of_the_project(

@@ -59,6 +59,10 @@ def test_answers_that_are_not_the_same_keep_their_spellings(answers: list[str]) 
 def test_answers_that_repeat_are_a_set_and_others_are_not() -> None:
     assert known_answers(["b", "a", "b ", "a", "b"]) == ["b", "a"]
     assert known_answers(["1", "2", "3", "4"]) is None
+    # Of many answers too many were given once for there to be no others.
+    codes = [f"reserved r{number}" for number in range(20)]
+    assert known_answers([*codes, *["not free"] * 80]) is None
+    assert known_answers([*codes[:10], *["not free"] * 80]) is not None
     assert known_answers(["same"] * 5) is None
     assert known_answers([]) is None
     assert known_answers([str(n % 42) for n in range(110)]) is None

@@ -9,9 +9,12 @@ from typing import Any
 from stillroom.api.recipe.measuring import Evaluated, measure_validation
 from stillroom.api.recipe.session import RecipeSession
 from stillroom.api.recipe.teaching import Taught
+from stillroom.data.chat.template import is_chatml_without_tools
 from stillroom.errors import EngineError, RunError
 from stillroom.files import file_sha256
+from stillroom.lines import read_lines
 from stillroom.models.resolve import ModelLocation
+from stillroom.models.tokenizer import tokenizer_for
 from stillroom.recipe.files import RecipeFiles
 from stillroom.recipe.splits import Parts
 from stillroom.recipe.training import (
@@ -192,8 +195,9 @@ class Trainer:
         """Returns the forecast of an epoch over the rows with the present settings."""
         session, rows = self._session, taught.train_file.name
         training = PlannedTraining(
-            session.request.student, rows, self._settings, session.request.seed
-        )
+            session.request.student, rows, self._settings, session.request.seed,
+            chat_template=self._chat_template(taught),
+        )  # fmt: skip
         key = {"rows": file_sha256(taught.train_file), "rank": self._settings.qlora_rank}
         path = session.files.config_path("plan", key)
         config = session.files.config(path, training.sft_config)
@@ -214,6 +218,17 @@ class Trainer:
             return None
         num_prompts = num_measures * len(self._parts.validation) + 1.5 * len(self._parts.test)
         return left - num_prompts * self._session.prompt_s - _EXPORT_S - other_s
+
+    def _chat_template(self, taught: Taught) -> str | None:
+        """Returns the template to train with: another one if the student's leaves tool calls out.
+
+        None: its own.
+        """
+        if not any(b'"tool_calls"' in line.data for line in read_lines(taught.train_file)):
+            return None
+        session = self._session
+        tokenizer = tokenizer_for(session.workspace, session.request.student, "a recipe with tools")
+        return "chatml" if is_chatml_without_tools(tokenizer.chat_template) else None
 
     @property
     def _are_templated(self) -> bool:
@@ -238,8 +253,9 @@ class Trainer:
         if self._are_templated:
             settings = for_templates(settings, epochs)
         training = PlannedTraining(
-            start, taught.train_file.name, settings, session.request.seed, epochs, available_s
-        )
+            start, taught.train_file.name, settings, session.request.seed, epochs, available_s,
+            self._chat_template(taught),
+        )  # fmt: skip
         config = self._config(title, start, taught)
         return self._train(title, session.files.config(config, training.sft_config))
 

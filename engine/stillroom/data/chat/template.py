@@ -21,6 +21,14 @@ NAMED_TEMPLATES = ("chatml", "gemma", "llama3")
 chatml and llama3 write tool calls in the way of Hermes and Llama 3; gemma takes no tools."""
 
 
+def is_chatml_without_tools(template: str) -> bool:
+    """Returns whether a template is ChatML that leaves tools out, as that of SmolLM2 is.
+
+    The named template chatml writes the same turns, and tools too.
+    """
+    return "<|im_start|>" in template and "tool" not in template
+
+
 class ChatTemplate:
     """Renders conversations as text with the chat template of a transformers tokenizer.
 
