@@ -28,7 +28,8 @@ def last_step(kind: RunKind, outcome: Mapping[str, Any]) -> str | None:
             else ""
         )
         return (
-            "tell the user accuracy, gain and caveats, and ask them to open the report; "
+            "tell the user accuracy, gain (over gain_over), above_teacher and caveats, and ask "
+            "them to open the report; "
             f"{by_answer}evaluate_model(model={outcome.get('training_run')}, provider=hf, {system}"
             "data=<other prompts>) and all other operations work with its runs"
         )

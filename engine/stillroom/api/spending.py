@@ -18,7 +18,6 @@ from stillroom.evaluate.request import EvaluateModel, plan_evaluation
 from stillroom.files import FileLock
 from stillroom.jobs import supervise
 from stillroom.models.resolve import ModelLocation
-from stillroom.places import make_folder
 from stillroom.remote.machine import Machine
 from stillroom.rollout.plan import RolloutPlan, plan_generation
 from stillroom.rollout.request import GenerateRollouts
@@ -38,8 +37,8 @@ from stillroom.teachers.providers import Endpoint
 from stillroom.types import RunKind
 
 _Limited = TypeVar("_Limited", GenerateRollouts, EvaluateModel, ScoreRollouts)
-_LOCK_FILE = ".starts.lock"
-_START_LIMIT_S = 60.0
+_LOCK_FILE = ".stillroom/starts.lock"
+_START_LIMIT_S = 300.0
 
 
 @contextmanager
@@ -48,13 +47,12 @@ def one_start_at_a_time(workspace: Workspace, machine: Machine | None) -> Genera
 
     What is left is counted and a run with a part of it is created within the block. Otherwise two
     that start in the same moment could both get all of it. Raises RunError if another process
-    holds the lock for a minute.
+    holds the lock for five minutes.
     """
     if workspace_budget_usd(workspace) is None and (machine is None or machine.budget_usd is None):
         yield
         return
-    make_folder(workspace.runs)
-    lock = FileLock(workspace.runs / _LOCK_FILE)
+    lock = FileLock(workspace.root / _LOCK_FILE)
     if not lock.acquire_within(_START_LIMIT_S):
         raise RunError(
             "another process has been starting a run with a shared budget for "

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import msgspec
 import yaml
@@ -23,6 +24,7 @@ from stillroom.lineage import (
 from stillroom.models.gguf.header import read_header
 from stillroom.models.resolve import ModelLocation
 from stillroom.settings import Workspace
+from stillroom.teachers.providers import provider_at
 from stillroom.versions import copy_of, versions_with
 from stillroom.yaml_text import read_yaml
 
@@ -207,19 +209,28 @@ def _manifest_of(workspace: Workspace, record: FileRecord) -> Manifest | None:
 
 
 def _provider(request: dict[str, Any]) -> str | None:
-    """Returns the name of a request's provider; of another address only the API that it has."""
-    provider = request.get("provider")
-    return f"an endpoint with the API of {provider}" if request.get("base_url") else provider
+    """Returns the name of a request's provider; of an unknown address only the API that it has."""
+    provider, address = request.get("provider"), request.get("base_url")
+    if not address or provider is None:
+        return provider
+    return _known_provider(address) or f"an endpoint with the API of {provider}"
+
+
+def _known_provider(address: str) -> str | None:
+    """Returns the provider whose address this is; None for any other."""
+    return provider_at(urlsplit(address).hostname or "")
 
 
 def _teacher(workspace: Workspace, request: dict[str, Any]) -> str:
     """Returns the display name of a request's model: `provider/model`, or the model's name alone.
 
-    That is so for a local model, and for one at an address of the user's own.
+    That is so for a local model, and for one at an address that is no provider's.
     """
     provider = request.get("provider", "")
+    if address := request.get("base_url"):
+        provider = _known_provider(address)
     model = public_name(workspace, request.get("model", ""))
-    is_named = model.startswith(f"{provider}/") or provider == "hf" or request.get("base_url")
+    is_named = provider in (None, "hf") or model.startswith(f"{provider}/")
     return model if is_named else f"{provider}/{model}"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stillroom.rollout.rewards.answers import as_text, objects_in
+from stillroom.rollout.rewards.answers import as_text, fields_in, objects_in
 
 _MAX_ANSWERS = 60
 _MIN_REPEATS = 2
@@ -16,9 +16,6 @@ _NUMBER = re.compile(r"[-+]?[\d.,]+\s*\S{0,3}")
 _JOINED = re.compile(r"(?<=[^\W_])[\s_-]+(?=[^\W_])")
 _MIN_REPEATS_OF_NUMBERS = 10
 """For ratings, say; of other numbers more may be right than were seen."""
-_MANY_ANSWERS, _MAX_NEW = 50, 0.15
-"""How many answers tell whether others would be new, and the share of new ones from which on
-answers are not from a small set."""
 _MIN_SHARE = 0.9
 """The least share of the answers that have the form of all."""
 _MIN_COPIED, _COPIED_SHARE = 10, 0.98
@@ -152,6 +149,15 @@ def object_in(text: str) -> dict[str, Any] | None:
     return found[0] if is_flat else None
 
 
+def has_value(text: str, field: str, *, of: str) -> bool:
+    """Returns whether the JSON object in a text has the same value of a field as the object `of`.
+
+    A text without an object, or one without the field, has not.
+    """
+    given, right = fields_in(text) or {}, fields_in(of) or {}
+    return field in given and given[field].strip() == right.get(field, "").strip()
+
+
 def _is_in(value: object, text: str) -> bool:
     """Returns whether a text in lower case has a field's value as whole words; an empty one is."""
     if value in (None, ""):
@@ -171,12 +177,7 @@ def known_answers(expected: Sequence[str]) -> list[str] | None:
     num_numbers = sum(_NUMBER.fullmatch(answer) is not None for answer in counts)
     are_numbers = 2 * num_numbers > len(counts)
     min_repeats = _MIN_REPEATS_OF_NUMBERS if are_numbers else _MIN_REPEATS
-    total = sum(counts.values())
-    if total < min_repeats * len(counts):
-        return None
-    # The share of answers given once estimates that of further answers that would be new ones
-    # (Good 1953).
-    if total >= _MANY_ANSWERS and sum(count == 1 for count in counts.values()) > _MAX_NEW * total:
+    if sum(counts.values()) < min_repeats * len(counts):
         return None
     return [answer for answer, _ in counts.most_common()]
 

@@ -95,12 +95,14 @@ class RecipeResult(msgspec.Struct, frozen=True, kw_only=True):
     gain: Estimate
     """The student's accuracy on test prompts minus the untrained model's, with or without examples,
     whichever is higher; with its 95 % interval, paired by prompt."""
-    gain_over: OwnText
-    """The untrained model that the gain is above, in the words of `accuracy`."""
+    gain_over: OwnText | None = None
+    """The untrained model that the gain is above, in the words of `accuracy`; None in results of
+    earlier versions."""
     above_teacher: Estimate | None = None
     """The student's accuracy minus the teacher's on the validation prompts, paired. The student
-    was chosen by them, which favours it a little. None if the teacher was not, or hardly,
-    evaluated."""
+    was chosen by them, which favours it a little; the teacher may say more than the answer alone,
+    which favours the teacher. None if the teacher was not, or hardly, evaluated, or if answers of
+    its own counted as right."""
     accuracy: list[Measured]
     answers: AnswerCounts
     spent_usd: float

@@ -133,10 +133,10 @@ def settle(
 ) -> dict[str, TeacherAnswer | None]:
     """Returns what becomes of each doubtful answer, by its rollout's id: the answer to train on.
 
-    likely: what similar texts suggest, by the rollout's id. Of objects only the parts from small
-    sets are compared. The answer is one from when the teacher was asked again, if at least as many
-    of its answers to the prompt are as suggested as are anything else. Otherwise it is None, and
-    nothing is trained on: either similar texts or the teacher mislead.
+    likely: what similar texts suggest, by the rollout's id. Of objects only the fields with a fixed
+    set of values are compared. The answer is one from when the teacher was asked again, if at least
+    as many of its answers to the prompt are as suggested as are anything else. Otherwise it is
+    None, and nothing is trained on: either similar texts or the teacher mislead.
     """
     by_task: dict[str, list[TeacherAnswer]] = {}
     for other in again:

@@ -8,21 +8,9 @@ import msgspec
 
 from stillroom.evaluate.intervals import Estimate
 from stillroom.report.folders import Run
-from stillroom.report.request import RecipeAtWork
+from stillroom.report.request import RecipeAtWork, RecipeOutcome
 from stillroom.report.wording import plural, points
 from stillroom.types import RunKind, RunStatus
-
-
-class _Result(msgspec.Struct, frozen=True):
-    """The fields of a recipe's result that the report shows; older recipes have fewer."""
-
-    folder: str | None = None
-    gguf: str | None = None
-    system: str | None = None
-    gain: Estimate | None = None
-    gain_over: str | None = None
-    above_teacher: Estimate | None = None
-    caveats: list[str] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +38,15 @@ def latest_outcome(runs: Sequence[Run], at_work: RecipeAtWork | None) -> Outcome
         for run in runs
         if run.state.kind is RunKind.RECIPE and run.state.status is RunStatus.SUCCEEDED
     ]
-    read = at_work.result if at_work is not None else next(reversed(done), None)
-    if read is None:
+    if at_work is not None:
+        result = at_work.outcome
+    elif not done:
         return None
-    try:
-        result = msgspec.convert(read, _Result, from_attributes=True)
-    except msgspec.ValidationError:
-        return None  # the run's files were edited
+    else:
+        try:
+            result = msgspec.convert(done[-1], RecipeOutcome)
+        except msgspec.ValidationError:
+            return None  # the run's files were edited
     return Outcome(
         folder=result.folder,
         gguf=result.gguf,
@@ -70,27 +60,26 @@ def latest_outcome(runs: Sequence[Run], at_work: RecipeAtWork | None) -> Outcome
 def _system(system: str | None) -> str:
     if system is None:
         return "Give it whole prompts, with the system messages that they have in the data."
-    if not system:
-        return "Give it the text alone: it was trained without a system message."
-    return f"Give it this system message: {system}"
+    return "Give it the text alone: it was trained without a system message."
 
 
-def _commands(result: _Result) -> Iterator[str]:
+def _commands(result: RecipeOutcome) -> Iterator[str]:
     if result.folder is not None:
         yield shlex.join(["stillroom", "chat", result.folder])
     if result.gguf is not None:
         yield shlex.join(["llama-server", "-m", result.gguf, "--jinja"])
 
 
-def _comparisons(result: _Result) -> Iterator[str]:
+def _comparisons(result: RecipeOutcome) -> Iterator[str]:
     if result.gain is not None:
-        before = result.gain_over or "untrained student"
+        before = result.gain_over or "untrained student, with or without examples"
         yield f"Compared with the {before}, on {_points(result.gain, 'test prompt')}."
     if result.above_teacher is not None:
         prompts = _points(result.above_teacher, "validation prompt")
         yield (
             f"Compared with the teacher, on {prompts}. The student that did best on them is the "
-            "one that was kept, which favours it a little."
+            "one that was kept, which favours it a little; the teacher may say more than the "
+            "answer alone, which favours the teacher."
         )
 
 

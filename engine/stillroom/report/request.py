@@ -9,9 +9,9 @@ import msgspec
 from pydantic import Field
 
 from stillroom.errors import missing_extra
+from stillroom.evaluate.intervals import Estimate
 from stillroom.files import write_atomic
 from stillroom.outputs import ReplacingRequest
-from stillroom.recipe.request import RecipeResult
 from stillroom.settings import Workspace
 from stillroom.validation import StrictModel
 
@@ -31,12 +31,24 @@ class WrittenReport(msgspec.Struct, frozen=True, kw_only=True):
     """The path of the picture; None if none was requested."""
 
 
+class RecipeOutcome(msgspec.Struct, frozen=True):
+    """The fields of a recipe's result that the report shows; older results have fewer."""
+
+    folder: str | None = None
+    gguf: str | None = None
+    system: str | None = None
+    gain: Estimate | None = None
+    gain_over: str | None = None
+    above_teacher: Estimate | None = None
+    caveats: list[str] = []
+
+
 @dataclass(frozen=True, slots=True)
 class RecipeAtWork:
     """The recipe that writes the report, as the last of its stages."""
 
     run_id: str
-    result: RecipeResult
+    outcome: RecipeOutcome
 
 
 _NO_NETWORK = "http://127.0.0.1:9"

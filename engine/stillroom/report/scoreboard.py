@@ -73,7 +73,6 @@ def scoreboard(lineup: Lineup, costs: CostComparison | None = None) -> Scoreboar
     results = [entry.evaluation.result for entry in rows]
     field = _group_field(results)
     values = _group_values(results, field) if field else []
-    groups = values[:MAX_GROUPS]
     by_file = defaultdict[str, list[EvaluationEntry]](list)
     for entry in entries_with_bars:
         by_file[entry.evaluation.result.data].append(entry)
@@ -96,6 +95,8 @@ def scoreboard(lineup: Lineup, costs: CostComparison | None = None) -> Scoreboar
         default=[],
     )
     of_file = f" in {names[grouped[0].evaluation.result.data]}" if len(by_file) > 1 else ""
+    in_file = [value for value in values if any(_group_accuracy(e, field, value) for e in grouped)]
+    groups = in_file[:MAX_GROUPS]
     for group in groups:
         members = [(entry, _group_accuracy(entry, field, group)) for entry in grouped]
         title = f"{short_name(group)}{of_file}"

@@ -51,16 +51,26 @@ def test_the_rows_lead_back_to_the_teacher_that_wrote_them(project):
     assert steps[1].counts == {"read": 8, "kept": 4}
 
 
-def test_a_teacher_at_an_address_of_ones_own_is_not_that_of_the_provider(project):
+@pytest.mark.parametrize(
+    ("address", "teacher", "provider"),
+    [
+        ("http://127.0.0.1:8000/v1", "big", "an endpoint with the API of openai"),
+        ("https://openrouter.ai/api/v1", "openrouter/big", "openrouter"),
+        ("https://api.openai.com/v1", "openai/big", "openai"),
+    ],
+)
+def test_a_teacher_is_named_after_the_provider_whose_address_it_has(
+    project, address, teacher, provider
+):
     write_manifest(
         project.root / "rollouts.jsonl",
         operation="generate_rollouts",
         inputs=[project.root / "prompts.jsonl"],
-        request={"provider": "openai", "model": "big", "base_url": "http://127.0.0.1:8000/v1"},
+        request={"provider": "openai", "model": "big", "base_url": address},
         counts={"rows": 8},
     )
     [*_, step] = steps_of(project)
-    assert (step.teacher, step.provider) == ("big", "an endpoint with the API of openai")
+    assert (step.teacher, step.provider) == (teacher, provider)
 
 
 def test_a_model_whose_rows_were_filtered_out_is_no_teacher(project):

@@ -7,6 +7,7 @@ from random import Random
 from statistics import median
 from typing import Any
 
+from stillroom import fences
 from stillroom.api.evaluations import CompareEvaluations, compare_evaluations
 from stillroom.api.recipe.rewording import (
     can_reword,
@@ -23,13 +24,12 @@ from stillroom.evaluate.intervals import Estimate, excludes_zero, share_estimate
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.files import read_json
 from stillroom.lines import read_lines
-from stillroom.recipe.answers import ObjectAnswers, form_of
+from stillroom.recipe.answers import ObjectAnswers, form_of, has_value
 from stillroom.recipe.forms import reword
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import Measured
 from stillroom.recipe.splits import FORM_FIELD, NEW_FORM, Parts
 from stillroom.rollout.request import NO_FILE
-from stillroom.rollout.rewards.answers import fields_in
 from stillroom.run_folder import find_run
 
 REFERENCE, REWORD, AFTER, REWORDED = (
@@ -110,6 +110,7 @@ def answers_to_measure_with(session: RecipeSession, parts: Parts) -> Parts:
             "free text",
             "pass labelled, or put a rewards.py next to the prompts",
         )
+    session.is_teacher_right = True
     answers = {
         task_id: form.named(given.get(prompt.task_id, "")) for task_id, prompt in plain.items()
     }
@@ -234,7 +235,7 @@ def measure_after(
     """
     system = session.student_system
     after = evaluate(session, AFTER, run_id, test, "student", system=system)
-    _add_fields(session, after, parts)
+    add_field_accuracies(session, after, parts)
     comparison = difference(session, before, after)
     gain = comparison.difference
     if not excludes_zero(gain) or gain.value < 0:
@@ -252,24 +253,22 @@ def measure_after(
     return gain
 
 
-def _add_fields(session: RecipeSession, after: Evaluated, parts: Parts) -> None:
+def add_field_accuracies(session: RecipeSession, after: Evaluated, parts: Parts) -> None:
     """Adds the accuracy in each field, if answers are objects."""
     form = session.form
     if not isinstance(form, ObjectAnswers):
         return
-    expected = {one.task_id: one.answer for one in parts.test if one.answer is not None}
     said = final_answers([find_run(session.workspace, after.run_id).path / "rollouts.jsonl"])
     pairs = [
-        (fields_in(answer) or {}, fields_in(said.get(task_id, "")) or {})
-        for task_id, answer in expected.items()
+        (one.answer, said[one.task_id])
+        for one in parts.test
+        if one.answer is not None and one.task_id in said
     ]
-    for field in form.fields:
-        num_right = sum(
-            given.get(field, "").strip() == right.get(field, "").strip() for right, given in pairs
-        )
+    for field in form.fields if pairs else ():
+        num_right = sum(has_value(given, field, of=answer) for answer, given in pairs)
         session.add(
             Measured(
-                name=f"student, field {field}",
+                name=f"student, field {fences.name(field)}",
                 prompts=PROMPTS[TEST],
                 accuracy=share_estimate(num_right, len(pairs)),
                 run_id=after.run_id,

@@ -10,6 +10,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from stillroom.api.recipe import baselines, measuring, teaching, training
 from stillroom.api.recipe.baselines import measure_baselines
 from stillroom.api.recipe.logged import IMPORT, with_logged_answers
@@ -35,7 +37,7 @@ from stillroom.recipe.files import RecipeFiles
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import RecipeResult, RunRecipe
 from stillroom.recipe.splits import Parts, split
-from stillroom.report.request import RecipeAtWork, WriteReport
+from stillroom.report.request import RecipeAtWork, RecipeOutcome, WriteReport
 from stillroom.reporting import Reporter
 from stillroom.run_folder import RunRequest, all_runs
 from stillroom.settings import Workspace
@@ -99,13 +101,15 @@ def _do_stages(
             f"{num_silent} of the {taught.counts.prompts} texts to train on have no answer of the "
             "teacher: budget_usd or minutes ended first, or its calls failed"
         )
+    if taught.counts.doubtful is not None:
+        session.files.listing(teaching.DOUBTFUL, taught.doubtful)
     if taught.counts.doubtful:
         session.caveats.append(
             f"{taught.counts.doubtful} answers contradict those to similar texts: they are listed "
             f"in {session.shown(f'{teaching.DOUBTFUL}.jsonl')}"
         )
     gain = measure_after(session, student.run_id, compared.untrained, parts, test)
-    above_teacher, teacher = None, compared.teacher
+    above_teacher, teacher = None, None if session.is_teacher_right else compared.teacher
     # A limit may have ended the teacher's evaluation after a few prompts.
     if teacher is not None and teacher.result.accuracy.n >= measuring.MIN_EVAL_PROMPTS:
         above_teacher = difference(session, teacher, student.validated).difference
@@ -128,7 +132,8 @@ def _do_stages(
         caveats=session.caveats,
         problems=session.problems,
     )
-    write_report(workspace, page, recipe=RecipeAtWork(run_id, result))
+    outcome = msgspec.convert(result, RecipeOutcome, from_attributes=True)
+    write_report(workspace, page, recipe=RecipeAtWork(run_id, outcome))
     return result
 
 

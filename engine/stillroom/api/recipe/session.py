@@ -40,6 +40,8 @@ class RecipeSession:
     """
     max_tokens: int = 0
     """The maximum number of tokens of a student's turn."""
+    is_teacher_right: bool = False
+    """Whether answers of the teacher count as right, for want of labels."""
     prompt_s: float = 0.0
     """The seconds that the student takes for one prompt of an evaluation."""
     caveats: list[str] = field(default_factory=list[str])

@@ -1,8 +1,8 @@
 """The stages of a recipe that ask the teacher, check its answers, and make training rows."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -47,6 +47,9 @@ class Taught:
 
     train_file: Path
     counts: AnswerCounts
+    doubtful: Sequence[dict[str, Any]] = ()
+    """The answers that contradict those to similar texts, and what was trained on in their place.
+    """
 
     @property
     def num_rows(self) -> int:
@@ -91,17 +94,16 @@ class Teaching:
         kept, left_out = answers.usable, Counter(answers.left_out)
         num_silent = len(self._asked) - len(kept) - left_out.total()
         left_out[NO_ANSWER] += num_silent
-        doubtful, corrected = None, 0
+        doubtful, corrected, listed = None, 0, list[dict[str, Any]]()
         if session.form is not None:
             grounded = [one for one in kept if self._is_grounded(session.form, one)]
             left_out[_NOT_IN_TEXT] = len(kept) - len(grounded)
             kept = grounded
             doubts = self._doubts(kept, session.form)
             doubtful = len(doubts)
-            self._list_doubtful(kept, doubts)
-            self._check_share(doubtful, len(kept))
+            self._check_share(kept, doubts)
             settled = self._settle(again, kept, doubts, session.form)
-            self._list_doubtful(kept, doubts, settled)
+            listed = list(self._listed(kept, doubts, settled))
             checked = [settled.get(one.rollout.id, one) for one in kept]
             corrected = sum(
                 new is not None and new.answer != old.answer
@@ -119,7 +121,7 @@ class Teaching:
             corrected=corrected,
         )
         self._kept = kept
-        return Taught(self._rows(number, kept, counts.left_out), counts)
+        return Taught(self._rows(number, kept, counts.left_out), counts, listed)
 
     def with_rewordings(self, taught: Taught) -> Taught:
         """Returns the rows with more of them, whose texts the teacher has put in other words.
@@ -145,7 +147,8 @@ class Teaching:
         train_file = session.files.rows(
             "sft-reworded", taught.train_file, rows, session.request, reworded.files
         )
-        return Taught(train_file, msgspec.structs.replace(taught.counts, reworded=len(rows)))
+        counts = msgspec.structs.replace(taught.counts, reworded=len(rows))
+        return replace(taught, train_file=train_file, counts=counts)
 
     def _is_grounded(self, form: AnswerForm, answer: TeacherAnswer) -> bool:
         return form.is_grounded(answer.answer, self._asked[answer.task_id].text)
@@ -153,49 +156,39 @@ class Teaching:
     def _doubts(self, answers: Sequence[TeacherAnswer], form: AnswerForm) -> dict[str, str]:
         """Returns what similar texts suggest in place of each doubtful answer, by rollout id."""
         texts = [self._asked[one.task_id].text for one in answers]
-        parts = [form.closed_fields(one.answer) for one in answers]
+        values = [form.closed_fields(one.answer) for one in answers]
         suggested: dict[int, str] = {}
-        for name in parts[0] if parts else ():
-            labels = [one[name] for one in parts]
+        for name in values[0] if values else ():
+            labels = [one[name] for one in values]
             for doubt in doubtful_labels(texts, labels, seed=self._session.request.seed):
                 before = suggested.get(doubt.index, answers[doubt.index].answer)
                 suggested[doubt.index] = form.with_closed_field(before, name, doubt.likely)
         return {answers[index].rollout.id: likely for index, likely in suggested.items()}
 
-    def _list_doubtful(
+    def _listed(
         self,
         answers: Sequence[TeacherAnswer],
         doubts: Mapping[str, str],
-        settled: Mapping[str, TeacherAnswer | None] | None = None,
-    ) -> None:
-        """Writes the file of doubtful answers; with `settled`, it says which were trained on."""
-
-        def trained(answer: TeacherAnswer) -> dict[str, str | None]:
-            if settled is None:
-                return {}
-            new = settled[answer.rollout.id]
-            return {"trained": None if new is None else new.answer}
-
-        self._session.files.listing(
-            DOUBTFUL,
-            (
-                {
+        settled: Mapping[str, TeacherAnswer | None],
+    ) -> Iterator[dict[str, Any]]:
+        """Yields the doubtful answers, each with what was settled on in its place, if anything."""
+        for one in answers:
+            if one.rollout.id in doubts:
+                new = settled.get(one.rollout.id)
+                yield {
                     "text": self._asked[one.task_id].text,
                     "answer": one.answer,
                     "likely": doubts[one.rollout.id],
-                    **trained(one),
+                    "trained": None if new is None else new.answer,
                     "metadata": self._asked[one.task_id].row.get("metadata") or {},
                 }
-                for one in answers
-                if one.rollout.id in doubts
-            ),
-        )
 
-    def _check_share(self, num_doubtful: int, num_answers: int) -> None:
-        if num_doubtful > _MAX_DOUBT * num_answers:
+    def _check_share(self, answers: Sequence[TeacherAnswer], doubts: Mapping[str, str]) -> None:
+        if len(doubts) > _MAX_DOUBT * len(answers):
+            self._session.files.listing(DOUBTFUL, self._listed(answers, doubts, {}))
             self._session.stop_at(
                 "answers",
-                f"{num_doubtful} of {num_answers} answers contradict those to "
+                f"{len(doubts)} of {len(answers)} answers contradict those to "
                 "similar texts: either many are wrong, or similar texts need different answers",
             )
 

@@ -224,9 +224,10 @@ class Trainer:
 
         None: its own.
         """
-        if not any(b'"tool_calls"' in line.data for line in read_lines(taught.train_file)):
-            return None
         session = self._session
+        rows = read_lines(taught.train_file)
+        if not session.has_tools and not any(b'"tool_calls"' in row.data for row in rows):
+            return None
         tokenizer = tokenizer_for(session.workspace, session.request.student, "a recipe with tools")
         return "chatml" if is_chatml_without_tools(tokenizer.chat_template) else None
 
