@@ -26,7 +26,7 @@ from stillroom.rollout.request import NO_FILE
 from stillroom.run_folder import find_run
 
 TEACHER, UNTRAINED, EXAMPLES = "evaluate teacher", "evaluate untrained", "evaluate few-shot"
-_NUM_EXAMPLES, _MIN_EXAMPLES, _MAX_OF_KNOWN = 5, 2, 10
+_NUM_EXAMPLES, _MIN_EXAMPLES, _MAX_OF_LABELS = 5, 2, 10
 _ANSWER_LINE = "\nAnswer: "
 _MIN_TEACHER = 0.5
 _EXAMPLES_SHARE, _EXAMPLES_TIMES = 0.1, 3.0
@@ -62,7 +62,7 @@ def measure_baselines(
     student = session.request.student
     untrained = evaluate(session, UNTRAINED, student, test, "untrained student", is_trained=False)
     best = untrained
-    most = _MAX_OF_KNOWN if session.has_labels else _NUM_EXAMPLES
+    most = _MAX_OF_LABELS if session.has_labels else _NUM_EXAMPLES
     system = _few_shot(parts, most) if session.plan.rewards == NO_FILE else None
     shown_test = _test_in_time(session, parts, test) if system is not None else None
     if system is not None and shown_test is not None:

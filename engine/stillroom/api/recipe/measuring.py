@@ -40,7 +40,7 @@ REFERENCE, REWORD, AFTER, REWORDED = (
 )
 _NUM_REWORDED, _MIN_REWORDED = 60, 10
 _CONCURRENCY = 16
-_LONGEST_KNOWN = 80
+_LONGEST_LABEL = 80
 MIN_EVAL_PROMPTS = 5
 _MEASURING_SHARE = 0.3
 """The most of the time that is left which an evaluation may take."""
@@ -102,7 +102,7 @@ def answers_to_measure_with(session: RecipeSession, parts: Parts) -> Parts:
         texts = {prompt.task_id: prompt.text for prompt in plain.values()}
         # The files may also have answers to an earlier call's prompts.
         said = [(texts[one], answer) for one, answer in given.items() if one in texts]
-        short = [(text, answer) for text, answer in said if len(answer) <= _LONGEST_KNOWN]
+        short = [(text, answer) for text, answer in said if len(answer) <= _LONGEST_LABEL]
         session.form = form_of(said) or form_of(short)
     if (form := session.form) is None:
         raise RunError(
@@ -154,7 +154,7 @@ def _check_short(session: RecipeSession, eval_prompts: Sequence[RecipePrompt]) -
     lengths = [len(one.answer) for one in eval_prompts if one.answer is not None]
     if session.plan.logged is None or session.form is not None or not lengths:
         return
-    if median(lengths) > _LONGEST_KNOWN:
+    if median(lengths) > _LONGEST_LABEL:
         raise RunError(
             "the student cannot be evaluated: the input's answers are free text",
             "pass labelled, or put a rewards.py next to the input",
