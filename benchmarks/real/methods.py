@@ -116,9 +116,11 @@ def train_refine(lesson: Lesson) -> Run:
         "--n", lesson.teacher_rows, "--temperature", 1, "--seed", project.seed,
         *project.acting(start),
     )  # fmt: skip
+    # The student has not read what only the teacher reads, so its turns cannot be continued.
+    takeover = ["--takeover", "start"] if project.task.context is not None else []
     project.command(
         "generate-rollouts", "prompts.jsonl", "--output", "refined.jsonl",
-        "--refine", "student.jsonl", "--temperature", 0,
+        "--refine", "student.jsonl", "--temperature", 0, *takeover,
         *project.acting(lesson.teacher, is_teacher=True),
     )  # fmt: skip
     project.command(

@@ -1,6 +1,7 @@
 """The text of docs/results.md, from the figures of results.py."""
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from methods import METHODS, ON_POLICY_RATE, RATE
@@ -14,7 +15,8 @@ from stillroom.evaluate.intervals import (
 )
 
 CONTROL = "SFT, then more SFT"
-BASELINES = ("teacher", "base", "base, 5 examples")
+COMMONEST = "always the commonest answer"
+BASELINES = ("teacher", COMMONEST, "base", "base, 5 examples")
 ABOUT = {
     "tickets": (
         "A support ticket becomes one line, `queue=returns urgency=low order=B7791`: six queues, three urgencies, an "
@@ -115,7 +117,9 @@ def _section(name: str, rows: Sequence[Figure]) -> str:
         if not own:
             continue
         seconds = [row["seconds"] for row in own if "seconds" in row]
-        spent = f"{sum(seconds) / len(seconds):.0f} s" if seconds else ""
+        spent = f"{fmean(seconds):.0f} s" if seconds else ""
+        if steps := [row["steps"] for row in own if "steps" in row]:
+            spent += f", {fmean(steps):.0f} steps"
         cells = [_accuracy(own, "seen"), _accuracy(own, "new"), _gap(rows, method), spent]
         lines.append(f"| {method} | {' | '.join(cells)} |")
     lines.append(
@@ -150,6 +154,13 @@ def _gap(rows: Sequence[Figure], method: str) -> str:
     return f"**{text}**" if excludes_zero(estimate) else text
 
 
+def _is_commonest(rows: Sequence[Figure], method: str) -> bool:
+    """Returns whether a method solves just the tasks that the commonest answer solves."""
+    of = {(row["method"], row["seed"]): (row["seen"], row["new"]) for row in rows}
+    seeds = [seed for name, seed in of if name == method]
+    return bool(seeds) and all(of[method, seed] == of.get((COMMONEST, seed)) for seed in seeds)
+
+
 def _verdicts(name: str, rows: Sequence[Figure]) -> list[str]:
     """Returns which methods are better or worse than the control on new forms, in a sentence."""
     better: list[str] = []
@@ -169,4 +180,8 @@ def _verdicts(name: str, rows: Sequence[Figure]) -> list[str]:
     ]
     if same:
         parts.append(f"no difference shown: {'; '.join(same)}")
+    if idle := [method for method in METHODS if _is_commonest(rows, method)]:
+        parts.append(
+            f"gave the commonest answer to every task, so trained too little: {'; '.join(idle)}"
+        )
     return [f"{name.capitalize()}, new forms: {'. '.join(parts)}."] if parts else []

@@ -5,10 +5,13 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from task import Task, prompt_row, write_rows
+
+from stillroom.data.formats import load_tasks
 
 NUM_PROMPTS, NUM_HELDOUT = 400, 200
 COMMAND_LIMIT_S = 2 * 3600
@@ -37,6 +40,26 @@ class Project:
             (folder / "tools.py").write_text(task.tools, encoding="utf-8")
         if task.context is not None:
             (folder / CONTEXT_FILE).write_text(task.context, encoding="utf-8")
+
+    def commonest_answer(self) -> dict[str, str]:
+        """Returns which held-out tasks the commonest answer to a training prompt solves.
+
+        The tasks are in the order of `evaluate`.
+        """
+        answers = {
+            name: [
+                task.metadata["expected_answer"]
+                for task in sorted(
+                    load_tasks(self.folder / f"{name}.jsonl"), key=lambda task: task.task_id
+                )
+            ]
+            for name in ("prompts", *FORMS)
+        }
+        [(commonest, _)] = Counter(answers["prompts"]).most_common(1)
+        return {
+            name: "".join(str(int(answer == commonest)) for answer in answers[name])
+            for name in FORMS
+        }
 
     def command(self, name: str, *args: object) -> dict[str, Any]:
         """Runs a command and returns its result. Raises RuntimeError if it fails."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from methods import METHODS, Lesson, few_shot, model_folder, train_teacher
-from page import page
+from page import COMMONEST, page
 from project import FORMS, Project
 from smollm2 import base_model
 from task import Task
@@ -73,6 +73,7 @@ def measure(figures: Figures, folder: Path, task: Task, seed: int, options: Any)
     project = Project(place, task, seed, num_heldout=options.heldout)
     lesson = Lesson(project, base, teacher, options.minutes, options.teacher_rows)
     examples = ["--system", few_shot(project)]
+    figures.add(task.name, seed, COMMONEST, project.commonest_answer)
     for name, model in (("teacher", teacher), ("base", base)):
         figures.add(
             task.name, seed, name, lambda model=model: scored(project, model, is_teacher=True)
