@@ -55,6 +55,17 @@ class JsonTeacher(ColourTeacher):
         return f"Here you are:\n```json\n{json.dumps(said, indent=2)}\n```"
 
 
+class LineTeacher(ColourTeacher):
+    """Gives colour and number as one line in a chatty text; of 7, 17, … the number is wrong, and
+    of 9, 39, … the colour."""
+
+    def says(self, text: str) -> str:
+        number = int(number_in(text))
+        colour = "blue" if number % 30 == 9 else colour_of(text)
+        said = f"colour={colour} number={500 if number % 10 == 7 else number}"
+        return f"Sure! I looked that up: {said}. Anything else?"
+
+
 def number_in(text: str) -> str:
     return text.removesuffix("?").split()[-1]
 

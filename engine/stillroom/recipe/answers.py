@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from stillroom.rollout.rewards.answers import as_text, fields_in, objects_in
@@ -20,6 +21,11 @@ _MIN_SHARE = 0.9
 """The least share of the answers that have the form of all."""
 _MIN_COPIED, _COPIED_SHARE = 10, 0.98
 """How many values of a field, and what share of them, occur in their texts if all must."""
+_VARYING = re.compile(r"\b(?=[^\W\d]*\d)\w++")
+"""A word with a digit."""
+_LONGEST_PATTERN = 120
+_GAP = "…"
+"""What stands for such a word in a pattern."""
 _SCALARS = (str, int, float, bool, type(None))
 
 
@@ -96,18 +102,98 @@ class ObjectAnswers:
         return all(_is_in(values[name], text) for name in self.copied)
 
 
-AnswerForm = LabelAnswers | ObjectAnswers
+@dataclass(frozen=True, slots=True)
+class PatternAnswers:
+    """Answers of a few patterns, which differ only in words with digits: `queue=sales order=…`."""
+
+    patterns: tuple[str, ...]
+    are_copied: bool = False
+    """Whether the words with digits occur in the text that is answered."""
+    num_bytes: int = 0
+    """The length of the longest answer."""
+
+    def named(self, text: str) -> str | None:
+        """Returns the answer of these patterns that a text gives; None if none or several."""
+        for part in (text.strip(), text.strip().partition("\n")[0]):
+            for pattern in self.patterns:
+                if (match := _pattern(pattern).fullmatch(part)) is not None:
+                    return _filled(pattern, match)
+        rest, found = text, set[str]()
+        for pattern in sorted(self.patterns, key=len, reverse=True):
+            found |= {_filled(pattern, match) for match in _pattern(pattern).finditer(rest)}
+            rest = _pattern(pattern).sub(" ", rest)
+        return found.pop() if len(found) == 1 else None
+
+    def closed_fields(self, answer: str) -> dict[str, str]:
+        """Returns the values of the fields that have a fixed set of values: here the pattern."""
+        return {"": pattern_of(answer)} if len(self.patterns) > 1 else {}
+
+    def with_closed_field(self, answer: str, name: str, value: str) -> str:
+        """Returns an answer with another value of a closed field: here the pattern alone."""
+        return value
+
+    def is_grounded(self, answer: str, text: str) -> bool:
+        """Returns whether all that must be copied from the text is in it."""
+        text = text.casefold()
+        return not self.are_copied or all(_is_in(word, text) for word in _VARYING.findall(answer))
 
 
-def form_of(answered: Sequence[tuple[str, str]]) -> AnswerForm | None:
+AnswerForm = LabelAnswers | ObjectAnswers | PatternAnswers
+
+
+def form_of(answered: Sequence[tuple[str, str]], *, are_bare: bool = True) -> AnswerForm | None:
     """Returns the form of the answers in pairs of a text and its answer; None if it is free text.
 
-    Answers may be longer texts, each with a JSON object in it.
+    are_bare: whether the answers are nothing else. Others may be longer texts, each with a JSON
+    object in it, or labels.
     """
     if (objects := _object_form(answered)) is not None:
         return objects
     labels = known_answers([answer for _, answer in answered])
-    return None if labels is None else LabelAnswers(tuple(labels))
+    if labels is not None:
+        return LabelAnswers(tuple(labels))
+    return _pattern_form(answered) if are_bare else None
+
+
+def _pattern_form(answered: Sequence[tuple[str, str]]) -> PatternAnswers | None:
+    answers = [answer.strip() for _, answer in answered]
+    if len(answers) < _MIN_COPIED or max(map(len, answers)) > _LONGEST_PATTERN:
+        return None
+    if any(_GAP in answer for answer in answers):
+        return None
+    patterns = tuple(dict.fromkeys(map(pattern_of, answers)))
+    is_one = len(patterns) == 1
+    if not is_one and known_answers([pattern_of(answer) for answer in answers]) is None:
+        return None
+    # A pattern without words would be found in any text.
+    if not all(any(letter.isalpha() for letter in pattern) for pattern in patterns):
+        return None
+    words = [
+        _is_in(word, text.casefold())
+        for text, answer in answered
+        for word in _VARYING.findall(answer)
+    ]
+    are_copied = len(words) >= _MIN_COPIED and sum(words) >= _COPIED_SHARE * len(words)
+    num_bytes = max(len(answer.encode()) for answer in answers)
+    return PatternAnswers(patterns, are_copied, num_bytes)
+
+
+def pattern_of(answer: str) -> str:
+    """Returns an answer with a mark in place of each word that has a digit."""
+    return _VARYING.sub(_GAP, answer.strip())
+
+
+@lru_cache(maxsize=2 * _MAX_ANSWERS)
+def _pattern(pattern: str) -> re.Pattern[str]:
+    """Returns what finds the answers of a pattern in a text, as whole words."""
+    parts = f"({_VARYING.pattern})".join(map(re.escape, pattern.split(_GAP)))
+    return re.compile(rf"(?<!\w){parts}(?!\w)", re.IGNORECASE)
+
+
+def _filled(pattern: str, match: re.Match[str]) -> str:
+    """Returns the answer that was found, in the pattern's own letters."""
+    first, *others = pattern.split(_GAP)
+    return first + "".join(word + part for word, part in zip(match.groups(), others, strict=True))
 
 
 def _object_form(answered: Sequence[tuple[str, str]]) -> ObjectAnswers | None:

@@ -17,6 +17,7 @@ from fakes.colours import (
     COLOURS,
     ColourTeacher,
     JsonTeacher,
+    LineTeacher,
     colour_of,
     logged_call,
     make_data,
@@ -46,7 +47,7 @@ from stillroom.evaluate.files import RESULT_FILE, Evaluation
 from stillroom.files import read_json
 from stillroom.lineage import read_manifest
 from stillroom.outputs import OutputHeldError, output_lock
-from stillroom.recipe.answers import ObjectAnswers
+from stillroom.recipe.answers import ObjectAnswers, pattern_of
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import Measured, RecipeResult, RunRecipe
 from stillroom.recipe.selection import UNSETTLED
@@ -467,7 +468,7 @@ def test_of_answers_that_are_objects_each_field_counts(
     # Bare, in the order of the labels; without the numbers that are not in the text.
     assert all(answer == json.dumps(right_object(text)) for text, answer in answers)
     left_out = result.answers.left_out
-    assert left_out["a field's value does not occur in the text"] == 6
+    assert left_out["a copied value does not occur in the text"] == 6
     doubtful = read_rows(tmp_path / "student/doubtful.jsonl")
     assert {row["likely"] for row in doubtful} == {
         json.dumps(right_object(row["text"])) for row in doubtful
@@ -494,6 +495,29 @@ def test_of_answers_that_are_objects_each_field_counts(
     assert on_test["student"].value <= min(one.value for one in fields)
     assert result.gain_over.startswith("untrained student")
     assert "The student student/model is for" in text_of(tmp_path / "student/report.html")
+
+
+def test_of_lines_with_numbers_the_bare_line_is_trained(
+    tmp_path: Path, tiny_models: Any, started: list[str]
+) -> None:
+    def right_line(text: str) -> str:
+        return f"colour={colour_of(text)} number={number_in(text)}"
+
+    workspace = make_data(tmp_path, num_inputs=60)
+    rows = "".join(f"{text},{right_line(text)}\n" for text in things(1000, 24))
+    (tmp_path / "labelled.csv").write_text(f"text,label\n{rows}", encoding="utf-8")
+    with LineTeacher() as server:
+        result = run(workspace, request(server, tiny_models))
+
+    rows = read_rows(tmp_path / "student/sft-1.jsonl")
+    answers = [[message["content"] for message in row["messages"]] for row in rows]
+    assert all(answer == right_line(text) for text, answer in answers)
+    assert result.answers.left_out["a copied value does not occur in the text"] == 6
+    doubtful = read_rows(tmp_path / "student/doubtful.jsonl")
+    assert result.answers.doubtful == len(doubtful) == 2
+    assert {row["likely"] for row in doubtful} == {
+        pattern_of(right_line(row["text"])) for row in doubtful
+    }
 
 
 def test_the_name_of_a_field_reaches_an_agent_as_a_name_alone(tmp_path: Path) -> None:

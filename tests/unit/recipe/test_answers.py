@@ -5,6 +5,7 @@ import pytest
 from stillroom.recipe.answers import (
     LabelAnswers,
     ObjectAnswers,
+    PatternAnswers,
     form_of,
     has_value,
     known_answers,
@@ -91,9 +92,10 @@ def test_objects_with_the_same_fields_are_a_form_of_answers() -> None:
     chatty = [(text, f"Here you are:\n```json\n{answer}\n```") for text, answer in ORDERS]
     assert form_of(chatty) == form
     assert form_of([("a", "yes"), ("b", "no")] * 5) == LabelAnswers(("yes", "no"))
-    assert form_of([(text, f"{text} {answer[1:-1]}") for text, answer in ORDERS]) is None
+    said = [(text, f"{text} {answer[1:-1]}") for text, answer in ORDERS]
+    assert form_of(said, are_bare=False) is None
     mixed = [(text, answer if n % 5 else '{"other": 1}') for n, (text, answer) in enumerate(ORDERS)]
-    assert form_of(mixed) is None
+    assert form_of(mixed, are_bare=False) is None
 
 
 @pytest.mark.parametrize(
@@ -149,3 +151,63 @@ def test_braces_without_an_object_do_not_take_long() -> None:
 def test_only_an_object_with_the_field_has_its_value(text: str, *, right: bool) -> None:
     assert has_value(text, "order", of='{"order": null, "kind": "a"}') is right
     assert has_value('{"order": 7}', "order", of='{"order": "7"}')
+
+
+CODES = [f"reserved: r{number}" for number in range(100, 140)]
+
+
+def desk_form(*, are_copied: bool = False) -> PatternAnswers:
+    answers = [*CODES, *["not free"] * 20, *[f"free: {number} copies" for number in range(20)]]
+    form = form_of([(answer if are_copied else "Text", answer) for answer in answers])
+    assert isinstance(form, PatternAnswers)
+    return form
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("reserved: r815", "reserved: r815"),
+        (" Reserved: R815\nIs that all?", "reserved: R815"),
+        ("Sure! I looked that up for you: reserved: r815. Anything else?", "reserved: r815"),
+        ("It is **not free**.", "not free"),
+        ("It is not free, but free: 2 copies tomorrow", None),
+        ("reserved: r1 or reserved: r2", None),
+        ("reserved: soon", None),
+        ("unreserved: r815", None),
+    ],
+)
+def test_an_answer_of_a_pattern_is_found_in_what_a_teacher_says(
+    text: str, answer: str | None
+) -> None:
+    assert desk_form().named(text) == answer
+
+
+def test_words_with_digits_that_are_copied_must_be_in_the_text() -> None:
+    form = desk_form(are_copied=True)
+    assert form.is_grounded("reserved: r815", "Book R815, please")
+    assert not form.is_grounded("reserved: r815", "Book r81 and r8155")
+    assert desk_form().is_grounded("reserved: r815", "Book it")
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [str(number) for number in range(40)],
+        [
+            f"It was {number} when I called {name}"
+            for number, name in enumerate(map(chr, range(200, 240)))
+        ],
+        CODES[:9],
+        [f"{code} …" for code in CODES],
+        [f"{code} {'for you ' * 20}" for code in CODES],
+    ],
+)
+def test_numbers_sentences_and_few_answers_have_no_pattern(answers: list[str]) -> None:
+    assert form_of([("Text", answer) for answer in answers]) is None
+
+
+def test_answers_that_may_say_more_have_no_pattern() -> None:
+    assert form_of([("Text", code) for code in CODES], are_bare=False) is None
+    assert form_of([("Text", code) for code in CODES]) == PatternAnswers(
+        ("reserved: …",), False, 14
+    )

@@ -46,7 +46,7 @@ def test_unusable_answers_are_left_out_with_a_reason(tmp_path: Path) -> None:
     assert answers.left_out == {
         "the reward says it is wrong": 2,
         "cut off or missing": 2,
-        "no known label, or no JSON object with the expected fields": 1,
+        "no label, line or JSON object of the form of the right answers": 1,
     }
 
 

@@ -103,7 +103,7 @@ def answers_to_measure_with(session: RecipeSession, parts: Parts) -> Parts:
         # The files may also have answers to an earlier call's prompts.
         said = [(texts[one], answer) for one, answer in given.items() if one in texts]
         short = [(text, answer) for text, answer in said if len(answer) <= _LONGEST_LABEL]
-        session.form = form_of(said) or form_of(short)
+        session.form = form_of(said, are_bare=False) or form_of(short, are_bare=False)
     if (form := session.form) is None:
         raise RunError(
             "the student cannot be evaluated: there are no labels, and the teacher's answers are "

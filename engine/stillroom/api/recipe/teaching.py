@@ -33,7 +33,7 @@ ASK, ASK_REST, AGAIN, AGAIN_REST, SELECT, SELECT_REST, REWORD_MORE = (
 DOUBTFUL = "doubtful"
 """The name of the file with the answers that contradict those to similar texts."""
 NO_ANSWER = "no answer (a limit or an error)"
-_NOT_IN_TEXT = "a field's value does not occur in the text"
+_NOT_IN_TEXT = "a copied value does not occur in the text"
 _TIMES_AGAIN = 2
 _MAX_DOUBT = 0.25
 _MIN_ROWS = 20
@@ -156,7 +156,9 @@ class Teaching:
     def _doubts(self, answers: Sequence[TeacherAnswer], form: AnswerForm) -> dict[str, str]:
         """Returns what similar texts suggest in place of each doubtful answer, by rollout id."""
         texts = [self._asked[one.task_id].text for one in answers]
-        values = [form.closed_fields(one.answer) for one in answers]
+        # With tools the right answer depends on what they say, not on the text alone.
+        compared = [] if self._session.has_tools else answers
+        values = [form.closed_fields(one.answer) for one in compared]
         suggested: dict[int, str] = {}
         for name in values[0] if values else ():
             labels = [one[name] for one in values]
