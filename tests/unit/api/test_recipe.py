@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -40,6 +40,7 @@ from fakes.runs_here import do_runs_here
 from stillroom.api import run_recipe
 from stillroom.api.recipe.measuring import add_field_accuracies
 from stillroom.api.recipe.run import make_student
+from stillroom.api.recipe.session import RecipeSession
 from stillroom.api.recipe.stages import RecipeLimits, Stages
 from stillroom.curate.convert import ConvertRollouts
 from stillroom.errors import DataError, InputError, ModelError, RunError
@@ -257,6 +258,21 @@ def test_more_money_asks_on_and_pays_for_nothing_again(
     again = run_recipe(workspace, little.model_copy(update={"budget_usd": 10.0}))
     assert again.result is not None
     assert (teacher.num_calls, started.count("sft")) == (num_calls, 2)
+
+
+def test_what_is_missing_in_the_runs_of_a_stage_is_said_once(tmp_path: Path) -> None:
+    notes, nothing = list[str](), cast("Any", None)
+    stages: Any = SimpleNamespace(note=notes.append)
+    session = RecipeSession(Workspace(tmp_path), nothing, stages, nothing)
+    results = [{"omitted": 56, "stopped_by": "budget_usd"}, {"omitted": 144, "failed": 1}]
+
+    session.note_gaps("ask rest", results, is_caveat=False)
+
+    assert notes == ["ask rest: 1 failed, 200 omitted (its share of budget_usd was used up)"]
+    assert not session.caveats
+    session.note_gaps("ask rest", results)
+    session.note_gaps("validate", [{"failed": 0}])
+    assert session.caveats == notes[:1]
 
 
 def test_a_second_recipe_in_the_same_folder_is_refused_while_the_first_one_runs(

@@ -349,7 +349,7 @@ def evaluate(
         num = sum(1 for _ in read_lines(data))
         limit_s = max(limit_s, _MIN_LAST_S, _SLOWER * num * session.prompt_s)
     run = session.stages.run(title, "evaluate_model", request, limit_s=limit_s)
-    session.note_gaps(title, run.result or {})
+    session.note_gaps(title, [run.result or {}])
     file = find_run(session.workspace, run.run_id).path / RESULT_FILE
     result = read_json(file, Evaluation).result
     # An untrained student says more than a trained one, and reads examples.

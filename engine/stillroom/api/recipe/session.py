@@ -112,17 +112,25 @@ class RecipeSession:
         """Returns the path of a file in the recipe's folder, as requests name it."""
         return self.workspace.shown(self.files.folder / name)
 
-    def note_gaps(self, title: str, result: Mapping[str, Any]) -> None:
-        """Adds a caveat and a note if a limit or failures left a stage with less to show."""
-        counts = {name: result.get(name) for name in ("failed", "omitted", "unjudged")}
+    def note_gaps(
+        self, title: str, results: Sequence[Mapping[str, Any]], *, is_caveat: bool = True
+    ) -> None:
+        """Adds a note, and a caveat, if limits or failures left a stage with less to show.
+
+        results: those of the stage's runs.
+        """
+        counts = {
+            name: sum(result.get(name) or 0 for result in results)
+            for name in ("failed", "omitted", "unjudged")
+        }
         missing = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        limit = result.get("stopped_by")
-        if missing or limit:
-            because = f" (its share of {limit} was used up)" if limit else ""
-            caveat = f"{title}: {missing or 'ended early'}{because}"
-            if caveat not in self.caveats:
-                self.caveats.append(caveat)
-                self.stages.note(caveat)
+        limits = dict.fromkeys(limit for one in results if (limit := one.get("stopped_by")))
+        if missing or limits:
+            because = f" (its share of {' and '.join(limits)} was used up)" if limits else ""
+            note = f"{title}: {missing or 'ended early'}{because}"
+            self.stages.note(note)
+            if is_caveat and note not in self.caveats:
+                self.caveats.append(note)
 
     def leave_out(self, what: str, problem: str) -> None:
         """Adds a caveat for something that failed and is not needed."""
@@ -152,12 +160,14 @@ def ask_teacher(
     prompts: Sequence[RecipePrompt],
     *,
     budget_share: float,
+    are_gaps_caveats: bool = True,
     **options: object,
 ) -> list[Path]:
     """Lets the teacher answer prompts with a share of the dollars that are left.
 
-    title: the stage. name: of the files. options: those of generate_rollouts that differ from the
-    recipe's. Returns the files with rollouts of these and of earlier calls' prompts, under the same
+    title: the stage. name: of the files. are_gaps_caveats: False where the caller says itself how
+    many answers are missing. options: those of generate_rollouts that differ from the recipe's.
+    Returns the files with rollouts of these and of earlier calls' prompts, under the same
     options: what the teacher was asked once, it is not asked again.
     """
     shown, limit = session.workspace.shown, dict[str, object]()
@@ -170,7 +180,7 @@ def ask_teacher(
         "seed": session.request.seed,
         **options,
     }
-    outputs = list[Path]()
+    outputs, results = list[Path](), list[Mapping[str, Any]]()
     marked = f"{name}-{content_hash(fields)[:6]}"
     for file in session.files.prompts_to_ask(marked, prompts):
         output = file.with_name(file.name.replace(".prompts.", ".rollouts."))
@@ -184,6 +194,7 @@ def ask_teacher(
         run = session.stages.run(
             title, "generate_rollouts", GenerateRollouts.model_validate(request)
         )
-        session.note_gaps(title, run.result or {})
+        results.append(run.result or {})
         outputs.append(output)
+    session.note_gaps(title, results, is_caveat=are_gaps_caveats)
     return outputs

@@ -86,7 +86,15 @@ class Teaching:
         everything = list(self._asked.values())
         logged = session.plan.logged
         self._files = (
-            ask_teacher(session, ask, "teacher", everything, budget_share=budget_share, **options)
+            ask_teacher(
+                session,
+                ask,
+                "teacher",
+                everything,
+                budget_share=budget_share,
+                are_gaps_caveats=False,
+                **options,
+            )
             if logged is None
             else [logged]
         )
