@@ -30,6 +30,7 @@ from stillroom import api
 from stillroom.run_folder import all_runs
 from stillroom.settings import Workspace
 
+MAX_WAIT_S = 900.0
 MAX_STARTS = 60
 """Of one recipe; what is not whole by then counts as lost."""
 CONCURRENCY = 20
@@ -85,7 +86,7 @@ def main() -> None:
         (root / "whole").mkdir()
         whole = make_data(root / "whole")
         begun = time.monotonic()
-        ended = wait_for_end(whole, start(whole, teacher, student))
+        ended = wait_for_end(whole, start(whole, teacher, student), MAX_WAIT_S)
         took_s = time.monotonic() - begun
         assert ended.result is not None, ended.error
         expected, calls = outcome(whole, ended.result), teacher.num_calls
@@ -100,7 +101,7 @@ def main() -> None:
                     time.sleep(rng.uniform(0, took_s / 2))
                     kill(workspace, run_id, with_stage=rng.random() < 0.5)
                     figures["kills"] += 1
-                ended = wait_for_end(workspace, run_id)
+                ended = wait_for_end(workspace, run_id, MAX_WAIT_S)
                 if ended.status == "succeeded":
                     break
             is_same = ended.result is not None and outcome(workspace, ended.result) == expected

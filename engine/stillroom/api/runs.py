@@ -367,7 +367,8 @@ class RunWatch:
         has_progressed = (
             _progress_tenth(run) != self._progress_tenth and self._progress_tenth is not None
         )
-        is_long = waited_s >= min(_MIN_WAIT_S, self.wait_s / 2)
+        # A recipe's stages are many, and none needs an answer.
+        is_long = waited_s >= min(_MIN_WAIT_S, self.wait_s / 2) and run.kind is not RunKind.RECIPE
         if has_progressed and is_long and not self._ends_in_time(run, waited_s):
             return "progress"
         # The run may have had no progress when the call began.

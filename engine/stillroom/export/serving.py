@@ -180,6 +180,12 @@ def snippets(usage: UsageExample) -> Iterator[tuple[str, str, str]]:
     yield "With transformers 5 (from the parent folder):", "python", _python(usage)
     if (command := usage.command) is not None:
         yield "With vLLM, as an OpenAI-compatible server:", "sh", command
+    if usage.has_tools:
+        yield (
+            "With its tools, which are called until it answers (tools.py has their code):",
+            "sh",
+            f"stillroom chat {usage.served.path} --tools tools.py",
+        )
     if usage.format in ("merged", "text"):
         yield (
             "As GGUF, with a checkout of llama.cpp:",

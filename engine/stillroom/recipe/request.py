@@ -54,7 +54,7 @@ class AnswerCounts(msgspec.Struct, frozen=True, kw_only=True):
     """The number of answers that contradict those to similar texts; None if answers were not
     compared, because neither they nor their fields are from a small set."""
     are_labels: bool = False
-    """Whether the answers are from a small set."""
+    """Whether the answers, or their patterns, are from a small set."""
     reworded: int = 0
     """The number of further rows, whose texts the teacher has put in other words."""
     corrected: int = 0

@@ -78,8 +78,7 @@ def _comparisons(result: RecipeOutcome) -> Iterator[str]:
         prompts = _points(result.above_teacher, "validation prompt")
         yield (
             f"Compared with the teacher, on {prompts}. The student that did best on them is the "
-            "one that was kept, which favours it a little; the teacher may say more than the "
-            "answer alone, which favours the teacher."
+            "one that was kept, which favours it a little."
         )
 
 

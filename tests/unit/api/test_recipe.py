@@ -35,23 +35,29 @@ from fakes.rollout_rows import (
     user,
     write_rows,
 )
-from fakes.run_folders import write_run
+from fakes.run_folders import evaluation_result, write_run
 from fakes.runs_here import do_runs_here
 from stillroom.api import run_recipe
-from stillroom.api.recipe.measuring import add_field_accuracies
+from stillroom.api.recipe.measuring import (
+    add_field_accuracies,
+    compare_with_commonest,
+    note_never_right,
+)
 from stillroom.api.recipe.run import make_student
 from stillroom.api.recipe.session import RecipeSession
 from stillroom.api.recipe.stages import RecipeLimits, Stages
 from stillroom.curate.convert import ConvertRollouts
 from stillroom.errors import DataError, InputError, ModelError, RunError
 from stillroom.evaluate.files import RESULT_FILE, Evaluation
+from stillroom.evaluate.intervals import share_estimate
 from stillroom.files import read_json
 from stillroom.lineage import read_manifest
 from stillroom.outputs import OutputHeldError, output_lock
-from stillroom.recipe.answers import ObjectAnswers, pattern_of
+from stillroom.recipe.answers import LabelAnswers, ObjectAnswers, pattern_of
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import Measured, RecipeResult, RunRecipe
 from stillroom.recipe.selection import UNSETTLED
+from stillroom.recipe.training import Pace
 from stillroom.run_folder import RunState, create_run
 from stillroom.settings import Workspace
 from stillroom.train.planning.forecast import SftSettings
@@ -273,6 +279,47 @@ def test_what_is_missing_in_the_runs_of_a_stage_is_said_once(tmp_path: Path) -> 
     session.note_gaps("ask rest", results)
     session.note_gaps("validate", [{"failed": 0}])
     assert session.caveats == notes[:1]
+
+
+def test_a_student_that_may_have_learnt_one_answer_is_not_exported_as_a_success() -> None:
+    nothing = cast("Any", None)
+    session = RecipeSession(nothing, SimpleNamespace(request=RunRecipe(input="i", student="s")),
+                            nothing, nothing)  # type: ignore[arg-type]  # fmt: skip
+    session.form = LabelAnswers(("a", "b"))
+    groups = {"a": share_estimate(26, 26), "b": share_estimate(0, 64), "c": share_estimate(0, 3)}
+    result = evaluation_result(
+        "student", share_estimate(26, 96), commonest_answer=share_estimate(19, 96),
+        by_group={"expected_answer": groups},
+    )  # fmt: skip
+
+    with pytest.raises(RunError, match=r"right on 27% of 96 .* commonest answer is on 20%"):
+        compare_with_commonest(session, result)
+    compare_with_commonest(
+        session, msgspec.structs.replace(result, accuracy=share_estimate(60, 96))
+    )
+    note_never_right(session, result)
+    assert session.caveats == [
+        "the student was right on none of the test prompts with these answers: b (of 64 prompts)"
+    ]
+
+
+def test_where_the_time_suffices_for_one_training_all_is_asked_before_it(
+    tmp_path: Path,
+    teacher: ColourTeacher,
+    tiny_models: Any,
+    started: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workspace = make_data(tmp_path, num_inputs=240)
+    monkeypatch.setattr("stillroom.api.recipe.training.Pace.of", lambda _: Pace(0.0, 10.0))
+    monkeypatch.setattr("stillroom.api.recipe.run._still_to_ask", lambda _, parts: parts.rest)
+
+    result = run(workspace, request(teacher, tiny_models, budget_usd=10.0, minutes=30))
+
+    assert started.count("sft") == 1
+    assert result.answers.trained == 240
+    assert "train (2)" in [one.stage for one in result.stages]
+    assert "student after all answers" in [one.name for one in result.accuracy]
 
 
 def test_a_second_recipe_in_the_same_folder_is_refused_while_the_first_one_runs(

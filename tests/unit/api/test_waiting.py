@@ -51,6 +51,8 @@ def test_progress_answers_at_a_tenth_and_only_after_a_while() -> None:
     assert reason(run(59), 31) is None
     assert reason(run(2, phase="evaluate"), 31) == "progress"
     assert reason(run(60), 6, wait_s=10) == "progress"
+    recipe = run(41, kind=RunKind.RECIPE)
+    assert RunWatch(recipe, 110).reason(run(60, kind=RunKind.RECIPE), 31) is None
     # It ends before the call must answer.
     assert reason(run(180, eta_s=40), 31) is None
     assert reason(run(180, eta_s=90), 31) == "progress"

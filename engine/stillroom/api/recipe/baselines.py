@@ -61,6 +61,10 @@ def measure_baselines(
     _limit_turns(session, teacher)
     student = session.request.student
     untrained = evaluate(session, UNTRAINED, student, test, "untrained student", is_trained=False)
+    if teacher is not None:
+        # A trained student takes as many turns as its teacher.
+        turns = teacher.result.mean_turns / max(1.0, untrained.result.mean_turns)
+        session.prompt_s *= max(1.0, turns)
     best = untrained
     most = _MAX_OF_LABELS if session.has_labels else _NUM_EXAMPLES
     system = _few_shot(parts, most) if session.plan.rewards == NO_FILE else None

@@ -16,7 +16,7 @@ from stillroom.api.recipe.rewording import (
     is_single,
     reworded_by_teacher,
 )
-from stillroom.api.recipe.session import RecipeSession, ask_teacher
+from stillroom.api.recipe.session import PATTERN_FIELD, RecipeSession, ask_teacher
 from stillroom.errors import RunError
 from stillroom.evaluate.compare import Comparison
 from stillroom.evaluate.files import RESULT_FILE, Evaluation, EvaluationResult
@@ -24,7 +24,13 @@ from stillroom.evaluate.intervals import Estimate, excludes_zero, share_estimate
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.files import read_json
 from stillroom.lines import read_lines
-from stillroom.recipe.answers import ObjectAnswers, form_of, has_value
+from stillroom.recipe.answers import (
+    ObjectAnswers,
+    PatternAnswers,
+    form_of,
+    has_value,
+    pattern_of,
+)
 from stillroom.recipe.forms import reword
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import Measured
@@ -123,8 +129,17 @@ def answers_to_measure_with(session: RecipeSession, parts: Parts) -> Parts:
 
 
 def _in_form(session: RecipeSession, parts: Parts) -> Parts:
-    """Returns the parts with right answers written in the form of all, if they are objects."""
+    """Returns the parts with right answers written in the form of all, if they are objects.
+
+    If they have patterns, each prompt says that of its answer.
+    """
     form = session.form
+    if isinstance(form, PatternAnswers):
+        return replace(
+            parts,
+            validation=[_with_pattern(one) for one in parts.validation],
+            test=[_with_pattern(one) for one in parts.test],
+        )
     if not isinstance(form, ObjectAnswers):
         return parts
     named = {
@@ -147,6 +162,12 @@ def _in_form(session: RecipeSession, parts: Parts) -> Parts:
         ]
 
     return replace(parts, validation=rewritten(parts.validation), test=rewritten(parts.test))
+
+
+def _with_pattern(prompt: RecipePrompt) -> RecipePrompt:
+    pattern = None if prompt.answer is None else pattern_of(prompt.answer)
+    metadata = {**(prompt.row.get("metadata") or {}), PATTERN_FIELD: pattern}
+    return replace(prompt, row={**prompt.row, "metadata": metadata})
 
 
 def _check_short(session: RecipeSession, eval_prompts: Sequence[RecipePrompt]) -> None:
@@ -244,6 +265,8 @@ def measure_after(
             f"the student is right on {comparison.candidate_accuracy:.0%} of the test prompts, and "
             f"was on {comparison.baseline_accuracy:.0%} before training: no significant gain",
         )
+    compare_with_commonest(session, after.result)
+    note_never_right(session, after.result)
     left = session.stages.left_s
     if left is not None and left < _NUM_REWORDED * session.prompt_s:
         session.caveats.append("there was no time to measure accuracy on reworded prompts")
@@ -251,6 +274,33 @@ def measure_after(
         prompts = session.files.prompts(_TEST_REWORDED, reworded)
         evaluate(session, REWORDED, run_id, prompts, "student", system=system)
     return gain
+
+
+def compare_with_commonest(session: RecipeSession, result: EvaluationResult) -> None:
+    """Raises RunError if a student may do no better than one answer to everything (gate `gain`)."""
+    accuracy, commonest = result.accuracy, result.commonest_answer
+    if commonest is not None and accuracy.low is not None and accuracy.low <= commonest.value:
+        session.stop_at(
+            "gain",
+            f"the student is right on {accuracy.value:.0%} of {accuracy.n} test prompts (at least "
+            f"{accuracy.low:.0%}), and one that always gives the commonest answer is on "
+            f"{commonest.value:.0%}: it may have learnt no more than that",
+        )
+
+
+def note_never_right(session: RecipeSession, result: EvaluationResult) -> None:
+    """Adds a caveat on kinds of answers that a student never gets right."""
+    groups = result.by_group.get(session.answer_field or "", {})
+    never = [
+        f"{fences.name(name)} (of {accuracy.n} prompts)"
+        for name, accuracy in groups.items()
+        if accuracy.n >= MIN_EVAL_PROMPTS and not accuracy.value
+    ]
+    if never:
+        session.caveats.append(
+            "the student was right on none of the test prompts with these answers: "
+            + ", ".join(never)
+        )
 
 
 def add_field_accuracies(session: RecipeSession, after: Evaluated, parts: Parts) -> None:
@@ -338,8 +388,8 @@ def evaluate(
     is_exact = session.form is not None and model is not None and is_trained
     if by_form:
         options["group_by"] = (FORM_FIELD,)
-    elif is_exact and session.has_labels:
-        options["group_by"] = ("expected_answer",)
+    elif is_exact and session.answer_field is not None:
+        options["group_by"] = (session.answer_field,)
     options["answer_match"] = "exact" if is_exact else "contained"
     request = EvaluateModel.model_validate(options)
     left = session.stages.left_s

@@ -7,6 +7,7 @@ student that did best; export it; write the report.
 """
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,6 +40,7 @@ from stillroom.recipe.request import RecipeResult, RunRecipe
 from stillroom.recipe.splits import Parts, split
 from stillroom.report.request import RecipeAtWork, RecipeOutcome, WriteReport
 from stillroom.reporting import Reporter
+from stillroom.rollout.request import NO_FILE
 from stillroom.run_folder import RunRequest, all_runs
 from stillroom.settings import Workspace
 from stillroom.types import RunKind
@@ -100,6 +102,11 @@ def _do_stages(
         session.caveats.append(
             f"{num_silent} of the {taught.counts.prompts} texts to train on have no answer of the "
             "teacher: budget_usd or minutes ended first, or its calls failed"
+        )
+    if (session.form is None or session.has_tools) and session.plan.rewards == NO_FILE:
+        session.caveats.append(
+            "the teacher's answers were trained on without a check: they cannot be compared with "
+            "those to similar texts, and no rewards.py judges them"
         )
     if taught.counts.doubtful is not None:
         session.files.listing(teaching.DOUBTFUL, taught.doubtful)
@@ -170,25 +177,42 @@ def _teach(session: RecipeSession, parts: Parts, validation: Path) -> tuple[Taug
     taught = teacher.ask(1, parts.first, budget_share=_FIRST_BUDGET)
     rest = _still_to_ask(session, parts)
     asking_s = (time.monotonic() - asked_at) * len(rest) / len(parts.first)
-    students = [trainer.train_first(taught, asking_s=asking_s)]
-    if _may_ask_more(session, parts, students[0]):
-        more = teacher.ask(2, rest, budget_share=_REST_BUDGET) if rest else taught
-        more = teacher.with_rewordings(more)
-        if num_left := len(parts.rest) + len(parts.of_new_forms) - len(rest):
-            session.caveats.append(
-                f"{num_left} texts of known templates were not sent to the teacher: what was left "
-                f"of the budget went to {more.counts.reworded} rewordings"
-            )
-        if (
-            more.num_rows > taught.num_rows
-            and (student := trainer.train_all(students[0], more)) is not None
-        ):
-            taught, students = more, [*students, student]
+    trainer.plan(taught)
+    if rest and trainer.is_slow(taught.num_rows * (1 + len(rest) / len(parts.first))):
+        taught = teacher.ask(2, rest, budget_share=_REST_BUDGET)
+        students = [trainer.train_once(taught)]
+    else:
+        students = [trainer.train_first(taught, asking_s=asking_s)]
+        if _may_ask_more(session, parts, students[0]):
+            more = _ask_more(session, teacher, parts, rest, taught)
+            if (
+                more.num_rows > taught.num_rows
+                and (student := trainer.train_all(students[0], more)) is not None
+            ):
+                taught, students = more, [*students, student]
     if isinstance(session.plan.teacher_at, ModelLocation):
         student = trainer.distil(students[-1])
         students += [student] if student is not None else []
     # Of equals the one that was taught most.
     return taught, max(reversed(students), key=lambda one: one.accuracy)
+
+
+def _ask_more(
+    session: RecipeSession,
+    teacher: Teaching,
+    parts: Parts,
+    rest: Sequence[RecipePrompt],
+    taught: Taught,
+) -> Taught:
+    """Asks about the rest, and buys rewordings; returns the rows with those."""
+    more = teacher.ask(2, rest, budget_share=_REST_BUDGET) if rest else taught
+    more = teacher.with_rewordings(more)
+    if num_left := len(parts.rest) + len(parts.of_new_forms) - len(rest):
+        session.caveats.append(
+            f"{num_left} texts of known templates were not sent to the teacher: what was left "
+            f"of the budget went to {more.counts.reworded} rewordings"
+        )
+    return more
 
 
 def _still_to_ask(session: RecipeSession, parts: Parts) -> list[RecipePrompt]:

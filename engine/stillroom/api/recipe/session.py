@@ -9,7 +9,7 @@ from stillroom.api.recipe.plan import RecipePlan
 from stillroom.api.recipe.stages import Stages
 from stillroom.errors import RunError
 from stillroom.files import content_hash
-from stillroom.recipe.answers import AnswerForm, LabelAnswers
+from stillroom.recipe.answers import AnswerForm, LabelAnswers, PatternAnswers
 from stillroom.recipe.files import RecipeFiles
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import Gate, Measured, RunRecipe
@@ -19,6 +19,7 @@ from stillroom.settings import Workspace
 _ACTING = (
     "tools", "mcp_servers", "max_turns", "browse", "browse_allow", "termination_policy", "nudge"
 )  # fmt: skip
+PATTERN_FIELD = "answer_pattern"
 _ASKING_SHARE = 0.3
 """The most of the time that is left which a stage may ask the teacher for."""
 
@@ -78,6 +79,16 @@ class RecipeSession:
     def has_labels(self) -> bool:
         """Whether answers are from a small set."""
         return isinstance(self.form, LabelAnswers)
+
+    @property
+    def answer_field(self) -> str | None:
+        """The metadata field of prompts that says which kind of answer is right; None: none does.
+
+        A student that gives the same kind everywhere is told by its accuracy in each.
+        """
+        if self.has_labels:
+            return "expected_answer"
+        return PATTERN_FIELD if isinstance(self.form, PatternAnswers) else None
 
     @property
     def left_usd(self) -> float | None:

@@ -125,7 +125,7 @@ class Teaching:
             trained=len(kept),
             left_out={reason: count for reason, count in left_out.items() if count},
             doubtful=doubtful,
-            are_labels=session.has_labels,
+            are_labels=session.answer_field is not None,
             corrected=corrected,
         )
         self._kept = kept

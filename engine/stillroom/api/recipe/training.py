@@ -46,6 +46,8 @@ _NAMES = {
 }
 _CONFIGS = {TRAIN: "sft-first", TRAIN_ALL: "sft-all"}
 _GUESS = SftSettings(0, 2e-4)
+_TRAINING_SHARE = 0.5
+"""The share of all minutes that trainings may take; asking and measuring take the rest."""
 _FIRST_SHARE = 0.3
 """The first training's share of the time for both."""
 _ANEW_EPOCHS = 2
@@ -78,25 +80,46 @@ class Trainer:
         """How fast the student trains; known after the plan, if that measured it."""
 
     def train_first(self, taught: Taught, *, asking_s: float) -> TrainedStudent:
-        """Plans, trains and measures a student on the first answers.
+        """Trains and measures a student on the first answers.
 
         asking_s: the seconds that asking the teacher for the rest will take.
         """
-        self._plan(taught)
         student = self._session.request.student
         available = self._time_left(num_measures=2, other_s=asking_s)
         is_late = available is not None and available < _MIN_S
         if (earlier := self._earlier(TRAIN, [student], taught, is_late=is_late)) is not None:
             return self._train(TRAIN, earlier)
-        if available is not None and is_late:
+        self._check_time(available)
+        if available is not None:
+            available *= _FIRST_SHARE
+        return self._sft(TRAIN, student, taught, available)
+
+    def train_once(self, taught: Taught) -> TrainedStudent:
+        """Trains and measures a student on all answers, without a training on the first ones."""
+        student = self._session.request.student
+        available = self._time_left(num_measures=1)
+        is_late = available is not None and available < _MIN_S
+        if (earlier := self._earlier(TRAIN_ALL, [student], taught, is_late=is_late)) is not None:
+            return self._train(TRAIN_ALL, earlier)
+        self._check_time(available)
+        return self._sft(TRAIN_ALL, student, taught, available)
+
+    def is_slow(self, num_rows: float) -> bool:
+        """Returns whether the time suffices for no more than one training on so many rows."""
+        minutes = self._session.request.minutes
+        if minutes is None or self._pace is None:
+            return False
+        # Of all the minutes: an answer that depended on those left would change on resuming.
+        return _ANEW_EPOCHS * num_rows * self._pace.row_s > _TRAINING_SHARE * 60 * minutes
+
+    def _check_time(self, available: float | None) -> None:
+        """Raises RunError if the time is too short for a training."""
+        if available is not None and available < _MIN_S:
             raise RunError(
                 f"{max(0.0, available):.0f} seconds are left to train in, less than {_MIN_S:.0f}",
                 "give the recipe more time (minutes), or fewer labelled texts; what is done is not "
                 "done again",
             )
-        if available is not None:
-            available *= _FIRST_SHARE
-        return self._sft(TRAIN, student, taught, available)
 
     def train_all(self, student: TrainedStudent, taught: Taught) -> TrainedStudent | None:
         """Trains on all answers, anew if the time suffices, else the student further.
@@ -174,7 +197,7 @@ class Trainer:
         place = self._session.plan.teacher_at
         return place.name if isinstance(place, ModelLocation) else self._session.plan.teacher.model
 
-    def _plan(self, taught: Taught) -> None:
+    def plan(self, taught: Taught) -> None:
         """Finds the settings that suit the student's size, and its pace with them."""
         session, forecast = self._session, self._forecast(taught)
         suitable = suitable_sft_settings(forecast.parameters)
