@@ -1,4 +1,4 @@
-"""Answers of one form, labels or JSON objects: recognises it, and finds one in a longer text."""
+"""Answers of one form (labels, JSON objects, lines of few patterns): finds one in a longer text."""
 
 import json
 import re
@@ -21,8 +21,10 @@ _MIN_SHARE = 0.9
 """The least share of the answers that have the form of all."""
 _MIN_COPIED, _COPIED_SHARE = 10, 0.98
 """How many values of a field, and what share of them, occur in their texts if all must."""
-_VARYING = re.compile(r"\b(?=[^\W\d]*\d)\w++")
-"""A word with a digit."""
+_VARYING = re.compile(r"\b(?=[^\W\d]*\d)\w++(?:[.,:/-](?=[^\W\d]*\d)\w++)*+")
+"""A word with a digit, or several that are joined: B7791, 3.5, 2026-11-24."""
+_NOT_AFTER, _NOT_BEFORE = r"(?<!\w)(?<!\d[.,:/-])", r"(?!\w|[.,:/-]\d)"
+"""Around a whole value: 5 is none in 3.5, nor B7791 in B7791-2."""
 _LONGEST_PATTERN = 120
 _GAP = "…"
 """What stands for such a word in a pattern."""
@@ -118,11 +120,13 @@ class PatternAnswers:
             for pattern in self.patterns:
                 if (match := _pattern(pattern).fullmatch(part)) is not None:
                     return _filled(pattern, match)
-        rest, found = text, set[str]()
+        rest, found = text, dict[str, str]()
         for pattern in sorted(self.patterns, key=len, reverse=True):
-            found |= {_filled(pattern, match) for match in _pattern(pattern).finditer(rest)}
+            for match in _pattern(pattern).finditer(rest):
+                answer = _filled(pattern, match)
+                found.setdefault(answer.casefold(), answer)
             rest = _pattern(pattern).sub(" ", rest)
-        return found.pop() if len(found) == 1 else None
+        return found.popitem()[1] if len(found) == 1 else None
 
     def closed_fields(self, answer: str) -> dict[str, str]:
         """Returns the values of the fields that have a fixed set of values: here the pattern."""
@@ -187,7 +191,9 @@ def pattern_of(answer: str) -> str:
 def _pattern(pattern: str) -> re.Pattern[str]:
     """Returns what finds the answers of a pattern in a text, as whole words."""
     parts = f"({_VARYING.pattern})".join(map(re.escape, pattern.split(_GAP)))
-    return re.compile(rf"(?<!\w){parts}(?!\w)", re.IGNORECASE)
+    # Of a negative number, the sign would be lost.
+    unsigned = "(?<![-+])" if pattern.startswith(_GAP) else ""
+    return re.compile(f"{_NOT_AFTER}{unsigned}{parts}{_NOT_BEFORE}", re.IGNORECASE)
 
 
 def _filled(pattern: str, match: re.Match[str]) -> str:
@@ -248,7 +254,8 @@ def _is_in(value: object, text: str) -> bool:
     """Returns whether a text in lower case has a field's value as whole words; an empty one is."""
     if value in (None, ""):
         return True
-    return re.search(rf"(?<!\w){re.escape(str(value).casefold())}(?!\w)", text) is not None
+    whole = f"{_NOT_AFTER}{re.escape(str(value).casefold())}{_NOT_BEFORE}"
+    return re.search(whole, text) is not None
 
 
 def _as_json(value: object) -> str:

@@ -5,6 +5,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -39,8 +40,9 @@ from fakes.run_folders import evaluation_result, write_run
 from fakes.runs_here import do_runs_here
 from stillroom.api import run_recipe
 from stillroom.api.recipe.measuring import (
+    Evaluated,
     add_field_accuracies,
-    compare_with_commonest,
+    check_answers,
     note_never_right,
 )
 from stillroom.api.recipe.run import make_student
@@ -58,6 +60,7 @@ from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import Measured, RecipeResult, RunRecipe
 from stillroom.recipe.selection import UNSETTLED
 from stillroom.recipe.training import Pace
+from stillroom.rollout.request import NO_FILE
 from stillroom.run_folder import RunState, create_run
 from stillroom.settings import Workspace
 from stillroom.train.planning.forecast import SftSettings
@@ -281,26 +284,39 @@ def test_what_is_missing_in_the_runs_of_a_stage_is_said_once(tmp_path: Path) -> 
     assert session.caveats == notes[:1]
 
 
-def test_a_student_that_may_have_learnt_one_answer_is_not_exported_as_a_success() -> None:
-    nothing = cast("Any", None)
-    session = RecipeSession(nothing, SimpleNamespace(request=RunRecipe(input="i", student="s")),
-                            nothing, nothing)  # type: ignore[arg-type]  # fmt: skip
-    session.form = LabelAnswers(("a", "b"))
-    groups = {"a": share_estimate(26, 26), "b": share_estimate(0, 64), "c": share_estimate(0, 3)}
+@pytest.mark.parametrize(
+    ("num_right", "num_commonest", "num_never", "problem"),
+    [
+        (26, 19, 64, "never gives the right answer to 64 of 96"),
+        (26, 26, 30, "right on 27% of 96 test prompts, and .* commonest answer on 27%"),
+        (96, 92, 0, None),
+        (60, 40, 10, None),
+    ],
+)
+def test_a_student_that_may_have_learnt_one_answer_is_not_exported_as_a_success(
+    num_right: int, num_commonest: int, num_never: int, problem: str | None
+) -> None:
+    notes, nothing = list[str](), cast("Any", None)
+    plan: Any = SimpleNamespace(request=RunRecipe(input="i", student="s"), rewards=NO_FILE)
+    stages: Any = SimpleNamespace(note=notes.append)
+    session = RecipeSession(nothing, plan, stages, nothing, form=LabelAnswers(("a", "b")))
+    groups = {"a": share_estimate(num_right, 96 - num_never), "c": share_estimate(0, 3)}
+    if num_never:
+        groups["b"] = share_estimate(0, num_never)
     result = evaluation_result(
-        "student", share_estimate(26, 96), commonest_answer=share_estimate(19, 96),
+        "student",
+        share_estimate(num_right, 96),
+        commonest_answer=share_estimate(num_commonest, 96),
         by_group={"expected_answer": groups},
-    )  # fmt: skip
-
-    with pytest.raises(RunError, match=r"right on 27% of 96 .* commonest answer is on 20%"):
-        compare_with_commonest(session, result)
-    compare_with_commonest(
-        session, msgspec.structs.replace(result, accuracy=share_estimate(60, 96))
     )
-    note_never_right(session, result)
-    assert session.caveats == [
-        "the student was right on none of the test prompts with these answers: b (of 64 prompts)"
-    ]
+
+    with pytest.raises(RunError, match=problem) if problem else nullcontext():
+        num = note_never_right(session, Evaluated("student", "evaluate-a", result))
+        check_answers(session, result, num_never=num)
+
+    assert notes == session.caveats
+    assert len(notes) == bool(num_never)
+    assert all("answers: b; by_group of evaluate-a" in note for note in notes)
 
 
 def test_where_the_time_suffices_for_one_training_all_is_asked_before_it(
@@ -312,7 +328,6 @@ def test_where_the_time_suffices_for_one_training_all_is_asked_before_it(
 ) -> None:
     workspace = make_data(tmp_path, num_inputs=240)
     monkeypatch.setattr("stillroom.api.recipe.training.Pace.of", lambda _: Pace(0.0, 10.0))
-    monkeypatch.setattr("stillroom.api.recipe.run._still_to_ask", lambda _, parts: parts.rest)
 
     result = run(workspace, request(teacher, tiny_models, budget_usd=10.0, minutes=30))
 

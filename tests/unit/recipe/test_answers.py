@@ -182,6 +182,31 @@ def test_an_answer_of_a_pattern_is_found_in_what_a_teacher_says(
     assert desk_form().named(text) == answer
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("It weighs 3.5 kg.", "3.5 kg"),
+        ("1,250 kg", "1,250 kg"),
+        ("It weighs -3 kg", None),
+        ("3 kg or 3 KG", "3 kg"),
+        ("between 3 kg and 4 kg", None),
+    ],
+)
+def test_no_part_of_a_number_is_an_answer(text: str, answer: str | None) -> None:
+    form = form_of([("Text", f"{number} kg") for number in range(40)])
+    assert form == PatternAnswers(("… kg",), are_copied=False, num_bytes=5)
+    assert form.named(text) == answer
+
+
+def test_no_part_of_a_code_is_an_answer() -> None:
+    form = form_of([(f"Order B{number}", f"order=B{number}") for number in range(40)])
+    assert form is not None
+    assert form.named("order=B7791-2") == "order=B7791-2"
+    assert not form.is_grounded("order=B7791", "Order B7791-2")
+    assert not form.is_grounded("order=5", "Order 3.5")
+    assert form.is_grounded("order=B7791", "Where is order:B7791?")
+
+
 def test_words_with_digits_that_are_copied_must_be_in_the_text() -> None:
     form = desk_form(are_copied=True)
     assert form.is_grounded("reserved: r815", "Book R815, please")

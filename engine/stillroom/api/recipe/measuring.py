@@ -80,6 +80,11 @@ def answers_to_measure_with(session: RecipeSession, parts: Parts) -> Parts:
     """
     if session.plan.rewards != NO_FILE:
         return parts
+    return _with_patterns(session, _answered(session, parts))
+
+
+def _answered(session: RecipeSession, parts: Parts) -> Parts:
+    """Returns the parts with right answers to all prompts to measure with."""
     session.form = form_of(session.plan.given_answers)
     parts = _in_form(session, parts)
     eval_prompts = [*parts.validation, *parts.test]
@@ -129,17 +134,8 @@ def answers_to_measure_with(session: RecipeSession, parts: Parts) -> Parts:
 
 
 def _in_form(session: RecipeSession, parts: Parts) -> Parts:
-    """Returns the parts with right answers written in the form of all, if they are objects.
-
-    If they have patterns, each prompt says that of its answer.
-    """
+    """Returns the parts with right answers written in the form of all, if they are objects."""
     form = session.form
-    if isinstance(form, PatternAnswers):
-        return replace(
-            parts,
-            validation=[_with_pattern(one) for one in parts.validation],
-            test=[_with_pattern(one) for one in parts.test],
-        )
     if not isinstance(form, ObjectAnswers):
         return parts
     named = {
@@ -164,10 +160,18 @@ def _in_form(session: RecipeSession, parts: Parts) -> Parts:
     return replace(parts, validation=rewritten(parts.validation), test=rewritten(parts.test))
 
 
-def _with_pattern(prompt: RecipePrompt) -> RecipePrompt:
-    pattern = None if prompt.answer is None else pattern_of(prompt.answer)
-    metadata = {**(prompt.row.get("metadata") or {}), PATTERN_FIELD: pattern}
-    return replace(prompt, row={**prompt.row, "metadata": metadata})
+def _with_patterns(session: RecipeSession, parts: Parts) -> Parts:
+    """Returns the parts with prompts to measure with that say the pattern of their answer."""
+    if not isinstance(session.form, PatternAnswers):
+        return parts
+
+    def marked(prompt: RecipePrompt) -> RecipePrompt:
+        pattern = pattern_of(prompt.answer or "")
+        metadata = {**(prompt.row.get("metadata") or {}), PATTERN_FIELD: pattern}
+        return replace(prompt, row={**prompt.row, "metadata": metadata})
+
+    validation, test = ([marked(one) for one in those] for those in (parts.validation, parts.test))
+    return replace(parts, validation=validation, test=test)
 
 
 def _check_short(session: RecipeSession, eval_prompts: Sequence[RecipePrompt]) -> None:
@@ -257,6 +261,7 @@ def measure_after(
     system = session.student_system
     after = evaluate(session, AFTER, run_id, test, "student", system=system)
     add_field_accuracies(session, after, parts)
+    num_never = note_never_right(session, after)
     comparison = difference(session, before, after)
     gain = comparison.difference
     if not excludes_zero(gain) or gain.value < 0:
@@ -265,8 +270,7 @@ def measure_after(
             f"the student is right on {comparison.candidate_accuracy:.0%} of the test prompts, and "
             f"was on {comparison.baseline_accuracy:.0%} before training: no significant gain",
         )
-    compare_with_commonest(session, after.result)
-    note_never_right(session, after.result)
+    check_answers(session, after.result, num_never=num_never)
     left = session.stages.left_s
     if left is not None and left < _NUM_REWORDED * session.prompt_s:
         session.caveats.append("there was no time to measure accuracy on reworded prompts")
@@ -276,30 +280,45 @@ def measure_after(
     return gain
 
 
-def compare_with_commonest(session: RecipeSession, result: EvaluationResult) -> None:
-    """Raises RunError if a student may do no better than one answer to everything (gate `gain`)."""
+def note_never_right(session: RecipeSession, after: Evaluated) -> int:
+    """Returns how many test prompts have answers that a student never gets right; adds a caveat."""
+    never = {
+        name: accuracy.n
+        for name, accuracy in after.result.by_group.get(session.answer_field or "", {}).items()
+        if accuracy.n >= MIN_EVAL_PROMPTS and not accuracy.value
+    }
+    num_never = sum(never.values())
+    if never:
+        caveat = (
+            f"the student is right on none of the {num_never} (of {after.result.accuracy.n}) test "
+            f"prompts with these answers: {', '.join(map(fences.name, never))}; by_group of "
+            f"{after.run_id} has all"
+        )
+        session.caveats.append(caveat)
+        session.stages.note(caveat)
+    return num_never
+
+
+def check_answers(session: RecipeSession, result: EvaluationResult, *, num_never: int) -> None:
+    """Raises RunError (gate `gain`) if a student may have learnt no more than one answer.
+
+    That is if it never gives the right one to most test prompts (num_never), or if always giving
+    the commonest one is right as often.
+    """
     accuracy, commonest = result.accuracy, result.commonest_answer
-    if commonest is not None and accuracy.low is not None and accuracy.low <= commonest.value:
+    if 2 * num_never > accuracy.n:
         session.stop_at(
             "gain",
-            f"the student is right on {accuracy.value:.0%} of {accuracy.n} test prompts (at least "
-            f"{accuracy.low:.0%}), and one that always gives the commonest answer is on "
-            f"{commonest.value:.0%}: it may have learnt no more than that",
+            f"the student never gives the right answer to {num_never} of {accuracy.n} test prompts",
         )
-
-
-def note_never_right(session: RecipeSession, result: EvaluationResult) -> None:
-    """Adds a caveat on kinds of answers that a student never gets right."""
-    groups = result.by_group.get(session.answer_field or "", {})
-    never = [
-        f"{fences.name(name)} (of {accuracy.n} prompts)"
-        for name, accuracy in groups.items()
-        if accuracy.n >= MIN_EVAL_PROMPTS and not accuracy.value
-    ]
-    if never:
-        session.caveats.append(
-            "the student was right on none of the test prompts with these answers: "
-            + ", ".join(never)
+    # Rewards may call other answers right.
+    if commonest is None or session.plan.rewards != NO_FILE:
+        return
+    if accuracy.value <= commonest.value:
+        session.stop_at(
+            "gain",
+            f"the student is right on {accuracy.value:.0%} of {accuracy.n} test prompts, and one "
+            f"that always gives the commonest answer on {commonest.value:.0%}",
         )
 
 

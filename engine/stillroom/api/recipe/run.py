@@ -103,10 +103,10 @@ def _do_stages(
             f"{num_silent} of the {taught.counts.prompts} texts to train on have no answer of the "
             "teacher: budget_usd or minutes ended first, or its calls failed"
         )
-    if (session.form is None or session.has_tools) and session.plan.rewards == NO_FILE:
+    if taught.counts.doubtful is None and session.plan.rewards == NO_FILE:
         session.caveats.append(
-            "the teacher's answers were trained on without a check: they cannot be compared with "
-            "those to similar texts, and no rewards.py judges them"
+            "the teacher's mistakes are trained on: its answers cannot be compared with those to "
+            "similar texts, and no rewards.py judges them"
         )
     if taught.counts.doubtful is not None:
         session.files.listing(teaching.DOUBTFUL, taught.doubtful)
@@ -175,13 +175,14 @@ def _teach(session: RecipeSession, parts: Parts, validation: Path) -> tuple[Taug
     teacher, trainer = Teaching(session), Trainer(session, parts, validation)
     asked_at = time.monotonic()
     taught = teacher.ask(1, parts.first, budget_share=_FIRST_BUDGET)
+    asked_s, others = time.monotonic() - asked_at, [*parts.of_new_forms, *parts.rest]
     rest = _still_to_ask(session, parts)
-    asking_s = (time.monotonic() - asked_at) * len(rest) / len(parts.first)
     trainer.plan(taught)
-    if rest and trainer.is_slow(taught.num_rows * (1 + len(rest) / len(parts.first))):
-        taught = teacher.ask(2, rest, budget_share=_REST_BUDGET)
+    if others and trainer.is_slow(taught.num_rows * (1 + len(others) / len(parts.first))):
+        taught = teacher.ask(2, others, budget_share=_REST_BUDGET)
         students = [trainer.train_once(taught)]
     else:
+        asking_s = asked_s * len(rest) / len(parts.first)
         students = [trainer.train_first(taught, asking_s=asking_s)]
         if _may_ask_more(session, parts, students[0]):
             more = _ask_more(session, teacher, parts, rest, taught)

@@ -33,7 +33,7 @@ class RecipeSession:
     stages: Stages
     files: RecipeFiles
     form: AnswerForm | None = None
-    """The form of the answers, if they are labels or JSON objects; None for free text."""
+    """The form of the answers: labels, JSON objects or lines of few patterns; None: free text."""
     teacher_tokens: int | None = None
     """The maximum number of tokens of a teacher's turn, once it is known how long its turns are.
 

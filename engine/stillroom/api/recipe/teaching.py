@@ -108,7 +108,9 @@ class Teaching:
             left_out[_NOT_IN_TEXT] = len(kept) - len(grounded)
             kept = grounded
             doubts = self._doubts(kept, session.form)
-            doubtful = len(doubts)
+            # With tools the right answer depends on what they say, not on the text alone.
+            has_closed = any(session.form.closed_fields(one.answer) for one in kept)
+            doubtful = len(doubts) if has_closed and not session.has_tools else None
             self._check_share(kept, doubts)
             settled = self._settle(again, kept, doubts, session.form)
             listed = list(self._listed(kept, doubts, settled))
@@ -134,7 +136,7 @@ class Teaching:
     def with_rewordings(self, taught: Taught) -> Taught:
         """Returns the rows with more of them, whose texts the teacher has put in other words.
 
-        A share of the dollars that are left pays for it. It is for labels and objects alone: other
+        A share of the dollars that are left pays for it. It is for answers of a form alone: other
         answers may depend on the words, and tools on what they are given.
         """
         session = self._session
@@ -164,7 +166,6 @@ class Teaching:
     def _doubts(self, answers: Sequence[TeacherAnswer], form: AnswerForm) -> dict[str, str]:
         """Returns what similar texts suggest in place of each doubtful answer, by rollout id."""
         texts = [self._asked[one.task_id].text for one in answers]
-        # With tools the right answer depends on what they say, not on the text alone.
         compared = [] if self._session.has_tools else answers
         values = [form.closed_fields(one.answer) for one in compared]
         suggested: dict[int, str] = {}
