@@ -27,7 +27,7 @@ _NOT_AFTER, _NOT_BEFORE = r"(?<!\w)(?<!\d[.,:/-])", r"(?!\w|[.,:/-]\d)"
 """Around a whole value: 5 is none in 3.5, nor B7791 in B7791-2."""
 _LONGEST_PATTERN = 120
 _GAP = "…"
-"""What stands for such a word in a pattern."""
+"""The placeholder for such a word in a pattern."""
 _SCALARS = (str, int, float, bool, type(None))
 
 
@@ -165,9 +165,9 @@ def _pattern_form(answered: Sequence[tuple[str, str]]) -> PatternAnswers | None:
         return None
     if any(_GAP in answer for answer in answers):
         return None
-    patterns = tuple(dict.fromkeys(map(pattern_of, answers)))
-    is_one = len(patterns) == 1
-    if not is_one and known_answers([pattern_of(answer) for answer in answers]) is None:
+    of_answers = [pattern_of(answer) for answer in answers]
+    patterns = tuple(dict.fromkeys(of_answers))
+    if len(patterns) > 1 and known_answers(of_answers) is None:
         return None
     # A pattern without words would be found in any text.
     if not all(any(letter.isalpha() for letter in pattern) for pattern in patterns):

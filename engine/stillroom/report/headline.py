@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from stillroom.evaluate.compare import Comparison, compare
 from stillroom.evaluate.decision import gap_closed
-from stillroom.evaluate.intervals import Estimate
 from stillroom.report.lineup import MIN_SHARED, EvaluationEntry, Lineup, num_shared_tasks
 from stillroom.report.wording import (
     Figure,
     Interval,
+    interval_text,
     number,
     number_interval,
     percent,
@@ -91,20 +91,12 @@ def _versus(
         _name(best),
         Phrase(f"{rank} answers {new} of {tasks} correctly, "),
         _name(before),
-        Phrase(f" {old}{verdict} ({_interval_text(difference)})"),
+        Phrase(f" {old}{verdict} ({interval_text(difference)})"),
     ]
 
 
 def _name(entry: EvaluationEntry) -> Phrase:
     return Phrase(entry.label, is_name=True)
-
-
-def _interval_text(difference: Estimate) -> str:
-    if difference.low is None or difference.high is None:
-        return "no interval"
-    is_signed = difference.low < 0
-    low, high = (points(end, is_signed=is_signed) for end in (difference.low, difference.high))
-    return f"95 % interval {low} to {high}"
 
 
 def _teacher_clause(best: EvaluationEntry, lineup: Lineup) -> list[Phrase]:
@@ -143,7 +135,7 @@ def _figures(
         Figure(
             "Difference",
             f"{points(difference.value, is_signed=True)} points",
-            f"{_interval_text(difference)}, paired over {tasks}",
+            f"{interval_text(difference)}, paired over {tasks}",
         ),
     ]
     gap = _gap_closed(before, best, lineup.teacher, comparison)

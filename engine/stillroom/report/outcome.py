@@ -9,7 +9,7 @@ import msgspec
 from stillroom.evaluate.intervals import Estimate
 from stillroom.report.folders import Run
 from stillroom.report.request import RecipeAtWork, RecipeOutcome
-from stillroom.report.wording import plural, points
+from stillroom.report.wording import interval_text, plural, points
 from stillroom.types import RunKind, RunStatus
 
 
@@ -85,8 +85,4 @@ def _comparisons(result: RecipeOutcome) -> Iterator[str]:
 def _points(difference: Estimate, prompt: str) -> str:
     """Returns a difference in points with its interval, and the prompts that it was measured on."""
     value = points(difference.value, is_signed=True)
-    text = f"{plural(difference.n, prompt)}: {value} points"
-    if difference.low is None or difference.high is None:
-        return text
-    low, high = (points(end, is_signed=True) for end in (difference.low, difference.high))
-    return f"{text} (95 % interval {low} to {high})"
+    return f"{plural(difference.n, prompt)}: {value} points ({interval_text(difference)})"

@@ -75,6 +75,15 @@ def percent_interval(estimate: Estimate) -> Interval:
     return Interval(percent(estimate.value), f"{low}–{high}")
 
 
+def interval_text(difference: Estimate) -> str:
+    """Returns the interval of a difference of shares in percentage points."""
+    if difference.low is None or difference.high is None:
+        return "no interval"
+    is_signed = difference.low < 0
+    low, high = (points(end, is_signed=is_signed) for end in (difference.low, difference.high))
+    return f"95 % interval {low} to {high}"
+
+
 def number_interval(estimate: Estimate) -> Interval:
     """Returns an estimate and its interval as plain numbers."""
     if estimate.low is None or estimate.high is None:

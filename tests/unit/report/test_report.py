@@ -105,7 +105,7 @@ def test_the_latest_recipe_says_what_its_figures_do_not_show(runs: Path, written
     assert "Give it the text alone" in text
     assert (
         "Compared with the untrained student, 5-shot, on 80 test prompts: +62.0 points (95 % "
-        "interval +50.0 to +74.0)." in text
+        "interval 50.0 to 74.0)." in text
     )
     assert "Compared with the teacher, on 40 validation prompts: \N{MINUS SIGN}2.5 points" in text
     assert "Try it stillroom chat student/model llama-server -m student/gguf/gguf.gguf" in text

@@ -84,7 +84,7 @@ class RecipeSession:
     def answer_field(self) -> str | None:
         """The metadata field of prompts that says which kind of answer is right; None: none does.
 
-        A student that gives the same kind everywhere is told by its accuracy in each.
+        The accuracy for each kind shows whether a student always gives the same one.
         """
         if self.has_labels:
             return "expected_answer"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -84,25 +84,37 @@ class Trainer:
 
         asking_s: the seconds that asking the teacher for the rest will take.
         """
-        student = self._session.request.student
-        available = self._time_left(num_measures=2, other_s=asking_s)
-        is_late = available is not None and available < _MIN_S
-        if (earlier := self._earlier(TRAIN, [student], taught, is_late=is_late)) is not None:
-            return self._train(TRAIN, earlier)
-        self._check_time(available)
-        if available is not None:
-            available *= _FIRST_SHARE
-        return self._sft(TRAIN, student, taught, available)
+        return self._train_anew(TRAIN, taught, num_measures=2, other_s=asking_s, share=_FIRST_SHARE)
 
     def train_once(self, taught: Taught) -> TrainedStudent:
         """Trains and measures a student on all answers, without a training on the first ones."""
+        return self._train_anew(TRAIN_ALL, taught, num_measures=1)
+
+    def _train_anew(
+        self,
+        title: str,
+        taught: Taught,
+        *,
+        num_measures: int,
+        other_s: float = 0.0,
+        share: float = 1.0,
+    ) -> TrainedStudent:
+        """Trains and measures the untrained student with a share of the time that is left."""
         student = self._session.request.student
-        available = self._time_left(num_measures=1)
+        available = self._time_left(num_measures=num_measures, other_s=other_s)
         is_late = available is not None and available < _MIN_S
-        if (earlier := self._earlier(TRAIN_ALL, [student], taught, is_late=is_late)) is not None:
-            return self._train(TRAIN_ALL, earlier)
-        self._check_time(available)
-        return self._sft(TRAIN_ALL, student, taught, available)
+        if (earlier := self._earlier(title, [student], taught, is_late=is_late)) is not None:
+            return self._train(title, earlier)
+        if available is not None:
+            if is_late:
+                raise RunError(
+                    f"{max(0.0, available):.0f} seconds are left to train in, less than "
+                    f"{_MIN_S:.0f}",
+                    "give the recipe more time (minutes), or fewer labelled texts; what is done is "
+                    "not done again",
+                )
+            available *= share
+        return self._sft(title, student, taught, available)
 
     def is_slow(self, num_rows: float) -> bool:
         """Returns whether the time suffices for no more than one training on so many rows."""
@@ -111,15 +123,6 @@ class Trainer:
             return False
         # Of all the minutes: an answer that depended on those left would change on resuming.
         return _ANEW_EPOCHS * num_rows * self._pace.row_s > _TRAINING_SHARE * 60 * minutes
-
-    def _check_time(self, available: float | None) -> None:
-        """Raises RunError if the time is too short for a training."""
-        if available is not None and available < _MIN_S:
-            raise RunError(
-                f"{max(0.0, available):.0f} seconds are left to train in, less than {_MIN_S:.0f}",
-                "give the recipe more time (minutes), or fewer labelled texts; what is done is not "
-                "done again",
-            )
 
     def train_all(self, student: TrainedStudent, taught: Taught) -> TrainedStudent | None:
         """Trains on all answers, anew if the time suffices, else the student further.
@@ -251,6 +254,11 @@ class Trainer:
         rows = read_lines(taught.train_file)
         if not session.has_tools and not any(b'"tool_calls"' in row.data for row in rows):
             return None
+        return self._tool_template
+
+    @cached_property
+    def _tool_template(self) -> str | None:
+        session = self._session
         tokenizer = tokenizer_for(session.workspace, session.request.student, "a recipe with tools")
         return "chatml" if is_chatml_without_tools(tokenizer.chat_template) else None
 
