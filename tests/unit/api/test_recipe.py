@@ -245,7 +245,7 @@ def test_what_cannot_work_is_refused_before_anything_is_started(
 def test_more_money_asks_on_and_pays_for_nothing_again(
     tmp_path: Path, teacher: ColourTeacher, tiny_models: Any, started: list[str]
 ) -> None:
-    workspace = make_data(tmp_path)
+    workspace = make_data(tmp_path, num_inputs=48)
     (tmp_path / "prices.yml").write_text("t: {input: 100, output: 0.01}\n", encoding="utf-8")
     little = request(teacher, tiny_models, budget_usd=0.09, minutes=30)
 
@@ -254,13 +254,15 @@ def test_more_money_asks_on_and_pays_for_nothing_again(
     assert ended.error is not None
     assert "answers can be trained on" in ended.error.problem
     assert 8 < teacher.num_calls < 48
+    [note] = [one for one in ended.notes if "higher budget_usd pays" in one]
+    assert note.startswith("to ask the teacher about all 48 texts costs about $0.096, and $0.088 ")
     assert teacher.num_calls * 20 * 100e-6 < 0.09
 
     more = run_recipe(workspace, little.model_copy(update={"budget_usd": 10.0}))
 
     assert more.result is not None, more.error
     assert set(teacher.asked.values()) == {1}
-    assert more.result["answers"]["trained"] == 40
+    assert more.result["answers"]["trained"] == 48
     assert more.result["spent_usd"] == pytest.approx(teacher.num_calls * 0.00200005, abs=1e-5)
     num_calls = teacher.num_calls
     assert started.count("sft") == 2

@@ -58,6 +58,7 @@ def measure_baselines(
     teacher = None
     if session.plan.teacher_at is not None:
         teacher = evaluate(session, TEACHER, None, validation, "teacher")
+        _note_cost_of_asking(session, parts, teacher)
     _limit_turns(session, teacher)
     student = session.request.student
     untrained = evaluate(session, UNTRAINED, student, test, "untrained student", is_trained=False)
@@ -95,6 +96,23 @@ def measure_baselines(
             f"(the untrained student: {before:.0%}), and a student learns its mistakes too",
         )
     return Baselines(best, teacher)
+
+
+def _note_cost_of_asking(session: RecipeSession, parts: Parts, teacher: Evaluated) -> None:
+    """Notes how many prompts can be paid for, if the budget does not suffice for all of them."""
+    if (budget := session.request.budget_usd) is None:
+        return
+    # Not what earlier calls of the recipe spent after this stage.
+    left = budget - sum(stage.usd for stage in session.stages.done)
+    usd = find_run(session.workspace, teacher.run_id).read().calls_usd
+    each_usd = usd / max(1, teacher.result.accuracy.n)
+    prompts = [*parts.first, *parts.of_new_forms, *parts.rest]
+    if each_usd and len(prompts) * each_usd > left:
+        session.stages.note(
+            f"to ask the teacher about all {len(prompts)} texts costs about "
+            f"${len(prompts) * each_usd:.2g}, and ${left:.2g} of budget_usd are left, enough for "
+            f"about {left / each_usd:.0f}: a later call with a higher budget_usd pays for the rest"
+        )
 
 
 class _ExamplesMeasured(msgspec.Struct, frozen=True):
