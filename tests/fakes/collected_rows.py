@@ -33,7 +33,7 @@ def taken(folder, rows):
         tally = ImportTally(refused.append, str, str)
         collected = RowCollector(spill, redaction, tally)
         for row in rows:
-            collected.take(row, "calls")
+            collected.add(row, "calls")
         yield Taken(collected, tally, refused)
 
 

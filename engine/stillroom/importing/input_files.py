@@ -23,7 +23,7 @@ from stillroom.places import real_folder
 from stillroom.secrecy.readable import check_readable
 from stillroom.settings import Workspace
 
-_OWN_SUFFIXES = (".manifest.json", ".lock", ".refused", ".dropped")
+_SIDE_FILE_SUFFIXES = (".manifest.json", ".lock", ".refused", ".dropped")
 _GLOB = frozenset("*?[")
 
 
@@ -61,7 +61,7 @@ def _files_of(workspace: Workspace, name: str) -> Iterator[tuple[Path, bool]]:
         return
     for file in sorted(path.rglob("*")):
         is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-        if not is_hidden and not file.name.endswith(_OWN_SUFFIXES) and file.is_file():
+        if not is_hidden and not file.name.endswith(_SIDE_FILE_SUFFIXES) and file.is_file():
             yield file, False
 
 
@@ -85,8 +85,8 @@ def with_standard_input(
             f"pipe rows into it: `cat calls.jsonl | stillroom import-rollouts - {request.output}`",
         )
     output = workspace.output_file(request.output, label="output")
-    kept = workspace.shown(_save_input(output, stream))
-    inputs = tuple(kept if name == STDIN else name for name in request.inputs)
+    saved = workspace.shown(_save_input(output, stream))
+    inputs = tuple(saved if name == STDIN else name for name in request.inputs)
     return request.model_copy(update={"input": inputs})
 
 
@@ -113,12 +113,12 @@ def _save_input(output: Path, stream: BinaryIO) -> Path:
 
 _BLOCK = 1 << 20
 _BEGINNING = 2 << 20
-_MAX_RATIO, _SMALL = 200, bounds.UNPACKED.limit
+_MAX_RATIO, _MIN_LIMIT = 200, bounds.UNPACKED.limit
 """Limits against decompression bombs: the maximum ratio of sizes (logs have 5 to 50), and a size in
 bytes that is always allowed."""
-_BROKEN = (EOFError, zlib.error, gzip.BadGzipFile)
+_GZIP_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
 _GZIP, _ZSTANDARD = ".gz", ".zst"
-NOT_WHOLE = "cannot be decompressed to its end"
+PARTLY_DECOMPRESSED = "can be decompressed only in part"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class UnpackedFiles:
     problems: Mapping[Path, str]
     """The errors of the compressed files that could only partly be decompressed."""
 
-    def read_from(self, file: Path) -> Path:
+    def readable_path(self, file: Path) -> Path:
         """Returns the decompressed copy of a file, or the file itself if it is not compressed."""
         return self.paths.get(file, file)
 
@@ -159,7 +159,7 @@ def open_beginning(file: Path) -> Generator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, file.stem)
         check_readable(path)
-        if (problem := _unpack(file, path, most=_BEGINNING)) and not path.stat().st_size:
+        if (problem := _unpack(file, path, max_bytes=_BEGINNING)) and not path.stat().st_size:
             raise InputError(
                 f"{file} cannot be decompressed: {problem}",
                 f"download or create it again; if it is not compressed, rename it without "
@@ -172,7 +172,7 @@ def open_beginning(file: Path) -> Generator[Path]:
 def unpacked_files(files: Sequence[Path], output: Path) -> Generator[UnpackedFiles]:
     """Decompresses the compressed files among `files`; the copies are removed on exit.
 
-    They are in a hidden folder next to the output. The caller must hold the output's lock.
+    The copies are in a hidden folder next to the output. The caller must hold the output's lock.
     """
     prefix = f".{output.name}.unpacked-"
     for leftover in output.parent.glob(f"{glob.escape(prefix)}*"):
@@ -192,16 +192,16 @@ def unpacked_files(files: Sequence[Path], output: Path) -> Generator[UnpackedFil
         yield UnpackedFiles(paths, problems)
 
 
-def _unpack(file: Path, path: Path, *, most: int | None = None) -> str | None:
+def _unpack(file: Path, path: Path, *, max_bytes: int | None = None) -> str | None:
     """Decompresses a file to `path`; returns None if it is complete, else the error.
 
-    Stops after `most` bytes. Raises InputError for a file that looks like a decompression bomb.
+    Stops after `max_bytes`. Raises InputError for a file that looks like a decompression bomb.
     """
-    limit, num_bytes = max(_SMALL, _MAX_RATIO * file.stat().st_size), 0
-    stream, broken = _open_compressed(file)
+    limit, num_bytes = max(_MIN_LIMIT, _MAX_RATIO * file.stat().st_size), 0
+    stream, corruption_errors = _open_compressed(file)
     with path.open("wb") as output, stream:
         try:
-            while (block := stream.read1(_BLOCK)) and (most is None or num_bytes < most):
+            while (block := stream.read1(_BLOCK)) and (max_bytes is None or num_bytes < max_bytes):
                 output.write(block)
                 num_bytes += len(block)
                 if num_bytes > limit:
@@ -209,7 +209,7 @@ def _unpack(file: Path, path: Path, *, most: int | None = None) -> str | None:
                         f"{file} decompresses to more than {limit:,} bytes, as a zip bomb would",
                         "if you trust it, decompress it yourself and give the result",
                     )
-        except broken as error:
+        except corruption_errors as error:
             return str(error)
     return None
 
@@ -227,7 +227,7 @@ def zstd_library() -> Any:
 def _open_compressed(file: Path) -> tuple[gzip.GzipFile, tuple[type[Exception], ...]]:
     """Opens a compressed file; also returns the exceptions that a corrupt file raises."""
     if file.suffix.lower() == _GZIP:
-        return gzip.open(file), _BROKEN
+        return gzip.open(file), _GZIP_ERRORS
     if (library := zstd_library()) is None:
         raise missing_extra("traces", f"decompressing {file}")
     # The library refuses frames that need more than 128 MB of memory.

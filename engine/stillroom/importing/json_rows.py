@@ -66,7 +66,7 @@ def _convert_row(
 
 
 def listed_rows(row: JsonRow, *fields: str, part: str = "row") -> Iterator[JsonRow]:
-    """Yields the elements of a list in a row, as API responses have, or else the row itself.
+    """Yields the elements of the list in an API response or similar row, or else the row itself.
 
     The list is the first non-empty one in `fields`. An element's location has the part
     `{part} {number}`.
@@ -127,7 +127,7 @@ def _element_rows(path: Path, field: str | None = None) -> Iterator[JsonRow | Re
                 yield _row_of(
                     Location(path, number), too_long if data is None else decode_row(data)
                 )
-    for data in scan.rest():
+    for data in scan.trailing_element():
         row = _row_of(Location(path, number + 1), too_long if data is None else decode_row(data))
         if isinstance(row, JsonRow) or not scan.is_open:
             number += 1
@@ -136,7 +136,7 @@ def _element_rows(path: Path, field: str | None = None) -> Iterator[JsonRow | Re
         yield RejectedRow(
             Location(path, number + 1),
             "the file is cut off here",
-            f"the document has no end; the {number} elements before this are complete",
+            f"the JSON is not closed; the {number} elements before this are complete",
         )
 
 
@@ -161,7 +161,7 @@ class _ArrayScan:
         self._offset = self._begin = self._depth = 0
         """The offset of the next token, that of the current element, and the number of open
         brackets."""
-        self._is_cut = False
+        self._is_truncated = False
         """Whether a part of the current element was dropped, because the element is too long."""
         self._field = None if field is None else b'"%s"' % field.encode()
         self._depth_inside = 1 if field is None else 2
@@ -209,20 +209,20 @@ class _ArrayScan:
         """Whether a bracket of the text so far is not closed yet."""
         return self._depth > 0
 
-    def rest(self) -> Iterator[bytes | None]:
+    def trailing_element(self) -> Iterator[bytes | None]:
         """Yields what follows the last complete element, if anything does."""
         yield from self._element(len(self._data), len(self._data))
 
     def _element(self, end: int, next_begin: int) -> Iterator[bytes | None]:
         element = self._data[self._begin : end].strip(_BLANKS)
-        if self._is_cut or element:
-            yield None if self._is_cut else element
-        self._begin, self._is_cut = next_begin, False
+        if self._is_truncated or element:
+            yield None if self._is_truncated else element
+        self._begin, self._is_truncated = next_begin, False
 
     def _drop_read_data(self) -> None:
         """Frees the text before the current element, and an element that is too long."""
         if len(self._data) - self._begin > MAX_ROW_BYTES:
-            self._is_cut, self._begin = True, self._offset
+            self._is_truncated, self._begin = True, self._offset
             if len(self._data) - self._offset > MAX_ROW_BYTES:  # a string without an end
                 self._data, self._offset, self._begin = b'"', 0, 0
         self._data = self._data[self._begin :]
@@ -248,22 +248,22 @@ def read_head(path: Path) -> bytes:
 def head_rows(head: bytes) -> tuple[Row, ...]:
     """Returns the JSON objects in the first bytes of a file, without lines that are not objects.
 
-    Fields of the last object may be missing. The rows are cached for all recognisers, so that none
-    of them may change a row.
+    Fields of the last object may be missing. The rows are cached for all recognisers, so none of
+    them may change a row.
     """
     head = head.removeprefix(BOM).lstrip(_BLANKS)
     if not head.startswith(b"["):
         lines = head.split(b"\n")[:_MAX_HEAD_ROWS]
         if rows := tuple(_objects(_parse_json(line) for line in lines if line.startswith(b"{"))):
             return rows
-    whole = _parse_json(head)
-    whole = _parse_json(_complete(head)) if whole is None else whole
-    elements = cast("list[Any]", whole) if isinstance(whole, list) else [whole]
+    document = _parse_json(head)
+    document = _parse_json(_complete_json(head)) if document is None else document
+    elements = cast("list[Any]", document) if isinstance(document, list) else [document]
     return tuple(_objects(elements[:_MAX_HEAD_ROWS]))
 
 
 def recognise_rows(is_wanted: Callable[[Row], bool]) -> Callable[[Path, bytes], bool]:
-    """Returns a recogniser: a function that returns whether a first row of a file is wanted."""
+    """Returns a recogniser: whether `is_wanted` holds for one of a file's first rows."""
     return lambda _path, head: any(is_wanted(row) for row in head_rows(head))
 
 
@@ -278,7 +278,7 @@ def _parse_json(data: bytes) -> Any:
         return None
 
 
-def _complete(data: bytes) -> bytes:
+def _complete_json(data: bytes) -> bytes:
     """Completes a truncated JSON text: drops the last, incomplete value and closes brackets."""
     opened: list[bytes] = []
     end = 0

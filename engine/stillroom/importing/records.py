@@ -70,7 +70,7 @@ class LoggedConversation:
     failure: FailureClass | None = None
     """The kind of the error; None if the source does not say."""
     stop_reason: StopReason | None = None
-    """Why the rollout ended; None if the source does not say it in these words."""
+    """Why the rollout ended; None if the source does not use these values."""
     tool_errors: int | None = None
     """The number of tool calls whose result was an error; None if the source does not say."""
     answered_by: tuple[str, ...] = ()
@@ -186,9 +186,9 @@ def imported_from(workspace: Workspace, data: bytes) -> ImportedFrom | None:
     return ImportedFrom(location, [other for other in others if other is not None])
 
 
-def _parse_location(workspace: Workspace, shown: Any) -> Location | None:
+def _parse_location(workspace: Workspace, text: Any) -> Location | None:
     """Parses a location such as `logs/a.jsonl:12#choice 1`; returns None for anything else."""
-    found = _LOCATION.fullmatch(shown) if isinstance(shown, str) else None
-    if found is None:
+    match = _LOCATION.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
         return None
-    return Location(Path(workspace.path(found[1])), int(found[2]), found[3] or "")
+    return Location(Path(workspace.path(match[1])), int(match[2]), match[3] or "")

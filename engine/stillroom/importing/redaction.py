@@ -8,8 +8,8 @@ from typing import Any, cast
 from stillroom.secrecy.patterns import PERSONAL_DATA, SECRETS, replace_kinds
 from stillroom.secrecy.redaction import Redactor
 
-_OWN_KEY = "key of this machine"
-_OWN_MARK = "[key]"
+_LOCAL_KEY = "key of this machine"
+_KEY_MARK = "[key]"
 _NAMES_REMEMBERED = 1 << 14
 
 
@@ -21,12 +21,12 @@ class Redaction:
     cannot be linked across conversations.
     """
 
-    def __init__(self, own: Redactor, *, keep_secrets: bool, keep_personal: bool) -> None:
-        """`own` redacts the API keys that this process can read, from its environment and files."""
+    def __init__(self, key_redactor: Redactor, *, keep_secrets: bool, keep_personal: bool) -> None:
+        """`key_redactor` redacts the API keys in this process's environment and files."""
         removed = [] if keep_secrets else [*SECRETS]
         removed += [] if keep_personal else PERSONAL_DATA
         self._kinds = tuple(removed)
-        self._own = None if keep_secrets or not own.secrets else own
+        self._key_redactor = None if keep_secrets or not key_redactor.secrets else key_redactor
         self._numbers: dict[tuple[str, int], int] = {}
         self._name_numbers: dict[tuple[str, int], int] = {}
         self.name = lru_cache(_NAMES_REMEMBERED)(self._name)
@@ -35,7 +35,7 @@ class Redaction:
         Placeholders in names are the same in the whole import, so that calls still match their
         tools.
         """
-        self.found: Counter[str] = Counter()
+        self.num_replaced: Counter[str] = Counter()
         """The number of replacements by kind."""
 
     def begin_conversation(self) -> None:
@@ -94,15 +94,15 @@ class Redaction:
         """Returns a text with placeholders; `numbers` has the numbers of values, and is updated."""
 
         def mark(kind: str, removed: str) -> str:
-            self.found[kind] += 1
+            self.num_replaced[kind] += 1
             number = numbers.setdefault((kind, hash(removed)), len(numbers) + 1)
             return f"[{kind} {number} removed]"
 
         if self._kinds:
             text = replace_kinds(text, self._kinds, mark)
-        if self._own is not None:
-            clean = self._own.text(text)
+        if self._key_redactor is not None:
+            clean = self._key_redactor.text(text)
             if clean != text:
-                self.found[_OWN_KEY] += clean.count(_OWN_MARK) - text.count(_OWN_MARK)
+                self.num_replaced[_LOCAL_KEY] += clean.count(_KEY_MARK) - text.count(_KEY_MARK)
             return clean
         return text

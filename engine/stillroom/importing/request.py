@@ -60,7 +60,7 @@ class ImportRollouts(ReplacingRequest):
         # Imported here, so that the server does not load the readers.
         from stillroom.importing.formats.table import FORMATS
 
-        names = [AUTO, *(known.name for known in FORMATS)]
+        names = [AUTO, *(trace_format.name for trace_format in FORMATS)]
         if name not in names:
             raise ValueError(f"{name!r} is not one of {', '.join(names)}{nearest(name, names)}")
         return name

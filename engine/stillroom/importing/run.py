@@ -10,7 +10,7 @@ from stillroom.data.near_duplicates import MinHasher
 from stillroom.errors import DataError
 from stillroom.importing.conversations.collector import RowCollector
 from stillroom.importing.conversations.rollouts import RolloutBuilder, join_rows
-from stillroom.importing.input_files import NOT_WHOLE, UnpackedFiles, unpacked_files
+from stillroom.importing.input_files import PARTLY_DECOMPRESSED, UnpackedFiles, unpacked_files
 from stillroom.importing.output.feedback import scores_from_feedback
 from stillroom.importing.output.notes import import_notes, model_records, notes_on_files
 from stillroom.importing.output.rows import RolloutWriter, SplitPart
@@ -28,8 +28,8 @@ from stillroom.rollout.sources import check_output
 from stillroom.settings import Workspace
 
 OPERATION = "import_rollouts"
-_NO_FORMAT = "unknown"
-_MOST_UNREAD = 20
+_UNKNOWN_FORMAT = "unknown"
+_MAX_UNREAD = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResu
         check_output(path, sources.files)
     with (
         ExitStack() as stack,
-        Spill(outputs.rollouts.parent) as spill,
-        Spill(outputs.rollouts.parent) as waiting,
+        Spill(outputs.rollouts.parent) as source_spill,
+        Spill(outputs.rollouts.parent) as output_spill,
         Recording(sources.files, may_grow=True) as recording,
     ):
         new_outputs = {
@@ -92,7 +92,8 @@ def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResu
             for path in outputs.row_files
         }
         unpacked = stack.enter_context(unpacked_files(sources.files, outputs.rollouts))
-        importing = _Import(workspace, request, outputs, new_outputs, (spill, waiting), unpacked)
+        spills = (source_spill, output_spill)
+        importing = _Import(workspace, request, outputs, new_outputs, spills, unpacked)
         importing.read(sources)
         importing.write()
         importing.record(recording.records())
@@ -137,18 +138,18 @@ class _Import:
             lambda path: workspace.shown(unpacked.original(path)),
             self._redaction.text,
         )
-        spill, waiting = spills
+        source_spill, output_spill = spills
         self._collected = RowCollector(
-            spill,
+            source_spill,
             self._redaction,
             self._tally,
-            infers=request.infer_tools,
+            infer_tools=request.infer_tools,
             feedback_by=request.feedback_by,
         )
         self._writer = RolloutWriter(
             self._collected,
             self._tally,
-            waiting,
+            output_spill,
             reward_from=request.reward_from,
             infer_tools=request.infer_tools,
         )
@@ -168,15 +169,15 @@ class _Import:
     def read(self, sources: ImportSources) -> None:
         """Reads every row of the sources."""
         for group in sources.formats:
-            files = list(map(self._unpacked.read_from, group.files))
+            files = list(map(self._unpacked.readable_path, group.files))
             for row in _rows_of(group.format, files, self._request):
-                self._collected.take(row, group.format.name)
+                self._collected.add(row, group.format.name)
             for file in group.files:
                 if (problem := self._unpacked.problems.get(file)) is not None:
-                    row = RejectedRow(Location(file, 1), NOT_WHOLE, problem)
-                    self._collected.take(row, group.format.name)
+                    row = RejectedRow(Location(file, 1), PARTLY_DECOMPRESSED, problem)
+                    self._collected.add(row, group.format.name)
         for path in sources.unread:
-            self._tally.reject(_NO_FORMAT, RejectedRow(Location(path, 1), "unknown format"))
+            self._tally.reject(_UNKNOWN_FORMAT, RejectedRow(Location(path, 1), "unknown format"))
 
     def write(self) -> None:
         """Joins the rows and writes the rollouts. Raises DataError if there are none."""
@@ -186,23 +187,23 @@ class _Import:
         if (share := self._request.split_heldout) is not None:
             as_logged = RolloutBuilder(self._collected, joined, None)
             self._split = split_rollouts(joined, as_logged, share=share)
-        by = self._request.feedback_by
-        feedback = scores_from_feedback(self._collected, joined, self._tally, by=by)
+        id_field = self._request.feedback_by
+        feedback = scores_from_feedback(self._collected, joined, self._tally, id_field=id_field)
         builder = RolloutBuilder(self._collected, joined, self._redaction)
         for row in joined.kept:
             is_heldout = self._split is not None and row in self._split.heldout
             part = self._heldout if is_heldout and self._heldout is not None else self._train
-            self._writer.take(builder.build(row), feedback.get(row, {}), part)
+            self._writer.add(builder.build(row), feedback.get(row, {}), part)
         self._writer.write([self._train] if self._heldout is None else [self._train, self._heldout])
 
     def _no_rollouts_error(self) -> DataError:
         """Returns the error for sources without a rollout, with the reasons."""
-        why = ", ".join(f"{count} {reason}" for reason, count in self._tally.reasons.items())
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self._tally.reasons.items())
         first = self._tally.first_rejected
         return DataError(
-            f"none of the {self._tally.total.read} rows has a readable conversation ({why})"
+            f"none of the {self._tally.total.read} rows has a readable conversation ({reasons})"
             + (f"; the first: {first[0]}" if first else ""),
-            "give format if the wrong one was detected; `stillroom docs traces` describes each",
+            "set format if it was detected wrongly; `stillroom docs traces` describes all formats",
         )
 
     def record(self, inputs: Sequence[FileRecord]) -> None:
@@ -238,14 +239,14 @@ class _Import:
             refused_file=shown(outputs.refused),
             problems=tally.first_rejected,
             losses=dict(counts.dropped.most_common()),
-            removed=dict(self._redaction.found.most_common()),
+            removed=dict(self._redaction.num_replaced.most_common()),
             models=by_model,
             calls_per_rollout=counts.calls.quantiles(),
             branches=counts.branches,
             scores=dict(counts.scores.most_common()),
             rewarded=counts.rewarded,
             prompts=shown(outputs.prompts) if outputs.prompts else None,
-            heldout=self._held_out(),
+            heldout=self._heldout_result(),
             unread_files=self._unread_files(),
             notes=[
                 *notes_on_files(tally, sources.unread, grown),
@@ -256,9 +257,9 @@ class _Import:
     def _unread_files(self) -> list[str]:
         """Returns the files of which nothing was read, without those that have no model calls."""
         refused = self._tally.files.refused.items()
-        return [name for name, file in refused if set(file.reasons) != {NO_CALL}][:_MOST_UNREAD]
+        return [name for name, file in refused if set(file.reasons) != {NO_CALL}][:_MAX_UNREAD]
 
-    def _held_out(self) -> HeldOut | None:
+    def _heldout_result(self) -> HeldOut | None:
         """Returns the result's part on held-out rollouts; None without a split."""
         split, outputs = self._split, self._outputs
         if split is None or outputs.heldout is None:
@@ -274,9 +275,9 @@ class _Import:
 
 
 def _rows_of(
-    chosen: TraceFormat, files: Sequence[Path], request: ImportRollouts
+    trace_format: TraceFormat, files: Sequence[Path], request: ImportRollouts
 ) -> Iterator[SourceRow]:
     """Yields the rows of files in one format."""
-    if chosen.read_columns is not None:
-        return chosen.read_columns(files, request.chosen_columns)
-    return chosen.read(files)
+    if trace_format.read_columns is not None:
+        return trace_format.read_columns(files, request.chosen_columns)
+    return trace_format.read(files)

@@ -49,13 +49,14 @@ def group_by_format(
         if not is_named and file.resolve() in outputs:
             continue
         try:
-            chosen = detect_format(file, request.format, has_columns=bool(request.columns))
+            trace_format = detect_format(file, request.format, has_columns=bool(request.columns))
         except InputError:
             if is_named:
                 raise
-            chosen = None
-        if chosen is not None:
-            by_format.setdefault(chosen.name, FormatFiles(chosen, [])).files.append(file)
+            trace_format = None
+        if trace_format is not None:
+            group = by_format.setdefault(trace_format.name, FormatFiles(trace_format, []))
+            group.files.append(file)
         elif is_named and file.stat().st_size:
             raise unknown_format_error(file)
         elif not is_named:
@@ -81,17 +82,17 @@ def detect_format(file: Path, name: str = AUTO, *, has_columns: bool = False) ->
     """
     with open_beginning(file) as path:
         if name != AUTO:
-            return next(known for known in FORMATS if known.name == name)
+            return next(each for each in FORMATS if each.name == name)
         head = read_head(path)
-        found = next((known for known in FORMATS if known.is_recognised(path, head)), None)
+        recognised = next((each for each in FORMATS if each.is_recognised(path, head)), None)
         # With `columns`, rows of an unknown format are read as a table.
-        is_table = found is None and has_columns and head_rows(head)
-        return PAIRS if is_table else found
+        is_table = recognised is None and has_columns and head_rows(head)
+        return PAIRS if is_table else recognised
 
 
 def unknown_format_error(file: Path) -> InputError:
     """Returns the error for a file of an unknown format."""
-    names = ", ".join(known.name for known in FORMATS)
+    names = ", ".join(each.name for each in FORMATS)
     return InputError(
         f"{file}: unknown format",
         f"set format (--format) to one of {names}; `stillroom docs traces` describes each. If it "

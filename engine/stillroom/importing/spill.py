@@ -34,12 +34,12 @@ class Spill:
 
     def _write_pending(self) -> None:
         """Writes the pending chunks to the file."""
-        rest = memoryview(b"".join(self._pending))
-        self._num_written += len(rest)
+        unwritten = memoryview(b"".join(self._pending))
+        self._num_written += len(unwritten)
         self._pending.clear()
         self._num_pending = 0
-        while rest:
-            rest = rest[self._file.write(rest) :]
+        while unwritten:
+            unwritten = unwritten[self._file.write(unwritten) :]
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Returns the chunk of this length at an offset."""

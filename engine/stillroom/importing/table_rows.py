@@ -75,13 +75,13 @@ def _csv_rows(
         except StopIteration:
             return
         except csv.Error as error:
-            yield RejectedRow(Location(path, lines.number), "not a row of CSV", str(error))
+            yield RejectedRow(Location(path, lines.number), "not a CSV row", str(error))
             continue
         location = Location(path, lines.number)
         if len(fields) != len(header):
             detail = f"expected {len(header)} fields as in the header, got {len(fields)}"
             if fields:
-                yield RejectedRow(location, "another number of fields than the header", detail)
+                yield RejectedRow(location, "the fields do not match the header", detail)
         elif any("\ud800" <= character <= "\udfff" for field in fields for character in field):
             yield RejectedRow(location, "not UTF-8 text", "save the file as UTF-8")
         else:
@@ -91,9 +91,9 @@ def _csv_rows(
 def recognise_listed_rows(
     is_wanted: Callable[[Row], bool], *fields: str
 ) -> Callable[[Path, bytes], bool]:
-    """Returns a recogniser like that of `recognise_rows`, which also tries CSV rows and lists.
+    """Returns a recogniser like that of `recognise_rows`, but also for CSV files and for lists.
 
-    Of a row with a list in one of `fields`, the list's elements are tried.
+    If a row has a list in one of `fields`, `is_wanted` is called with the list's elements instead.
     """
 
     def is_recognised(path: Path, head: bytes) -> bool:
@@ -155,10 +155,10 @@ def parquet_table(path: Path) -> Table:
         raise missing_extra("traces", "reading parquet") from error
 
     # pyarrow raises OSError for some damage, and ValueError for strings that are not UTF-8.
-    broken = (pyarrow.ArrowException, OSError, ValueError)
+    parquet_errors = (pyarrow.ArrowException, OSError, ValueError)
     try:
         table: Any = parquet.ParquetFile(path)
-    except broken as error:
+    except parquet_errors as error:
         raise _corrupt_error(path, error) from error
 
     def rows() -> Iterator[JsonRow | RejectedRow]:
@@ -168,7 +168,7 @@ def parquet_table(path: Path) -> Table:
                 for data in batch.to_pylist(maps_as_pydicts="lossy"):
                     number += 1
                     yield JsonRow(Location(path, number), data)
-        except broken as error:
+        except parquet_errors as error:
             raise _corrupt_error(path, error) from error
 
     return Table(list(table.schema_arrow.names), rows())

@@ -33,14 +33,14 @@ class RefusedLine(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class FeedbackTable:
-    """What was read of a table of feedback."""
+    """The columns of a table of feedback, and how many of its scores match an imported row."""
 
     target: str
     """The column with the ids."""
     scores: dict[str, None] = field(default_factory=dict[str, None])
     """The columns with scores."""
     num_scores: int = 0
-    num_found: int = 0
+    num_matched: int = 0
     """The number of scores whose id is that of an imported call or session."""
 
 
@@ -55,41 +55,41 @@ class RefusedFile:
 
 
 class FileTally:
-    """Knows of which files nothing was read, and which were read as feedback."""
+    """Tracks the files of which no row was read, and the tables that were read as feedback."""
 
     def __init__(self, show_path: Callable[[Path], str]) -> None:
-        """`show_path` formats a path for users, that of a packed file also while it is unpacked."""
+        """`show_path` formats a path for users; of a decompressed copy, the compressed file's."""
         self._show_path = show_path
-        self._used: set[str] = set()
+        self._read: set[str] = set()
         self.refused: dict[str, RefusedFile] = {}
         """The files with refused rows, of which nothing was read."""
         self.feedback: dict[str, FeedbackTable] = {}
         """The tables of feedback whose columns were recognised, or named by the user."""
 
-    def use(self, path: Path) -> None:
-        """Notes that something of a file was read."""
+    def mark_as_read(self, path: Path) -> None:
+        """Records that at least one row of a file was read."""
         name = self._show_path(path)
-        self._used.add(name)
+        self._read.add(name)
         self.refused.pop(name, None)
 
     def reject(self, row: RejectedRow) -> None:
         """Counts a refused row of a file."""
-        if (name := self._show_path(row.location.path)) not in self._used:
+        if (name := self._show_path(row.location.path)) not in self._read:
             file = self.refused.setdefault(name, RefusedFile())
             file.num_rows += 1
             file.reasons[row.reason] += 1
             file.columns = file.columns or row.columns
 
-    def add_feedback(self, feedback: Feedback, *, is_found: bool) -> None:
+    def add_feedback(self, feedback: Feedback, *, is_matched: bool) -> None:
         """Counts a score from a separate row, and whether its id is that of an imported row."""
-        if is_found:
-            self.use(feedback.location.path)
+        if is_matched:
+            self.mark_as_read(feedback.location.path)
         if feedback.column:
             name = self._show_path(feedback.location.path)
             table = self.feedback.setdefault(name, FeedbackTable(feedback.column))
             table.scores[feedback.name] = None
             table.num_scores += 1
-            table.num_found += is_found
+            table.num_matched += is_matched
 
 
 class ImportTally:
@@ -98,15 +98,15 @@ class ImportTally:
     def __init__(
         self,
         on_rejected: Callable[[RefusedLine], None],
-        shown_path: Callable[[Path], str],
+        format_path: Callable[[Path], str],
         redact: Callable[[str], str],
     ) -> None:
-        """`on_rejected` is called for each refused row; `shown_path` formats a path for users.
+        """`on_rejected` is called for each refused row; `format_path` formats a path for users.
 
         `redact` removes secrets from a text that may quote a row.
         """
-        self._on_rejected, self._shown_path, self._redact = on_rejected, shown_path, redact
-        self._names: dict[Path, str] = {}
+        self._on_rejected, self._format_path, self._redact = on_rejected, format_path, redact
+        self._shown_paths: dict[Path, str] = {}
         self.formats: defaultdict[str, FormatCount] = defaultdict(FormatCount)
         self.files = FileTally(self.show_path)
         self.reasons: Counter[str] = Counter()
@@ -117,25 +117,25 @@ class ImportTally:
 
     def show_path(self, path: Path) -> str:
         """Returns a path as shown to users."""
-        name = self._names.get(path)
-        if name is None:
-            name = self._names[path] = self._shown_path(path)
-        return name
+        shown = self._shown_paths.get(path)
+        if shown is None:
+            shown = self._shown_paths[path] = self._format_path(path)
+        return shown
 
     def show_location(self, location: Location) -> str:
         """Returns a location as shown to users."""
         line = f"{self.show_path(location.path)}:{location.line}"
         return f"{line}#{self._redact(location.part)}" if location.part else line
 
-    def read(self, format_name: str, num_rows: int = 1) -> None:
+    def count_read(self, format_name: str, num_rows: int = 1) -> None:
         """Counts rows as read."""
         self.formats[format_name].read += num_rows
 
-    def keep(self, format_name: str) -> None:
+    def count_kept(self, format_name: str) -> None:
         """Counts a row as kept."""
         self.formats[format_name].kept += 1
 
-    def merge(self, format_name: str, num_rows: int = 1) -> None:
+    def count_merged(self, format_name: str, num_rows: int = 1) -> None:
         """Counts rows as merged into the rollout of another row."""
         self.formats[format_name].merged += num_rows
 

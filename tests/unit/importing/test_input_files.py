@@ -64,7 +64,7 @@ def test_of_a_cut_file_what_is_there_is_read_and_the_end_is_refused(end, pack, t
     made, _ = imported(tmp_path, f"calls.jsonl{end}")
     assert made.read == made.kept + made.merged + made.refused
     assert made.kept >= 2
-    assert made.refused_by_reason[input_files.NOT_WHOLE] == 1
+    assert made.refused_by_reason[input_files.PARTLY_DECOMPRESSED] == 1
     assert any(f"calls.jsonl{end}:1" in problem for problem in made.problems)
 
 
@@ -90,7 +90,7 @@ def test_what_is_not_packed_is_refused_by_name_and_skipped_in_folders(tmp_path):
 
 @pytest.mark.parametrize(("end", "pack"), PACKED)
 def test_a_file_that_unpacks_to_far_more_than_a_log_is_refused(end, pack, tmp_path, monkeypatch):
-    monkeypatch.setattr(input_files, "_SMALL", 3 << 20)
+    monkeypatch.setattr(input_files, "_MIN_LIMIT", 3 << 20)
     (tmp_path / f"calls.jsonl{end}").write_bytes(pack(LOG + b" " * (6 << 20)))
     with pytest.raises(InputError, match="decompresses to more than"):
         imported(tmp_path, f"calls.jsonl{end}")

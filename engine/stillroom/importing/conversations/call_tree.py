@@ -14,7 +14,7 @@ from stillroom.importing.conversations.message_store import ASSISTANT, TOOL, USE
 from stillroom.importing.json_rows import UnreadableRowError
 
 NONE = -1
-ORPHAN = "a tool's message answers no tool call"
+ORPHAN = "a tool message answers no tool call"
 
 
 class CallTree:
@@ -47,7 +47,7 @@ class CallTree:
         Raises UnreadableRowError if a tool message answers no call of the conversation.
         """
         node = self._add_path(group, messages)
-        self._end_row(node, row, messages[-1])
+        self._record_end(node, row, messages[-1])
         return node
 
     def _add_path(self, group: str | None, messages: Sequence[int]) -> int:
@@ -89,7 +89,7 @@ class CallTree:
             raise UnreadableRowError(ORPHAN, "the call was cut from the history, or has another id")
         return position
 
-    def _end_row(self, node: int, row: int, reply: int) -> None:
+    def _record_end(self, node: int, row: int, reply: int) -> None:
         """Records that a row's call ends at a node, with this message as its reply."""
         while len(self._next_rows) <= row:
             self._next_rows.append(NONE)
@@ -104,7 +104,7 @@ class CallTree:
         self._next_rows[first] = row
 
     def rows_at(self, node: int) -> Iterator[int]:
-        """Yields the rows whose calls end at a node, the first one first."""
+        """Yields the rows whose calls end at a node, starting with the first row."""
         row = self._first_rows[node]
         while row != NONE:
             yield row

@@ -9,7 +9,7 @@ import msgspec
 
 from stillroom.data.checks import message_problems, tool_schema_problems
 from stillroom.importing.conversations.call_tree import NONE, CallTree
-from stillroom.importing.conversations.message_store import REMEMBERED, MessageStore
+from stillroom.importing.conversations.message_store import MIN_CACHED_MESSAGES, MessageStore
 from stillroom.importing.conversations.row_table import RowTable, StoredRow, encode_row
 from stillroom.importing.json_rows import Row, UnreadableRowError
 from stillroom.importing.payloads.fields import is_id_name, leaves
@@ -31,40 +31,40 @@ class RowCollector:
         redaction: Redaction,
         tally: ImportTally,
         *,
-        infers: bool = False,
+        infer_tools: bool = False,
         feedback_by: str | None = None,
-        remembered: int = REMEMBERED,
+        min_cached: int = MIN_CACHED_MESSAGES,
     ) -> None:
-        """With `infers`, tool schemas are inferred from calls. `feedback_by` is a field with ids to
-        which feedback refers.
+        """With `infer_tools`, tool schemas are inferred from calls. `feedback_by` names a field of
+        ids that feedback refers to.
 
-        `remembered` is the number of recent messages that are recognised. It affects
-        memory and speed only.
+        `min_cached` is the minimum number of recent messages that are recognised. It affects memory
+        and speed only.
         """
-        self._redaction, self._tally, self._infers = redaction, tally, infers
+        self._redaction, self._tally, self._infer_tools = redaction, tally, infer_tools
         self._feedback_by = feedback_by
         self.inferred = InferredTools(redaction)
-        on_tool_calls = self.inferred.add_message if infers else None
-        self.store = MessageStore(spill, on_tool_calls=on_tool_calls, remembered=remembered)
-        self._known_tools: dict[int, tuple[int, tuple[str, ...]]] = {}
+        on_tool_calls = self.inferred.add_message if infer_tools else None
+        self.store = MessageStore(spill, on_tool_calls=on_tool_calls, min_cached=min_cached)
+        self._tools_by_hash: dict[int, tuple[int, tuple[str, ...]]] = {}
         self.tree = CallTree(self.store)
         self.rows = RowTable(spill)
         self.tools = ToolLists()
         self.feedback: list[tuple[str, Feedback]] = []
 
-    def take(self, row: SourceRow, format_name: str) -> None:
+    def add(self, row: SourceRow, format_name: str) -> None:
         """Stores one row of a format, or counts it as rejected."""
         if isinstance(row, Feedback):
-            self._tally.read(format_name)
+            self._tally.count_read(format_name)
             name = self._redaction.name
             redacted = replace(row, name=name(row.name), column=name(row.column))
             self.feedback.append((format_name, redacted))
         elif isinstance(row, RejectedRow):
             self._tally.reject(format_name, row)
-        elif (rejected := self._add(row, format_name)) is None:
-            self._tally.read(format_name, 1 + len(row.merged_from))
+        elif (rejected := self._store(row, format_name)) is None:
+            self._tally.count_read(format_name, 1 + len(row.merged_from))
             for location in (row.location, *row.merged_from):
-                self._tally.files.use(location.path)
+                self._tally.files.mark_as_read(location.path)
         else:
             self._tally.reject(format_name, rejected)
             for location in row.merged_from:
@@ -72,19 +72,19 @@ class RowCollector:
                     format_name, RejectedRow(location, rejected.reason, f"see {row.location}")
                 )
 
-    def _add(self, row: LoggedConversation, format_name: str) -> RejectedRow | None:
-        """Adds a row; returns None, or the rejected row with its reason."""
+    def _store(self, row: LoggedConversation, format_name: str) -> RejectedRow | None:
+        """Stores a row and returns None, or returns the reason for which it is rejected."""
         try:
             rejected = _check(row)
             if rejected is None:
-                (self._add_call if row.is_call else self._add_whole)(row, format_name)
+                (self._store_call if row.is_call else self._store_conversation)(row, format_name)
             return rejected
         except UnreadableRowError as error:
             return RejectedRow(row.location, error.reason, error.detail)
         except _NOT_ENCODABLE as error:
             return RejectedRow(row.location, "cannot be written as JSON", str(error))
 
-    def _add_call(self, row: LoggedConversation, format_name: str) -> None:
+    def _store_call(self, row: LoggedConversation, format_name: str) -> None:
         """Stores a call: its messages in the tree, and its other fields in the table."""
         numbers = self.store.numbers_of(row.messages)
         stored = self._stored_row(row, format_name)
@@ -101,7 +101,7 @@ class RowCollector:
             length=len(numbers),
         )
 
-    def _add_whole(self, row: LoggedConversation, format_name: str) -> None:
+    def _store_conversation(self, row: LoggedConversation, format_name: str) -> None:
         """Stores a whole conversation. Raises UnreadableRowError if it is not valid."""
         messages = row.messages
         for index, message in enumerate(messages):
@@ -109,7 +109,7 @@ class RowCollector:
                 call.setdefault("id", f"call_{index}_{number}")
         if (problem := next(message_problems(messages), None)) is not None:
             raise UnreadableRowError("invalid message", f"{problem.field} {problem.message}")
-        if self._infers:
+        if self._infer_tools:
             for message in messages:
                 if message.get("tool_calls"):
                     self.inferred.add_message(message)
@@ -126,7 +126,7 @@ class RowCollector:
         )
 
     def _chosen_ids(self, row: LoggedConversation) -> list[tuple[str, str]]:
-        """Returns the ids in the fields called `feedback_by`, as pairs of field path and id."""
+        """Returns the ids in fields with the name `feedback_by`, as pairs of field path and id."""
         field = self._feedback_by
         if field is None:
             return []
@@ -177,22 +177,22 @@ class RowCollector:
         if tools is None:
             return NONE, ()
         key = hash(msgspec.json.encode(tools))
-        if (known := self._known_tools.get(key)) is None:
+        if (stored := self._tools_by_hash.get(key)) is None:
             valid = valid_tools(tools)
             dropped = (_NO_SCHEMA,) if len(valid) < len(tools) else ()
             number = self.tools.number_of(self._redaction.tools(valid))
-            known = self._known_tools[key] = number, dropped
-        return known
+            stored = self._tools_by_hash[key] = number, dropped
+        return stored
 
 
 def _ids(row: LoggedConversation) -> list[tuple[str, str]]:
-    """Returns the ids in fields with the name of an id, as pairs of field path and id."""
+    """Returns the ids in fields named like ids, as pairs of field path and id."""
     pairs = (*leaves(row.metadata), *row.ids.items())
     return [(path, text) for path, text in pairs if is_id_name(path)]
 
 
 def _check(row: LoggedConversation) -> RejectedRow | None:
-    """Returns a rejected row if this one has no conversation with a reply; None if it has."""
+    """Returns a RejectedRow for a row without a conversation with a reply; None for any other."""
     if row.error is not None and row.is_call:
         return RejectedRow(row.location, "failed call", row.error)
     if not row.messages:
@@ -261,9 +261,9 @@ class InferredTools:
         """Collects the names and types of the arguments in a message's tool calls."""
         for call in message["tool_calls"]:
             function = call["function"]
-            known = self._arguments.setdefault(self._redaction.name(function["name"]), {})
+            arguments = self._arguments.setdefault(self._redaction.name(function["name"]), {})
             for name, value in _parse_arguments(function["arguments"]).items():
-                kinds = known.setdefault(self._redaction.name(name), set())
+                kinds = arguments.setdefault(self._redaction.name(name), set())
                 if (kind := _KINDS.get(type(value))) is not None:
                     kinds.add(kind)
 

@@ -20,16 +20,16 @@ from stillroom.importing.payloads.messages import PARTS_DROPPED, MessageReader
 from stillroom.importing.spill import Spill
 from stillroom.rollout.rewards.answers import without_thinking
 
-REMEMBERED = 1 << 17
+MIN_CACHED_MESSAGES = 1 << 17
 """The minimum number of recent messages that are recognised."""
 _ENCODER = msgspec.json.Encoder()
 
 
 class RecentNumbers:
-    """A least-recently-used cache of numbers: it keeps between `most` and twice `most` keys."""
+    """A least-recently-used cache of numbers: it keeps between `size` and twice `size` keys."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, size: int) -> None:
+        self._size = size
         self._new: dict[int, int] = {}
         self._old: dict[int, int] = {}
 
@@ -42,7 +42,7 @@ class RecentNumbers:
 
     def __setitem__(self, key: int, number: int) -> None:
         self._new[key] = number
-        if len(self._new) >= self._most:
+        if len(self._new) >= self._size:
             self._new, self._old = {}, self._new
 
 
@@ -54,18 +54,18 @@ class MessageStore:
         spill: Spill,
         *,
         on_tool_calls: Callable[[Row], None] | None = None,
-        remembered: int = REMEMBERED,
+        min_cached: int = MIN_CACHED_MESSAGES,
     ) -> None:
         """`on_tool_calls` is called with each distinct message that has tool calls.
 
-        A message that was not seen again within `remembered` others is stored a second time.
+        A message that was not seen again within `min_cached` others is stored a second time.
         """
         self._spill, self._on_tool_calls = spill, on_tool_calls
-        self._by_hash = RecentNumbers(remembered)
+        self._by_hash = RecentNumbers(min_cached)
         self._offsets, self.sizes = array("Q"), array("I")
         """For each message, the offset and the length of its JSON in the spill."""
         self.digests, self.roles, self.answered = array("q"), array("B"), array("q")
-        """For each message, `ReadMessage.digest`, its role, and the digest of the call id that it
+        """For each message, `ParsedMessage.digest`, its role, and the digest of the call id that it
         answers (0 for none)."""
         self._calls: dict[int, tuple[int, ...]] = {}
         self.dropped: dict[int, tuple[str, ...]] = {}
@@ -88,19 +88,19 @@ class MessageStore:
 
     def _add(self, value: Row) -> int:
         """Stores a new message, and returns its number."""
-        read, number = read_message(value), len(self.sizes)
-        data = _ENCODER.encode(read.message)
+        parsed, number = parse_message(value), len(self.sizes)
+        data = _ENCODER.encode(parsed.message)
         self._offsets.append(self._spill.append(data))
         self.sizes.append(len(data))
-        self.roles.append(read.role)
-        self.digests.append(read.digest)
-        self.answered.append(read.answered)
-        if read.dropped:
-            self.dropped[number] = read.dropped
-        if read.calls:
-            self._calls[number] = read.calls
+        self.roles.append(parsed.role)
+        self.digests.append(parsed.digest)
+        self.answered.append(parsed.answered)
+        if parsed.dropped:
+            self.dropped[number] = parsed.dropped
+        if parsed.calls:
+            self._calls[number] = parsed.calls
             if self._on_tool_calls is not None:
-                self._on_tool_calls(read.message)
+                self._on_tool_calls(parsed.message)
         return number
 
     def calls(self, number: int) -> tuple[int, ...]:
@@ -120,7 +120,7 @@ _ROLES = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": TOOL}
 
 
 @dataclass(frozen=True, slots=True)
-class ReadMessage:
+class ParsedMessage:
     """A message in Stillroom's format, with the digests by which calls are joined."""
 
     message: Row
@@ -136,7 +136,7 @@ class ReadMessage:
     """What Stillroom's format does not keep of it."""
 
 
-def read_message(value: Any) -> ReadMessage:
+def parse_message(value: Any) -> ParsedMessage:
     """Parses a message of a call. Raises UnreadableRowError if it is not a valid chat message."""
     reader = MessageReader()
     message = reader.message(value)
@@ -153,7 +153,7 @@ def read_message(value: Any) -> ReadMessage:
         raise UnreadableRowError("invalid message", f"{field} {problem.message}")
     functions = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
     answered = message.get("tool_call_id")
-    return ReadMessage(
+    return ParsedMessage(
         message,
         _ROLES[message["role"]],
         _digest(message["role"], message["content"], message.get("name"), functions),
@@ -164,7 +164,7 @@ def read_message(value: Any) -> ReadMessage:
 
 
 def _digest(role: str, text: str, name: str | None, calls: Iterable[tuple[str, str]]) -> int:
-    """Returns `ReadMessage.digest`; `calls` are pairs of a function's name and arguments."""
+    """Returns `ParsedMessage.digest`; `calls` are pairs of a function's name and arguments."""
     if role == "assistant":
         parts = [role, _normalize(without_thinking(text))]
         for function, arguments in calls:

@@ -102,7 +102,7 @@ class ImportedRollout:
     num_turns: int = 0
     """The number of assistant turns that are replies of its calls."""
     branch_of: int | None = None
-    num_unanswered: int = 0
+    num_unlogged_turns: int = 0
     """The number of assistant turns that are not the reply of any logged call."""
 
     @property
@@ -143,7 +143,7 @@ class RolloutBuilder:
     def build(self, row: int) -> ImportedRollout:
         """Returns the rollout of the kept row `row`."""
         if self._collected.rows.nodes[row] != NONE:
-            return self._join_calls(row)
+            return self._build_from_calls(row)
         stored = self._collected.rows.stored_row(row)
         messages = self._clean_messages(stored.messages)
         (stored,) = self._clean_rows([stored])
@@ -159,14 +159,14 @@ class RolloutBuilder:
             branch_of=self._joined.branch_of.get(row),
         )
 
-    def _join_calls(self, row: int) -> ImportedRollout:
+    def _build_from_calls(self, row: int) -> ImportedRollout:
         """Returns the rollout of the call at `row` and of the earlier calls that it continues."""
         store, tree, rows = self._collected.store, self._collected.tree, self._collected.rows
         path = tree.path_to(rows.nodes[row])
         numbers = list(map(tree.message, path))
         messages = self._clean_messages(list(map(store.encoded, numbers)))
         copies_of_calls = list[list[int]]()
-        num_unanswered = 0
+        num_unlogged_turns = 0
         for index, node in enumerate(path):
             first = tree.first_row(node)
             if first != NONE and self._joined.owners[first] == row:
@@ -174,24 +174,24 @@ class RolloutBuilder:
                 copies_of_calls.append(sorted(tree.rows_at(node), key=row.__eq__))
             elif store.roles[numbers[index]] == ASSISTANT:
                 messages[index] = messages[index][:-1] + b',"weight":0}'
-                num_unanswered += first == NONE
+                num_unlogged_turns += first == NONE
         answered_calls = list(map(tree.answered_call, path))
         if not self._ids_match(numbers, answered_calls):
             messages = list(_restore_call_ids(messages, answered_calls))
         calls = [self._clean_rows(rows.stored_rows(copies)) for copies in copies_of_calls]
-        own_rows = [stored for copies in calls for stored in copies]
+        rollout_rows = [stored for copies in calls for stored in copies]
         dropped = [reason for number in numbers for reason in store.dropped.get(number, ())]
-        dropped += [reason for stored in own_rows for reason in stored.dropped]
+        dropped += [reason for stored in rollout_rows for reason in stored.dropped]
         return ImportedRollout(
             row,
             messages,
-            own_rows,
+            rollout_rows,
             list(map(_merge_copies, calls)),
-            self._metadata(own_rows[-1]),
+            self._metadata(rollout_rows[-1]),
             list(dict.fromkeys(dropped)),
             num_turns=len(calls),
             branch_of=self._joined.branch_of.get(row),
-            num_unanswered=num_unanswered,
+            num_unlogged_turns=num_unlogged_turns,
         )
 
     def _clean_messages(self, messages: list[bytes]) -> list[bytes]:
@@ -217,7 +217,7 @@ class RolloutBuilder:
             )
             for row in rows
         ]
-        # Of the other rows, these fields are not written.
+        # Of these fields, only the kept row's are written.
         kept = rows[-1]
         rows[-1] = msgspec.structs.replace(
             kept,
@@ -252,7 +252,7 @@ def _merge_copies(copies: Sequence[StoredRow]) -> StoredRow:
     if not others:
         return last
     fields = ("provider", "model", "usage", "cost_usd", "started_at", "duration_s")
-    known = {
+    first_values = {
         name: next(
             (value for row in (last, *others) if (value := getattr(row, name)) is not None), None
         )
@@ -262,7 +262,7 @@ def _merge_copies(copies: Sequence[StoredRow]) -> StoredRow:
     for row in copies:
         for name, value in row.scores.items():
             scores[name] = min(scores.get(name, value), value)
-    return msgspec.structs.replace(last, scores=scores, **known)
+    return msgspec.structs.replace(last, scores=scores, **first_values)
 
 
 def _restore_call_ids(messages: Sequence[bytes], answered_calls: Sequence[int]) -> Iterator[bytes]:

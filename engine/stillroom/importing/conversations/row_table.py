@@ -66,7 +66,7 @@ class RowTable:
         self.id_fields: dict[str, None] = {}
         """The names of fields with additional ids, in the order in which they were found."""
         self.chosen_fields: dict[str, None] = {}
-        """The same of the fields that the user named."""
+        """The paths of the fields that the user named for look-ups of feedback ids."""
         self.has_parents = False
 
     def __len__(self) -> int:
@@ -121,8 +121,8 @@ class RowTable:
     def stored_rows(self, rows: Sequence[int]) -> list[StoredRow]:
         """Returns the fields of several rows."""
         offsets, sizes = self._offsets, self._sizes
-        found = [self._spill.read(offsets[row], sizes[row]) for row in rows]
-        return list(map(_DECODER.decode, found))
+        encoded = [self._spill.read(offsets[row], sizes[row]) for row in rows]
+        return list(map(_DECODER.decode, encoded))
 
     def group(self, row: int) -> int:
         """Returns a hash of the group of a row; 0 if it has none."""
@@ -134,11 +134,11 @@ class RowTable:
 
     def by_id(self) -> dict[int, int]:
         """Returns the first row of each id, by the id's hash."""
-        found: dict[int, int] = {}
+        first_rows: dict[int, int] = {}
         for row, key in enumerate(self._ids):
             if key:
-                found.setdefault(key, row)
-        return found
+                first_rows.setdefault(key, row)
+        return first_rows
 
     def feedback_targets(self) -> Iterator[tuple[int, int]]:
         """Yields (hash, row) for the ids, groups and `feedback_ids` of rows."""

@@ -1,4 +1,4 @@
-"""Scores from feedback rows, and the scores that are the reward of a rollout."""
+"""Assigns the scores in feedback rows to rollouts, and computes rewards from scores."""
 
 import math
 from collections import defaultdict
@@ -16,15 +16,15 @@ _SOURCE_REWARDS = ("reward", "preferred")
 
 
 def scores_from_feedback(
-    collected: RowCollector, joined: JoinedRows, tally: ImportTally, *, by: str | None = None
+    collected: RowCollector, joined: JoinedRows, tally: ImportTally, *, id_field: str | None = None
 ) -> dict[int, dict[str, float]]:
     """Returns the scores from feedback rows, by kept row.
 
     Feedback on a row applies to its rollout, and feedback on a group to all rollouts of the group.
-    An id that is neither is looked up in the other ids and the metadata of rows. With `by`, ids are
-    looked up in that field first. Of several values of a score, the lowest one is returned,
-    and `tally.disagreeing` gets the rollout if they differ. Feedback without a matching rollout is
-    rejected.
+    An id that is neither is looked up in the other ids and the metadata of rows. With `id_field`,
+    ids are looked up in that field first. Of several values of a score, the lowest one is returned,
+    and the rollout is added to `tally.disagreeing` if they differ. Feedback without a matching
+    rollout is rejected.
     """
     scores: defaultdict[int, dict[str, float]] = defaultdict(dict)
     if not collected.feedback:
@@ -37,22 +37,22 @@ def scores_from_feedback(
             if key in missing:
                 feedback_targets[key].add(joined.owners[row])
         missing = missing - feedback_targets.keys()
-    searched = _searched_fields(rows, by)
+    searched = _searched_fields(rows, id_field)
     for name, feedback in collected.feedback:
-        found = feedback_targets.get(hash_of_id(feedback.target_id), ())
-        tally.files.add_feedback(feedback, is_found=bool(found))
-        if not found or not math.isfinite(feedback.value):
+        matching = feedback_targets.get(hash_of_id(feedback.target_id), ())
+        tally.files.add_feedback(feedback, is_matched=bool(matching))
+        if not matching or not math.isfinite(feedback.value):
             target = feedback.target_id
             not_found = f"{target} was not found in: {searched}"
             rejected = (
                 RejectedRow(feedback.location, "score is not finite", target)
-                if found
+                if matching
                 else RejectedRow(feedback.location, NO_CALL_FOUND, not_found)
             )
             tally.reject(name, rejected, is_read=True)
             continue
-        tally.merge(name)
-        for row in found:
+        tally.count_merged(name)
+        for row in matching:
             if add_lowest(scores[row], {feedback.name: feedback.value}):
                 tally.disagreeing.add(row)
     return scores
@@ -70,14 +70,14 @@ def add_lowest(scores: dict[str, float], added: Mapping[str, float]) -> bool:
     return differed
 
 
-def _searched_fields(rows: RowTable, by: str | None) -> str:
+def _searched_fields(rows: RowTable, field: str | None) -> str:
     """Returns the names of the fields in which ids were looked up, and what to do if none has them.
 
-    `by` is the field that the user named.
+    `field` is the one that the user named.
     """
-    chosen = [] if by is None else [*rows.chosen_fields] or [f"{by} (no row has this field)"]
+    chosen = [] if field is None else [*rows.chosen_fields] or [f"{field} (no row has this field)"]
     names = ", ".join(dict.fromkeys([*chosen, "id", "session", "trace", *rows.id_fields]))
-    return f"{names}; set feedback_by to {'the' if by is None else 'another'} field that has it"
+    return f"{names}; set feedback_by to {'the' if field is None else 'another'} field that has it"
 
 
 def reward_of(scores: Mapping[str, float], names: Sequence[str]) -> float | None:
@@ -89,8 +89,8 @@ def reward_of(scores: Mapping[str, float], names: Sequence[str]) -> float | None
     """
     if not names:
         return next((scores[name] for name in _SOURCE_REWARDS if name in scores), None)
-    found = [min(values) for name in names if (values := _named_scores(scores, name))]
-    return sum(found) / len(found) if len(found) == len(names) else None
+    present = [min(values) for name in names if (values := _named_scores(scores, name))]
+    return sum(present) / len(present) if len(present) == len(names) else None
 
 
 def have_different_scores(scores: Mapping[str, float], names: Sequence[str]) -> bool:
@@ -101,11 +101,11 @@ def have_different_scores(scores: Mapping[str, float], names: Sequence[str]) -> 
 def _named_scores(scores: Mapping[str, float], names: str) -> list[float]:
     """Returns the score with this name, or those with the names of `a|b`; empty without any."""
     for alternatives in ([names], names.split("|")):
-        found: list[float] = []
+        values: list[float] = []
         for name in alternatives:
             plain = name if name in scores else name.rpartition(_PREFIX)[2]
             if plain in scores:
-                found.append(scores[plain])
-        if found:
-            return found
+                values.append(scores[plain])
+        if values:
+            return values
     return []

@@ -9,7 +9,7 @@ from pathlib import Path
 from stillroom.data.row_notes import later_system_notes
 from stillroom.fences import name
 from stillroom.importing.formats.datasets.tables import NO_COLUMN
-from stillroom.importing.output.rows import UNKNOWN, UNKNOWN_PROVIDER, RolloutCounts
+from stillroom.importing.output.rows import TOOLS_UNKNOWN, UNKNOWN_PROVIDER, RolloutCounts
 from stillroom.importing.output.split import Split
 from stillroom.importing.payloads.messages import IMAGES_DROPPED
 from stillroom.importing.records import INCOMPLETE, NO_CALL_FOUND, NO_NUMBER
@@ -17,7 +17,7 @@ from stillroom.importing.request import ImportRollouts
 from stillroom.importing.tally import ImportTally
 from stillroom.lineage import AnsweringModel, ModelRecord
 
-_SHOWN, _MAX_NAMES = 3, 12
+_MAX_SHOWN, _MAX_NAMES = 3, 12
 
 
 def notes_on_files(
@@ -30,28 +30,28 @@ def notes_on_files(
     refused, unknown_names = dict(tally.files.refused), set(map(tally.show_path, unknown))
     for path in unknown_names:
         refused.pop(path, None)
-    for path, file in [*refused.items()][:_SHOWN]:
+    for path, file in [*refused.items()][:_MAX_SHOWN]:
         reason, _ = file.reasons.most_common(1)[0]
         rows = "its table was" if file.columns else f"all {file.num_rows} rows were"
         yield (
-            f"nothing of {name(path)} was read: {rows} refused ({reason})"
-            f"{_ways_to_read(reason, file.columns)}"
+            f"nothing was read from {name(path)}: {rows} refused ({reason})"
+            f"{_advice_on(reason, file.columns)}"
         )
-    if len(refused) > _SHOWN:
-        yield f"nothing was read of {len(refused) - _SHOWN} more files either"
+    if len(refused) > _MAX_SHOWN:
+        yield f"nothing was read from {len(refused) - _MAX_SHOWN} more files"
     if unknown:
-        names = _join_names(path.name for path in unknown[:_SHOWN])
-        more = len(unknown) - _SHOWN
+        names = _join_names(path.name for path in unknown[:_MAX_SHOWN])
+        more = len(unknown) - _MAX_SHOWN
         yield (
             f"{len(unknown)} files have an unknown format: {names}"
             + (f" and {more} more" if more > 0 else "")
             + f"; if one has feedback: {_COLUMNS_OF_FEEDBACK}"
         )
-    for path, table in [*tally.files.feedback.items()][:_SHOWN]:
+    for path, table in [*tally.files.feedback.items()][:_MAX_SHOWN]:
         scores = ", ".join(map(name, [*table.scores][:_MAX_NAMES]))
         yield (
             f"{name(path)} was read as feedback, with the scores in {scores} and the ids in "
-            f"{name(table.target)}: {table.num_found} of {table.num_scores} scores match an "
+            f"{name(table.target)}: {table.num_matched} of {table.num_scores} scores match an "
             f"imported call or session; if these are the wrong columns: {_COLUMNS_OF_FEEDBACK}"
         )
     if grown:
@@ -63,11 +63,11 @@ _COLUMNS_OF_FEEDBACK = (
 )
 
 
-def _ways_to_read(reason: str, columns: Sequence[str]) -> str:
-    """Returns how a file may be read that was refused for a reason; "" if it is not known."""
+def _advice_on(reason: str, columns: Sequence[str]) -> str:
+    """Returns advice on how to import a file that was refused for this reason, or ""."""
     if reason == NO_COLUMN:
         names = ", ".join(map(name, columns[:_MAX_NAMES]))
-        return f"; if it is feedback: {_COLUMNS_OF_FEEDBACK}; it has {names}"
+        return f"; if it is feedback: {_COLUMNS_OF_FEEDBACK}; its columns are {names}"
     if reason == NO_CALL_FOUND:
         return (
             "; set feedback_by to the field of the log that has its ids. If these are in another "
@@ -105,10 +105,10 @@ def import_notes(
             "wrong or truncated. These are often the hard prompts, and evaluate_model skips them "
             "unless you score with a judge or rewards.py"
         )
-    if request.prompts and counts.contradicted:
+    if request.prompts and counts.contradicted_prompts:
         yield (
-            f"{counts.contradicted} prompts have a rollout that is scored as correct but does not "
-            "match the source's expected_answer: score with a judge or rewards.py instead"
+            f"{counts.contradicted_prompts} prompts have a rollout that is scored as correct but "
+            "does not match the source's expected_answer: score with a judge or rewards.py instead"
         )
     if split is not None:
         yield from split.notes
@@ -122,7 +122,7 @@ def _notes_on_content(counts: RolloutCounts) -> Iterator[str]:
             f"{missing} rollouts had images, which are left out: their answers describe what a "
             "text model cannot see"
         )
-    if unknown := counts.dropped[UNKNOWN]:
+    if unknown := counts.dropped[TOOLS_UNKNOWN]:
         yield (
             f"{unknown} rollouts call tools whose schemas were not logged: convert_rollouts takes "
             "them from a tools.py with the called functions, and infer_tools infers them from the "
@@ -134,9 +134,9 @@ def _notes_on_content(counts: RolloutCounts) -> Iterator[str]:
             f'not complete ("{INCOMPLETE}" in losses): their stop_reason is answered'
         )
     yield from later_system_notes(counts.later_system, counts.calls.count)
-    if counts.unanswered:
+    if counts.unlogged_turns:
         yield (
-            f"{counts.unanswered} assistant turns are not the reply of a logged call, such as "
+            f"{counts.unlogged_turns} assistant turns are not the reply of a logged call, such as "
             "few-shot examples, edited replies, or replies of missing calls: they have weight 0 "
             "and are not trained on"
         )
@@ -168,10 +168,10 @@ def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator
             f"{counts.differently_named} rollouts have different scores under the names that "
             "reward_from joins with |: the lowest of them is used"
         )
-    if counts.changing:
+    if counts.changing_scores:
         yield (
-            f"{counts.changing} rollouts have calls with different values of one score: the value "
-            "of the latest call is used"
+            f"{counts.changing_scores} rollouts have calls with different values of one score: the "
+            "value of the latest call is used"
         )
     if counts.largest_reward > 1:
         yield (
@@ -212,7 +212,7 @@ def _terms(title: str, url: str, restriction: str, providers: str, models: str) 
     return ProviderTerms(title, url, restriction, frozenset(providers.split()), re.compile(models))
 
 
-_COMPETING = "restrict training models that compete with its own on outputs"
+_COMPETING = "restrict the training of competing models on its outputs"
 _TERMS = (
     _terms("OpenAI", "https://openai.com/policies", _COMPETING, "openai azure azure_openai",
            r"(?:chatgpt|gpt-(?!oss|neo|j)|o\d(?:-|$)|codex|davinci|ft:gpt)"),

@@ -69,7 +69,7 @@ class PromptStore:
         self._counts[number] += 1
         if (answer := _correct_answer(rollout, row)) is not None:
             reward = row["reward"]
-            self._compare(number, answer, _UNSCORED if reward is None else reward)
+            self._update_answer(number, answer, _UNSCORED if reward is None else reward)
         return number, sample
 
     def prompt(self, number: int) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class PromptStore:
         self._counts.append(0)
         self._states.append(_FROM_SOURCE if _EXPECTED in metadata else _NO_ANSWER)
 
-    def _compare(self, number: int, answer: str, reward: float) -> None:
+    def _update_answer(self, number: int, answer: str, reward: float) -> None:
         """Updates a prompt's expected answer with the correct answer of another rollout."""
         state, best = self._states[number], self._rewards[number]
         if state == _FROM_SOURCE:
@@ -108,17 +108,17 @@ class PromptStore:
         if state != _NO_ANSWER and reward < best:
             return
         if state == _NO_ANSWER or reward > best:
-            self._expect(number, answer, reward)
-        elif state == _AGREED and answer != (known := self._answer(number)):
+            self._set_answer(number, answer, reward)
+        elif state == _AGREED and answer != (expected := self._answer(number)):
             metadata = self._metadata(number)
-            if _accepts(metadata, expected_from(known), answer):
+            if _accepts(metadata, expected_from(expected), answer):
                 return
-            if _accepts(metadata, expected_from(answer), known):
-                self._expect(number, answer, reward)
+            if _accepts(metadata, expected_from(answer), expected):
+                self._set_answer(number, answer, reward)
             else:
                 self._states[number] = _DIFFERENT
 
-    def _expect(self, number: int, answer: str, reward: float) -> None:
+    def _set_answer(self, number: int, answer: str, reward: float) -> None:
         data = answer.encode()
         self._answer_offsets[number] = self._spill.append(data)
         self._answer_sizes[number] = len(data)

@@ -68,13 +68,13 @@ def rollout_row(
         "stop_reason": stop,
         "turns": rollout.num_turns,
         "truncated": is_truncated or stop.cuts_off,
-        "error": _failure(kept),
+        "error": _error_field(kept),
         "cost_usd": total_usd(call.cost_usd for call in rollout.calls),
     }
     return row | _optional_fields(rollout.calls) | {"origin": origin}
 
 
-def _failure(kept: StoredRow) -> dict[str, str] | None:
+def _error_field(kept: StoredRow) -> dict[str, str] | None:
     if kept.error is None:
         return None
     return {"class": kept.failure or FailureClass.INTERNAL, "message": kept.error[:_LONGEST_ERROR]}
@@ -121,7 +121,9 @@ def _duration(calls: Sequence[StoredRow]) -> float | None:
     return None if elapsed_s is None else round(elapsed_s + last.duration_s, 3)
 
 
-UNKNOWN, INFERRED, CHANGED = "tools not logged", "tools inferred", "tools changed between calls"
+TOOLS_UNKNOWN = "tools not logged"
+TOOLS_INFERRED = "tools inferred"
+TOOLS_CHANGED = "tools changed between calls"
 _CALLS, _TASK_ID, _SYSTEM = b'"tool_calls":', b'"task_id":"', b'{"role":"system"'
 
 
@@ -129,7 +131,7 @@ _CALLS, _TASK_ID, _SYSTEM = b'"tool_calls":', b'"task_id":"', b'{"role":"system"
 class SplitPart:
     """The training or the held-out part of the rollouts (all of them without a split).
 
-    `rows` and `prompts` write its files.
+    `rows` and `prompts` are the writers of its files.
     """
 
     rows: LineWriter | None = None
@@ -153,19 +155,19 @@ class RolloutCounts:
     calls: Distribution = field(default_factory=Distribution)
     rewarded: int = 0
     branches: int = 0
-    unanswered: int = 0
+    unlogged_turns: int = 0
     """The assistant turns that are not the reply of any logged call, and are not trained on."""
     differently_answered: int = 0
     """The prompts whose correct answers differ."""
     unanswered_prompts: int = 0
     """The prompts whose rollouts are all wrong or truncated."""
-    contradicted: int = 0
+    contradicted_prompts: int = 0
     """The prompts with a correct rollout that does not match the source's answer."""
     disagreeing: int = 0
     """The rollouts whose feedback or copies of a call disagree on the value of a score."""
     differently_named: int = 0
     """The rollouts whose scores differ under the names of one `a|b` of `reward_from`."""
-    changing: int = 0
+    changing_scores: int = 0
     """The rollouts whose calls have different values of a score."""
     reserved_addresses: int = 0
     """The rollouts with email addresses in domains reserved for examples."""
@@ -196,14 +198,12 @@ class RolloutWriter:
         self._task_ids: dict[int, bytes] = {}
         self.counts = RolloutCounts()
 
-    def take(
-        self, rollout: ImportedRollout, feedback: Mapping[str, float], part: SplitPart
-    ) -> None:
+    def add(self, rollout: ImportedRollout, feedback: Mapping[str, float], part: SplitPart) -> None:
         """Adds a rollout to a part. `feedback` has its scores from separate feedback rows."""
         kept, calls = rollout.kept, rollout.calls
         scores = {name: value for call in calls for name, value in call.scores.items()}
         named_values = _named_values(calls)
-        self.counts.changing += len(named_values) > len(scores)
+        self.counts.changing_scores += len(named_values) > len(scores)
         # The merged calls lack the values on which their copies disagree.
         if add_lowest(scores, feedback) or _named_values(rollout.rows) != named_values:
             self._tally.disagreeing.add(rollout.row)
@@ -228,8 +228,8 @@ class RolloutWriter:
         part.models.update((provider, model) for model, provider in providers.items())
         self._count(rollout, dropped, scores, reward)
         for stored in rollout.rows:
-            self._tally.merge(stored.format, len(stored.merged_from) + (stored is not kept))
-        self._tally.keep(kept.format)
+            self._tally.count_merged(stored.format, len(stored.merged_from) + (stored is not kept))
+        self._tally.count_kept(kept.format)
 
     def write(self, parts: Sequence[SplitPart]) -> None:
         """Writes the rows and prompts of each part to that part's files."""
@@ -241,7 +241,7 @@ class RolloutWriter:
                     part.rows.write_raw(row)
         self.counts.differently_answered = self._prompts.num_different
         self.counts.unanswered_prompts = self._prompts.num_unanswered
-        self.counts.contradicted = self._prompts.num_contradicted
+        self.counts.contradicted_prompts = self._prompts.num_contradicted
         self.counts.disagreeing = len(self._tally.disagreeing)
 
     def assign_task_ids(self, part: SplitPart) -> None:
@@ -275,7 +275,7 @@ class RolloutWriter:
             counts.largest_reward = max(counts.largest_reward, reward)
             counts.rewarded += 1
         counts.branches += rollout.branch_of is not None
-        counts.unanswered += rollout.num_unanswered
+        counts.unlogged_turns += rollout.num_unlogged_turns
         counts.later_system += any(message.startswith(_SYSTEM) for message in rollout.messages[1:])
         counts.reserved_addresses += any(
             b"@" in message and has_reserved_address(message.decode())
@@ -287,14 +287,14 @@ class RolloutWriter:
         """Returns the tools of a rollout, and a note if they differ from those it was offered."""
         numbers = [stored.tools for stored in rollout.rows if stored.tools != NONE]
         if numbers:
-            note = CHANGED if len(set(numbers)) > 1 else None
+            note = TOOLS_CHANGED if len(set(numbers)) > 1 else None
             return self._collected.tools.union_of(numbers), note
         called = list(_called_tools(rollout))
         if not called:
             return [], None
         if not self._infer_tools:
-            return [], UNKNOWN
-        return self._collected.inferred.schemas(called), INFERRED
+            return [], TOOLS_UNKNOWN
+        return self._collected.inferred.schemas(called), TOOLS_INFERRED
 
     def _origin(self, rollout: ImportedRollout, dropped: list[str]) -> dict[str, Any]:
         """Returns the field `origin` of a rollout's row: where it comes from."""

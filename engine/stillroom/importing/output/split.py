@@ -21,7 +21,7 @@ from stillroom.importing.payloads.fields import iso_seconds
 _SAMPLE = 400
 """The number of texts that are sampled to find shared shingles."""
 _SHARED, _MIN_SHARED = 0.2, 5
-"""A shingle is part of a template if this share of the texts, and at least this many, have it."""
+"""A shingle is shared if this share of the texts, and at least this many, have it."""
 _TextAt = Callable[[int], str]
 """Returns the text of the rollout with this index."""
 
@@ -54,8 +54,8 @@ def split_rollouts(joined: JoinedRows, builder: RolloutBuilder, *, share: float)
     members: defaultdict[int, list[int]] = defaultdict(list)
     for index in range(num_rollouts):
         members[cluster_of(families, index)].append(index)
-    known = [time for time in times if time is not None]
-    is_by_time = len(known) == num_rollouts and len(set(known)) > 1
+    known_times = [time for time in times if time is not None]
+    is_by_time = len(known_times) == num_rollouts and len(set(known_times)) > 1
 
     def rank(family: list[int]) -> tuple[float, str]:
         newest = max(times[index] or 0.0 for index in family) if is_by_time else 0.0
@@ -71,15 +71,15 @@ def split_rollouts(joined: JoinedRows, builder: RolloutBuilder, *, share: float)
 def _select_families(
     ordered: Sequence[list[int]], num_rollouts: int, share: float
 ) -> list[list[int]]:
-    """Returns the first families that fit into the share: at least one, but never all."""
-    most = max(1, round(share * num_rollouts))
-    taken: list[list[int]] = []
-    num_taken = 0
+    """Returns the first families that fit into the share (at least one rollout), but never all."""
+    max_heldout = max(1, round(share * num_rollouts))
+    selected: list[list[int]] = []
+    num_selected = 0
     for family in ordered:
-        if num_taken + len(family) <= most and num_taken + len(family) < num_rollouts:
-            taken.append(family)
-            num_taken += len(family)
-    return taken
+        if num_selected + len(family) <= max_heldout and num_selected + len(family) < num_rollouts:
+            selected.append(family)
+            num_selected += len(family)
+    return selected
 
 
 def _notes(num_heldout: int, num_rollouts: int, share: float, largest: int) -> list[str]:
@@ -140,21 +140,21 @@ def _link_families(joined: JoinedRows, texts: _Texts) -> tuple[list[int], list[f
 
 def _near_clusters(num_texts: int, text_at: _TextAt) -> list[int]:
     """Returns each text's near-duplicate cluster, numbered by the cluster's first text."""
-    template = _template(num_texts, text_at)
+    shared = _shared_shingles(num_texts, text_at)
 
-    def own_shingles(index: int) -> frozenset[str]:
+    def rare_shingles(index: int) -> frozenset[str]:
         shingles = shingles_of(text_at(index))
-        return shingles - template or shingles
+        return shingles - shared or shingles
 
-    signer, found = MinHasher(), NearDuplicates()
+    signer, finder = MinHasher(), NearDuplicates()
     for index in range(num_texts):
         # Rollouts without a text are no duplicates of one another.
         text = text_at(index) or f"(rollout {index})"
-        found.add(signer.signature(text, own_shingles(index)), quality=0.0, tie_breaker=b"")
-    return found.clusters(own_shingles)
+        finder.add(signer.signature(text, rare_shingles(index)), quality=0.0, tie_breaker=b"")
+    return finder.clusters(rare_shingles)
 
 
-def _template(num_texts: int, text_at: _TextAt) -> frozenset[str]:
+def _shared_shingles(num_texts: int, text_at: _TextAt) -> frozenset[str]:
     """Returns the shingles that many texts share, such as instructions that an app adds to all.
 
     With these, any two prompts of the app would be near duplicates.
@@ -162,5 +162,5 @@ def _template(num_texts: int, text_at: _TextAt) -> frozenset[str]:
     step = max(1, num_texts // _SAMPLE)
     sample = {text_at(index) for index in range(0, num_texts, step)}
     counts = Counter(shingle for text in sample for shingle in shingles_of(text))
-    least = max(_MIN_SHARED, _SHARED * len(sample))
-    return frozenset(shingle for shingle, count in counts.items() if count >= least)
+    min_count = max(_MIN_SHARED, _SHARED * len(sample))
+    return frozenset(shingle for shingle, count in counts.items() if count >= min_count)

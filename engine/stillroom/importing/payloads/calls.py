@@ -69,9 +69,9 @@ def logged_calls(
 ) -> Iterator[LoggedConversation]:
     """Yields the calls of a logged row: one per choice of the response.
 
-    `log_fields` are fields that the log itself gives; they take precedence over those of the
-    bodies. The second and later choices get a location and an id of their own, with `part` as the
-    prefix. `merged_from` are further rows of the first choice.
+    `log_fields` are the log's own values of fields; they take precedence over those of the bodies.
+    The second and later choices get a location and an id of their own, with `part` as the prefix.
+    `merged_from` are the locations of other rows that were merged into the first choice.
     """
     for number, call in enumerate(calls):
         fields = {name: getattr(call, name) for name in call.__slots__}
@@ -116,12 +116,12 @@ def read_calls(request: Any, response: Any) -> list[ApiCall]:
     return [
         ApiCall(
             messages=[*prompt, *messages],
-            finish_reason=ending,
+            finish_reason=finish_reason,
             dropped=tuple(reader.dropped),
             metadata=dict(details),
             **fields,
         )
-        for messages, ending in replies(response, reader)
+        for messages, finish_reason in replies(response, reader)
     ]
 
 
@@ -161,7 +161,7 @@ def request_messages(request: Row, reader: MessageReader) -> list[Row]:
 
 
 def system_message(value: Any, reader: MessageReader) -> list[Row]:
-    """Returns a system message with the text of `value`; empty if there is no text."""
+    """Returns a list with the text of `value` as a system message; empty if there is no text."""
     text = reader.text(value)
     return [{"role": "system", "content": text}] if text else []
 
@@ -220,27 +220,27 @@ def replies(response: Any, reader: MessageReader) -> list[tuple[list[Row], str |
     if isinstance(reply.get("choices"), list):
         return _choices(as_list(reply["choices"]), reader)
     if isinstance(reply.get("output"), list):
-        return [(responses_messages(reply["output"], reader), _response_ending(reply))]
+        return [(responses_messages(reply["output"], reader), _response_finish_reason(reply))]
     if reply.get("role") == "assistant" or reply.get("type") == "message":
         turns = reader.turn(reply | {"role": "assistant"}, "the reply")
-        ending = finish_reason_of(reply.get("stop_reason", reply.get("finish_reason")))
-        return [(turns, ending)]
+        finish_reason = finish_reason_of(reply.get("stop_reason", reply.get("finish_reason")))
+        return [(turns, finish_reason)]
     raise UnreadableRowError(NO_REPLY, f"the response is {describe(response)}")
 
 
 def _choices(choices: Sequence[Any], reader: MessageReader) -> list[tuple[list[Row], str | None]]:
     """Returns the messages and the finish reason of each choice of a chat completion."""
-    replies_found = [
+    found_replies = [
         (reader.turn(choice["message"], "the reply"), finish_reason_of(choice.get("finish_reason")))
         for choice in map(as_row, choices)
         if isinstance(choice.get("message"), dict)
     ]
-    if not replies_found:
+    if not found_replies:
         raise UnreadableRowError(NO_REPLY, "no choice of the response has a message")
-    return replies_found
+    return found_replies
 
 
-def _response_ending(response: Row) -> str | None:
+def _response_finish_reason(response: Row) -> str | None:
     """Returns the finish reason of a response of the Responses API."""
     incomplete = as_row(response.get("incomplete_details")).get("reason")
     if incomplete:

@@ -116,13 +116,13 @@ def seconds_between(begin: Any, end: Any) -> float | None:
 
 
 def non_negative_number(value: Any) -> float | None:
-    """Returns a finite, non-negative number; None for anything else."""
+    """Returns the value if it is a finite, non-negative number, else None."""
     number = as_number(value)
     return number if number is not None and math.isfinite(number) and number >= 0 else None
 
 
 def decimal_number(value: Any) -> float | None:
-    """Returns a finite number, which may be given as text; None for anything else."""
+    """Returns the value as a finite number, parsed if it is text; None if it is not a number."""
     if isinstance(value, str | Decimal):
         try:
             value = float(value)
@@ -133,7 +133,7 @@ def decimal_number(value: Any) -> float | None:
 
 
 def text_of(value: Any) -> str | None:
-    """Returns a non-empty string; None for anything else."""
+    """Returns the value if it is a non-empty string, else None."""
     return value if isinstance(value, str) and value else None
 
 
@@ -156,13 +156,13 @@ def as_list(value: Any) -> list[Any]:
     return cast("list[Any]", value) if isinstance(value, list) else []
 
 
-def leaves(value: Any, start: str = "", levels: int = 3) -> Iterator[tuple[str, str]]:
+def leaves(value: Any, prefix: str = "", levels: int = 3) -> Iterator[tuple[str, str]]:
     """Yields the strings and integers in nested objects, each with its dotted path."""
     for name, item in as_row(value).items():
         if levels and isinstance(item, dict):
-            yield from leaves(item, f"{start}{name}.", levels - 1)
+            yield from leaves(item, f"{prefix}{name}.", levels - 1)
         elif isinstance(item, str | int) and not isinstance(item, bool):
-            yield f"{start}{name}", str(item)
+            yield f"{prefix}{name}", str(item)
 
 
 @lru_cache(1024)

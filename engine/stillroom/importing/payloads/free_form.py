@@ -34,10 +34,10 @@ _TRUNCATION_MARKERS = ("<truncated due to size", "...[truncated]", "… [truncat
 
 @dataclass(frozen=True, slots=True)
 class FreeFormReply:
-    """The messages of one reply, and its finish reason (`ending`)."""
+    """The messages of one reply, and its finish reason."""
 
     messages: list[Row]
-    ending: str | None = None
+    finish_reason: str | None = None
 
 
 def free_form_prompt(value: Any, reader: MessageReader) -> list[Row]:
@@ -55,10 +55,10 @@ def free_form_prompt(value: Any, reader: MessageReader) -> list[Row]:
 
 def _prompt_of_text(text: str, reader: MessageReader) -> list[Row]:
     """Returns the messages in a JSON text; any other text becomes a user message."""
-    given, trial = parse_if_json(text), MessageReader()
-    if not isinstance(given, str):
+    parsed, trial = parse_if_json(text), MessageReader()
+    if not isinstance(parsed, str):
         try:
-            messages = free_form_prompt(given, trial)
+            messages = free_form_prompt(parsed, trial)
         except UnreadableRowError:
             return [{"role": "user", "content": text}]
         reader.dropped |= trial.dropped
@@ -93,19 +93,19 @@ def free_form_calls(
 
     Raises UnreadableRowError if there are no messages, or neither a reply nor an error.
     """
-    prompt, answers = free_form_prompt(input_value, reader), [FreeFormReply([])]
+    prompt, outputs = free_form_prompt(input_value, reader), [FreeFormReply([])]
     if output not in (None, "", {}, [], "null"):
-        answers = free_form_replies(output, reader)
+        outputs = free_form_replies(output, reader)
     elif error is None:
         raise UnreadableRowError(NO_REPLY, "the call has no output")
     return [
         ApiCall(
             messages=[*prompt, *reply.messages],
-            finish_reason=reply.ending,
+            finish_reason=reply.finish_reason,
             error=None if reply.messages else error,
             dropped=tuple(reader.dropped),
         )
-        for reply in answers
+        for reply in outputs
     ]
 
 
@@ -113,28 +113,28 @@ def free_form_replies(value: Any, reader: MessageReader) -> list[FreeFormReply]:
     """Returns the replies in a traced output. Raises UnreadableRowError if there are none."""
     trial = MessageReader()
     try:
-        found = [reply for reply in _replies_in(value, trial) if reply.messages]
+        found_replies = [reply for reply in _replies_in(value, trial) if reply.messages]
     except UnreadableRowError:
         if not isinstance(value, str) or not value:
             raise
-        found = [
+        found_replies = [
             FreeFormReply([{"role": "assistant", "content": value}])
         ]  # the reply is text that looks like JSON
     else:
         reader.dropped |= trial.dropped
-    if not found:
+    if not found_replies:
         raise UnreadableRowError(NO_REPLY, f"the output is {describe(value)}")
-    return found
+    return found_replies
 
 
 def _replies_in(value: Any, reader: MessageReader) -> list[FreeFormReply]:
     """Returns the replies in an output, some of which may have no messages."""
-    given = parse_if_json(value)
-    if isinstance(given, str):
-        note_truncation(given, reader)
-    elif isinstance(given, list):
-        return [FreeFormReply(_reply_of_list(cast("list[Any]", given), reader))]
-    fields = as_row(given)
+    parsed = parse_if_json(value)
+    if isinstance(parsed, str):
+        note_truncation(parsed, reader)
+    elif isinstance(parsed, list):
+        return [FreeFormReply(_reply_of_list(cast("list[Any]", parsed), reader))]
+    fields = as_row(parsed)
     if isinstance(fields.get("generations"), list):
         return list(_generations(fields["generations"], reader))
     if isinstance(fields.get("messages"), list):
@@ -148,8 +148,8 @@ def _replies_in(value: Any, reader: MessageReader) -> list[FreeFormReply]:
         return [FreeFormReply(reader.turn(fields), _finish_reason([fields]))]
     if "role" not in fields and ("content" in fields or "tool_calls" in fields):
         fields |= {"role": "assistant"}
-    found = replies(fields or given, reader)
-    return [FreeFormReply(messages, ending) for messages, ending in found]
+    pairs = replies(fields or parsed, reader)
+    return [FreeFormReply(messages, finish_reason) for messages, finish_reason in pairs]
 
 
 def free_form_tools(value: Any) -> list[Row] | None:
@@ -211,19 +211,19 @@ def _generations(value: Any, reader: MessageReader) -> Iterator[FreeFormReply]:
     first = as_list(groups[0]) if groups and isinstance(groups[0], list) else groups
     for generation in map(as_row, first):
         message = generation.get("message")
-        ending = as_row(generation.get("generation_info")).get("finish_reason")
+        finish_reason = as_row(generation.get("generation_info")).get("finish_reason")
         if isinstance(message, dict):
             fields = cast("Row", message)
             yield FreeFormReply(
-                reader.turn(fields), finish_reason_of(ending) or _finish_reason([fields])
+                reader.turn(fields), finish_reason_of(finish_reason) or _finish_reason([fields])
             )
         elif isinstance(generation.get("text"), str):
             reply: Row = {"role": "assistant", "content": generation["text"]}
-            yield FreeFormReply([reply], finish_reason_of(ending))
+            yield FreeFormReply([reply], finish_reason_of(finish_reason))
 
 
 def _finish_reason(messages: Any) -> str | None:
-    """Returns the finish reason of the last message in LangChain's metadata."""
+    """Returns the finish reason in the LangChain metadata of the last message."""
     message = as_row(as_list(messages)[-1]) if as_list(messages) else {}
     fields = as_row(message.get("kwargs")) or as_row(message.get("data")) or message
     metadata = as_row(fields.get("response_metadata"))

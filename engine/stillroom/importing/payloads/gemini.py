@@ -61,7 +61,7 @@ def gemini_calls(request: Row, response: Any, path: str) -> list[ApiCall]:
     reader = _Conversation()
     reader.add_system(config.get("system_instruction"))
     reader.add_contents(request.get("contents"))
-    reply = _whole_reply(response)
+    reply = _assemble_reply(response)
     feedback = _snake_case_fields(reply.get("prompt_feedback"))
     failure = failure_text(reply)
     if failure is None and not reply.get("candidates"):
@@ -90,15 +90,15 @@ def gemini_calls(request: Row, response: Any, path: str) -> list[ApiCall]:
 def _with_reply(call: ApiCall, reader: "_Conversation", candidate: Row) -> ApiCall:
     """Returns a call with the reply of one candidate."""
     reader.add_turn({"role": "model"} | as_row(candidate.get("content")))
-    ending = finish_reason_of(candidate.get("finish_reason"))
-    if ending in _FILTERED:
-        ending = "content_filter"
-    if ending == "stop" and reader.messages[-1].get("tool_calls"):
-        ending = "tool_calls"
+    finish_reason = finish_reason_of(candidate.get("finish_reason"))
+    if finish_reason in _FILTERED:
+        finish_reason = "content_filter"
+    if finish_reason == "stop" and reader.messages[-1].get("tool_calls"):
+        finish_reason = "tool_calls"
     return replace(
         call,
         messages=reader.messages,
-        finish_reason=ending,
+        finish_reason=finish_reason,
         dropped=tuple(reader.dropped),
         metadata=dict(call.metadata),
     )
@@ -111,14 +111,14 @@ class _Conversation:
         self.messages: list[Row] = []
         self.dropped: dict[str, None] = {}
         self._num_calls = 0
-        self._open: list[tuple[str, str]] = []
+        self._unanswered_calls: list[tuple[str, str]] = []
         """The names and ids of the calls without a result so far."""
 
     def copy(self) -> "_Conversation":
         """Returns an independent copy."""
         other = _Conversation()
         other.messages, other.dropped = list(self.messages), dict(self.dropped)
-        other._num_calls, other._open = self._num_calls, list(self._open)
+        other._num_calls, other._unanswered_calls = self._num_calls, list(self._unanswered_calls)
         return other
 
     def add_system(self, value: Any) -> None:
@@ -173,28 +173,28 @@ class _Conversation:
         """Converts a function call to a tool call."""
         name = call.get("name")
         if not isinstance(name, str):
-            raise UnreadableRowError("a tool call has no name", f"it is {describe(call)}")
+            raise UnreadableRowError("a tool call has no name", f"the call is {describe(call)}")
         call_id = text_of(call.get("id")) or f"call_{self._num_calls}"
         self._num_calls += 1
-        self._open.append((name, call_id))
+        self._unanswered_calls.append((name, call_id))
         function = {"name": name, "arguments": json_text(call.get("args"))}
         return {"id": call_id, "type": "function", "function": function}
 
     def _result(self, result: Row) -> Row:
         """Returns a tool message that answers the call with its id, or the first with its name."""
         result_id, name = text_of(result.get("id")), result.get("name")
-        found = next(
+        answered = next(
             (
                 call
-                for call in self._open
+                for call in self._unanswered_calls
                 if (call[1] == result_id if result_id else call[0] == name)
             ),
             None,
         )
         message: Row = {"role": "tool", "content": _output(result.get("response"))}
-        if found is not None:
-            self._open.remove(found)
-        call_id = result_id if found is None else found[1]
+        if answered is not None:
+            self._unanswered_calls.remove(answered)
+        call_id = result_id if answered is None else answered[1]
         return message if call_id is None else message | {"tool_call_id": call_id}
 
     def _texts(self, parts: Iterable[Row]) -> Iterator[str]:
@@ -233,29 +233,29 @@ def _parts(value: Any) -> Iterator[Row]:
         yield {"text": part} if isinstance(part, str) else _snake_case_fields(part)
 
 
-def _whole_reply(response: Any) -> Row:
+def _assemble_reply(response: Any) -> Row:
     """Returns a response, assembled from its chunks if it was streamed."""
     if isinstance(response, str):
         response = list(stream_events(response)) if response.lstrip().startswith("data:") else None
     if not isinstance(response, list):
         return _snake_case_fields(response)
-    whole: Row = {}
+    body: Row = {}
     candidates: dict[int, Row] = {}
     for chunk in map(_snake_case_fields, cast("list[Any]", response)):
-        whole |= chunk
+        body |= chunk
         for position, candidate in enumerate(
             map(_snake_case_fields, as_list(chunk.get("candidates")))
         ):
             index = candidate.get("index", position)
-            known = candidates.setdefault(
+            assembled = candidates.setdefault(
                 index if isinstance(index, int) else position, {"parts": []}
             )
-            known["parts"] += as_list(as_row(candidate.get("content")).get("parts"))
-            known |= {key: item for key, item in candidate.items() if key != "content"}
-    return whole | {
+            assembled["parts"] += as_list(as_row(candidate.get("content")).get("parts"))
+            assembled |= {key: item for key, item in candidate.items() if key != "content"}
+    return body | {
         "candidates": [
-            {**known, "content": {"role": "model", "parts": known["parts"]}}
-            for _, known in sorted(candidates.items())
+            {**candidate, "content": {"role": "model", "parts": candidate["parts"]}}
+            for _, candidate in sorted(candidates.items())
         ]
     }
 
@@ -309,5 +309,5 @@ def _usage(counts: Row) -> tuple[Usage | None, Row]:
 
 
 def _model_of(path: str) -> str | None:
-    found = re.search(r"models/([^/:?]+)", path)
-    return found[1] if found else None
+    match = re.search(r"models/([^/:?]+)", path)
+    return match[1] if match else None

@@ -128,7 +128,7 @@ class MessageReader:
         return "".join(self._part_text(part) for part in parts)
 
     def drop(self, reason: str) -> None:
-        """Notes that the messages lack something of the source, given as a fixed phrase."""
+        """Records what the messages lack of their source, as a fixed phrase."""
         self.dropped[reason] = None
 
     def _part_text(self, part: Any) -> str:
@@ -195,8 +195,8 @@ class MessageReader:
         has_calls = bool(message.get("tool_calls"))
         for block in cast("list[Any]", blocks):
             self._add_block(block, turn, has_calls=has_calls)
-        rest = {key: item for key, item in message.items() if key != "parts"}
-        converted = self.message(rest | {"content": turn.texts}, field)
+        fields = {key: item for key, item in message.items() if key != "parts"}
+        converted = self.message(fields | {"content": turn.texts}, field)
         return self._assemble(converted, turn)
 
     def _assemble(self, converted: Row, turn: "_Turn") -> list[Row]:
@@ -318,7 +318,7 @@ def _schema(tool: Any) -> Row:
     nested = fields.get("function")
     function = cast("Row", nested) if isinstance(nested, dict) else fields
     if not isinstance(function.get("name"), str):
-        raise UnreadableRowError("a tool has no name", f"it is {describe(tool)}")
+        raise UnreadableRowError("a tool has no name", f"the tool is {describe(tool)}")
     schema = {
         key: function[key]
         for key in ("name", "description", "parameters", "strict")
@@ -342,7 +342,7 @@ class _Turn:
 def _call(block: Row, id_key: str, arguments_key: str) -> Row:
     """Converts a block to a tool call."""
     if not isinstance(block.get("name"), str):
-        raise UnreadableRowError("a tool call has no name", f"it is {describe(block)}")
+        raise UnreadableRowError("a tool call has no name", f"the call is {describe(block)}")
     arguments = block.get(arguments_key, block.get("args"))
     converted: Row = {"id": block[id_key]} if isinstance(block.get(id_key), str) else {}
     function = {"name": block["name"], "arguments": json_text(arguments)}
@@ -355,7 +355,7 @@ def _are_blocks(content: Any) -> bool:
 
 
 def _drop_reason(kind: str, block: Row) -> str | None:
-    """Returns the phrase for a block that messages cannot have; None for any other block."""
+    """Returns the phrase for a block that is dropped from messages; None for any other block."""
     if kind == "redacted_thinking":
         return REASONING_DROPPED
     if kind in _MEDIA_KINDS:

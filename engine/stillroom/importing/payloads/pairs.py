@@ -2,7 +2,7 @@
 
 With `previous_response_id` or `conversation`, a Responses call sends only its new messages. The
 messages of the calls that it continues are added before them, so that each row has its whole
-history like the rows of other logs. As in the API, instructions are not taken over.
+history like the rows of other logs. As in the API, instructions do not carry over.
 """
 
 from collections.abc import Callable, Iterator
@@ -64,7 +64,7 @@ _ANTHROPIC_BLOCKS = frozenset({"tool_use", "tool_result", "thinking", "image", "
 
 @dataclass(frozen=True, slots=True)
 class LoggedPair:
-    """A request and its response, with the rest of their row."""
+    """A request and its response, with the other fields of their row."""
 
     request: Row
     response: Any
@@ -90,21 +90,21 @@ def find_pair(row: Row) -> LoggedPair | None:
     Bodies may be JSON text, or under `body` next to headers and a URL. The fields of the request
     may also be in the row itself, next to the response.
     """
-    name = next((name for name in _REQUESTS if as_row(parse_if_json(row.get(name)))), None)
-    answer = next((name for name in _RESPONSES if row.get(name) not in (None, "")), None)
-    if name is None:
-        is_flat = answer is not None and ("messages" in row or "input" in row)
+    request_field = next((name for name in _REQUESTS if as_row(parse_if_json(row.get(name)))), None)
+    response_field = next((name for name in _RESPONSES if row.get(name) not in (None, "")), None)
+    if request_field is None:
+        is_flat = response_field is not None and ("messages" in row or "input" in row)
         if not is_flat:
             return None
-        rest = {key: row[key] for key in row if key in (*_BEGINNINGS, *_ENDS, *_SESSIONS, "id")}
+        envelope = {key: row[key] for key in row if key in (*_BEGINNINGS, *_ENDS, *_SESSIONS, "id")}
         request, path = row, ""
     else:
-        whole = as_row(parse_if_json(row[name]))
-        request = as_row(parse_if_json(whole.get("body"))) or whole
-        path = first_text(whole, "path", "url", "endpoint") or ""
-        rest = {key: item for key, item in row.items() if key not in (name, answer)}
+        logged = as_row(parse_if_json(row[request_field]))
+        request = as_row(parse_if_json(logged.get("body"))) or logged
+        path = first_text(logged, "path", "url", "endpoint") or ""
+        envelope = {key: row[key] for key in row if key not in (request_field, response_field)}
     path = path or first_text(row, "path", "url", "endpoint") or ""
-    return LoggedPair(request, _response_body(row, answer), rest, path)
+    return LoggedPair(request, _response_body(row, response_field), envelope, path)
 
 
 def _response_body(row: Row, name: str | None) -> Any:
@@ -112,12 +112,11 @@ def _response_body(row: Row, name: str | None) -> Any:
     if name is None:
         return {"error": row["error"]} if row.get("error") else None
     response = parse_if_json(row[name])
-    body = parse_if_json(as_row(response).get("body"))
-    whole = body or response
+    body = parse_if_json(as_row(response).get("body")) or response
     try:
-        return assemble_if_streamed(whole)
+        return assemble_if_streamed(body)
     except UnreadableRowError:
-        return whole  # it is rejected when it is parsed
+        return body  # it is rejected when it is parsed
 
 
 def api_of(request: Row, response: Any = None, path: str = "") -> Api:
@@ -162,7 +161,7 @@ def envelope_fields(envelope: Row) -> Row:
     for name in ("duration_ms", "latency_ms", "delay_ms"):
         if seconds is None and (number := non_negative_number(envelope.get(name))) is not None:
             seconds = number / 1000
-    known = without_empty(
+    fields = without_empty(
         id=first_text(envelope, "id", "request_id", "call_id"),
         group=first_text(envelope, *_SESSIONS)
         or first_text(as_row(envelope.get("metadata")), *_SESSIONS),
@@ -172,7 +171,7 @@ def envelope_fields(envelope: Row) -> Row:
     if seconds is None:
         seconds = seconds_between(begin, end)
     cost = decimal_number(envelope.get("cost_usd", envelope.get("cost")))
-    return known | {
+    return fields | {
         name: number
         for name, number in (("duration_s", seconds), ("cost_usd", cost))
         if number is not None
@@ -206,13 +205,13 @@ class ResponseChains:
         continued = set(self._parents.values())
         for pair in self._pairs() if continued else ():
             if text_of(as_row(pair.response).get("id")) in continued:
-                self._keep(pair)
+                self._store(pair)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._messages.__exit__(*_)
 
-    def call(self, pair: LoggedPair) -> tuple[ApiCall, Row]:
+    def read_call(self, pair: LoggedPair) -> tuple[ApiCall, Row]:
         """Returns a call with its whole history, and its id, group and parent as fields.
 
         Raises UnreadableRowError if the bodies are not a model call.
@@ -232,18 +231,18 @@ class ResponseChains:
         )
         return with_history, without_empty(id=call.id, group=_conversation(pair), parent=parent)
 
-    def _keep(self, pair: LoggedPair) -> None:
+    def _store(self, pair: LoggedPair) -> None:
         """Stores the new messages and the reply of a response that another one continues."""
         response, reader = as_row(pair.response), MessageReader()
         try:
-            given = responses_messages(pair.request.get("input"), reader)
+            sent = responses_messages(pair.request.get("input"), reader)
             reply = responses_messages(response.get("output"), reader, role="assistant")
         except UnreadableRowError:
             return  # its row is rejected, and later rows note that earlier messages are missing
-        self._messages.add(response["id"], [given, reply, list(reader.dropped)])
+        self._messages.add(response["id"], [sent, reply, list(reader.dropped)])
 
     def _history(self, parent: str | None) -> tuple[list[Row], list[str]]:
-        """Returns the messages up to the response `parent`, and what was dropped of them."""
+        """Returns the messages up to the response `parent`, and what was dropped from them."""
         links: list[list[Any]] = []
         dropped: list[str] = []
         seen: set[str] = set()
@@ -271,17 +270,18 @@ def _parents(pairs: Iterator[LoggedPair]) -> dict[str, str]:
     conversations: dict[str, list[tuple[float, int, str]]] = {}
     for number, pair in enumerate(pairs):
         response = as_row(pair.response)
-        own = text_of(response.get("id"))
-        if own is None:
+        response_id = text_of(response.get("id"))
+        if response_id is None:
             continue
         if (parent := _text_field(pair, "previous_response_id")) is not None:
-            parents[own] = parent
+            parents[response_id] = parent
         elif (conversation := _conversation(pair)) is not None:
             created = response.get("created_at")
             moment = float(created) if isinstance(created, int | float) else 0.0
-            conversations.setdefault(conversation, []).append((moment, number, own))
+            members = conversations.setdefault(conversation, [])
+            members.append((moment, number, response_id))
     for members in conversations.values():
-        ids = [own for _, _, own in sorted(members)]
+        ids = [response_id for _, _, response_id in sorted(members)]
         parents |= dict(zip(ids[1:], ids, strict=False))
     return parents
 
@@ -295,7 +295,7 @@ def _conversation(pair: LoggedPair) -> str | None:
     """Returns the id of the conversation to which a call belongs; None if it names none."""
     for body in (pair.request, as_row(pair.response)):
         value = body.get("conversation")
-        found = text_of(value) or text_of(as_row(value).get("id"))
-        if found is not None:
-            return found
+        conversation_id = text_of(value) or text_of(as_row(value).get("id"))
+        if conversation_id is not None:
+            return conversation_id
     return None

@@ -27,10 +27,10 @@ def stream_events(text: str) -> Iterator[Row]:
         elif not line and lines:
             data, lines = "\n".join(lines), []
             if data.strip() != "[DONE]":
-                yield _decoded(data)
+                yield _decode_event(data)
 
 
-def _decoded(data: str) -> Row:
+def _decode_event(data: str) -> Row:
     """Decodes the data of an event. Raises UnreadableRowError if it is not a JSON object."""
     try:
         value = msgspec.json.decode(data)
@@ -46,15 +46,15 @@ def assemble_reply(events: Iterable[Row]) -> Row:
 
     Raises UnreadableRowError if the stream is incomplete.
     """
-    listed = list(events)
-    failure = next((event for event in listed if _is_failure(event)), None)
+    all_events = list(events)
+    failure = next((event for event in all_events if _is_failure(event)), None)
     if failure is not None:
         return {"error": failure.get("error") or failure}
-    if any("choices" in event for event in listed):
-        return assemble_completion(listed, is_complete=True)
-    if any(str(event.get("type", "")).startswith("response.") for event in listed):
-        return assemble_response(listed)
-    return assemble_message(listed)
+    if any("choices" in event for event in all_events):
+        return assemble_completion(all_events, is_complete=True)
+    if any(str(event.get("type", "")).startswith("response.") for event in all_events):
+        return assemble_response(all_events)
+    return assemble_message(all_events)
 
 
 def assemble_if_streamed(response: Any) -> Any:
@@ -208,8 +208,8 @@ def assemble_message(events: Iterable[Row]) -> Row:
                 message |= as_row(event.get("delta"))
                 # message_delta repeats the counts that changed since message_start.
                 usage = as_row(event.get("usage"))
-                known = {key: value for key, value in usage.items() if value is not None}
-                message["usage"] = as_row(message.get("usage")) | known
+                counts = {key: value for key, value in usage.items() if value is not None}
+                message["usage"] = as_row(message.get("usage")) | counts
             case _:
                 pass
     if not message.get("stop_reason"):
@@ -242,10 +242,10 @@ class _StreamedBlock:
     def assemble(self) -> Row:
         """Returns the block; arguments that are not JSON, such as truncated ones, stay text."""
         block = self._block | {key: "".join(pieces) for key, pieces in self._pieces.items()}
-        given = "".join(self._input)
-        if given:
+        arguments = "".join(self._input)
+        if arguments:
             try:
-                block["input"] = msgspec.json.decode(given)
+                block["input"] = msgspec.json.decode(arguments)
             except (ValueError, RecursionError):
-                block["input"] = given
+                block["input"] = arguments
         return block

@@ -20,14 +20,14 @@ def no_refusals(row):
     raise AssertionError(row)
 
 
-def rollouts_of(log, folder, *, remembered):
+def rollouts_of(log, folder, *, min_cached):
     """Returns the rollouts that a log makes."""
     redaction = Redaction(NO_SECRETS, keep_secrets=True, keep_personal=True)
     with Spill(folder) as spill:
         tally = ImportTally(no_refusals, str, str)
-        collected = RowCollector(spill, redaction, tally, remembered=remembered)
+        collected = RowCollector(spill, redaction, tally, min_cached=min_cached)
         for row in log.rows:
-            collected.take(row, "calls")
+            collected.add(row, "calls")
         joined = join_rows(collected.rows, collected.tree)
         builder = RolloutBuilder(collected, joined, redaction)
         return [builder.build(row) for row in joined.kept], joined
@@ -64,12 +64,12 @@ def check(log, folder, **options):
 
 @given(call_logs(), st.sampled_from([1, 3, 1000]))
 @settings(max_examples=25)
-def test_any_log_of_calls_gives_back_its_conversations(tmp_path_factory, log, remembered):
-    check(log, tmp_path_factory.getbasetemp(), remembered=remembered)
+def test_any_log_of_calls_gives_back_its_conversations(tmp_path_factory, log, min_cached):
+    check(log, tmp_path_factory.getbasetemp(), min_cached=min_cached)
 
 
 @pytest.mark.thorough
 @given(call_logs(max_turns=12), st.sampled_from([1, 3, 1000]))
 @settings(max_examples=60)
-def test_very_many_logs_of_calls_give_back_their_conversations(tmp_path_factory, log, remembered):
-    check(log, tmp_path_factory.getbasetemp(), remembered=remembered)
+def test_very_many_logs_of_calls_give_back_their_conversations(tmp_path_factory, log, min_cached):
+    check(log, tmp_path_factory.getbasetemp(), min_cached=min_cached)

@@ -120,7 +120,7 @@ def test_a_table_of_unknown_columns_is_refused_and_others_are_read(tmp_path):
     [refusal] = read("parquet", SAMPLES / "parquet" / "questions.parquet")
     assert refusal.reason == "no column has the conversation"
     assert refusal.detail.startswith("name them: columns user=question")
-    assert refusal.detail.endswith("it has 'q', 'a', 'good'")
+    assert refusal.detail.endswith("the table has 'q', 'a', 'good'")
     (tmp_path / "a.csv").write_text("left,right\n1,2\n")
     (tmp_path / "b.csv").write_text("question,answer\n1,2\n")
     read_rows = read("csv", tmp_path / "a.csv", tmp_path / "b.csv")
@@ -183,7 +183,7 @@ def test_broken_rows_of_csv_are_refused_by_line_and_the_others_are_read(tmp_path
     rows = read("csv", path)
     assert [row.location.line for row in rows if isinstance(row, LoggedConversation)] == [2, 7, 8]
     assert refusals(rows) == [
-        (3, "another number of fields than the header"),
+        (3, "the fields do not match the header"),
         (4, "not UTF-8 text"),
         (5, "a column has no text"),
     ]

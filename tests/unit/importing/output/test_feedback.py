@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fakes.collected_rows import logged, taken
-from stillroom.importing.input_files import NOT_WHOLE
+from stillroom.importing.input_files import PARTLY_DECOMPRESSED
 from stillroom.importing.output.feedback import reward_of, scores_from_feedback
 from stillroom.importing.records import Feedback, Location
 from stillroom.importing.request import ImportResult, ImportRollouts
@@ -92,7 +92,7 @@ def test_the_columns_of_feedback_that_were_taken_are_said(tmp_path: Path) -> Non
             (
                 "its table was refused (no column has the conversation); if it is feedback: "
                 'columns=["id=COLUMN", "score=COLUMN"] names the columns of the id and the thumb; '
-                "it has ref, opinion"
+                "its columns are ref, opinion"
             ),
         ),
         (
@@ -114,7 +114,7 @@ def test_a_file_of_which_nothing_was_read_is_named_in_the_notes_and_the_next_ste
 ) -> None:
     made = imported(tmp_path, feedback)
     assert made.unread_files == ["logs/feedback.csv"]
-    assert made.notes[0].startswith(f"nothing of logs/feedback.csv was read: {note}")
+    assert made.notes[0].startswith(f"nothing was read from logs/feedback.csv: {note}")
     step = after_import_rollouts(None, made)
     assert step.startswith("nothing was read of logs/feedback.csv: see notes before you use")
 
@@ -132,9 +132,9 @@ def test_files_of_which_a_part_was_read_or_that_have_no_model_calls_are_not_call
     (tmp_path / "logs" / "spans.jsonl").write_text(json.dumps(span), "utf-8")
     (tmp_path / "logs" / "read.me").write_text("The logs.", "utf-8")
     made = import_rollouts(Workspace(tmp_path), ImportRollouts(input="logs", output="out.jsonl"))
-    assert set(made.refused_by_reason) == {"unknown format", "no model call", NOT_WHOLE}
+    assert set(made.refused_by_reason) == {"unknown format", "no model call", PARTLY_DECOMPRESSED}
     assert made.unread_files == ["logs/read.me"]
-    assert made.notes[0].startswith("nothing of logs/spans.jsonl was read")
+    assert made.notes[0].startswith("nothing was read from logs/spans.jsonl")
     assert made.notes[1].startswith("1 files have an unknown format: read.me; if one has feedback")
 
 

@@ -33,7 +33,7 @@ _Key = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class _BatchApi:
-    """How the rows of one API's batches are read."""
+    """The provider of an API, and the functions that read the rows of its batches."""
 
     provider: str
     is_request: Callable[[Row], bool]
@@ -73,7 +73,7 @@ def _read(paths: Sequence[Path], api: _BatchApi) -> Iterator[SourceRow]:
         used: set[_Key] = set()
         for number, path in enumerate(paths):
             if number in requests.result_ids:
-                yield from _join(number, path, api, requests, used, paths)
+                yield from _join_results(number, path, api, requests, used, paths)
         for key, location in requests.locations.items():
             if key not in used:
                 detail = f"no input file has a result for {key[1]!r}"
@@ -102,7 +102,7 @@ def _read_requests(
                     yield RejectedRow(location, "a custom_id that is not unique", detail)
 
 
-def _join(
+def _join_results(
     number: int,
     path: Path,
     api: _BatchApi,
@@ -112,7 +112,7 @@ def _join(
 ) -> Iterator[SourceRow]:
     """Yields the call of each result in a file; `used` gets the requests that have a result."""
     try:
-        source = _requests_of(number, requests, paths)
+        source = _requests_file_of(number, requests, paths)
         problem = None
     except UnreadableRowError as error:
         source, problem = None, error
@@ -140,7 +140,7 @@ def _join(
             yield from calls
 
 
-def _requests_of(number: int, requests: _Requests, paths: Sequence[Path]) -> int | None:
+def _requests_file_of(number: int, requests: _Requests, paths: Sequence[Path]) -> int | None:
     """Returns the number of the file that has the requests of a file's results, or None.
 
     Raises UnreadableRowError if several files match equally well.
@@ -157,7 +157,7 @@ def _requests_of(number: int, requests: _Requests, paths: Sequence[Path]) -> int
         return candidates[0]
     names = ", ".join(paths[file].name for file in candidates)
     detail = f"{names} have the same custom_ids: import each batch separately"
-    raise UnreadableRowError("several files of requests have its custom_id", detail)
+    raise UnreadableRowError("several request files have its custom_id", detail)
 
 
 def _calls(

@@ -69,7 +69,7 @@ def _litellm_calls(row: JsonRow) -> Iterator[LoggedConversation]:
     """Yields the calls in a row of LiteLLM. Raises UnreadableRowError if there is none."""
     data = row.data
     if not _is_litellm_row(data):
-        raise UnreadableRowError("neither a payload nor a row of the spend logs")
+        raise UnreadableRowError("neither a payload nor a spend log row of LiteLLM")
     if text_of(data["call_type"]) not in _CHAT_CALLS:
         raise UnreadableRowError(NO_CALL, str(data["call_type"]))
     request = _request(data)
@@ -110,8 +110,8 @@ def _request(row: Row) -> Row:
         raise UnreadableRowError("contents were redacted", detail)
     is_input = isinstance(messages, str) or "responses" in str(row["call_type"])
     name = "input" if is_input else "messages"
-    whole = as_row(messages)
-    return body | settings | (whole if name in whole else {name: messages})
+    wrapper = as_row(messages)
+    return body | settings | (wrapper if name in wrapper else {name: messages})
 
 
 def _error(row: Row) -> str | None:

@@ -200,8 +200,8 @@ def _response_calls(row: JsonRow, chains: ResponseChains) -> Iterator[SourceRow]
     pair = pair or _pair_in(row)
     if pair.response is None:
         raise UnreadableRowError(NO_REPLY, "the row has no `response`")
-    call, known = chains.call(pair)
-    log_fields = envelope_fields(pair.envelope) | known
+    call, chain_fields = chains.read_call(pair)
+    log_fields = envelope_fields(pair.envelope) | chain_fields
     yield from logged_calls(row.location, [call], log_fields, provider="openai")
 
 

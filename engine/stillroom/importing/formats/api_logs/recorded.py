@@ -35,7 +35,7 @@ from stillroom.recording.records import (
 from stillroom.types import Usage
 
 NOT_A_CALL = "not a recorded call"
-CUT = "not recorded completely"
+TRUNCATED_BODY = "not recorded completely"
 _INCOMPLETE = {
     "client_left": "the client disconnected before the end",
     "upstream_left": "the endpoint disconnected before the end",
@@ -90,8 +90,8 @@ def _calls(location: Location, line: Line, chains: ResponseChains) -> Iterator[L
         duration_s=call.duration_s,
     )
     if call.kind == "responses":
-        whole, known = chains.call(pair)
-        calls, log_fields = [whole], known | log_fields
+        call_with_history, chain_fields = chains.read_call(pair)
+        calls, log_fields = [call_with_history], chain_fields | log_fields
     else:
         calls = read_calls(pair.request, pair.response)
     metadata = without_empty(upstream=call.upstream, first_block_s=call.first_block_s)
@@ -131,7 +131,7 @@ def _reply_body(call: RecordedCall) -> Row:
     if reply is None:
         raise UnreadableRowError(_INCOMPLETE.get(call.end, NO_REPLY), call.problem or "")
     if reply.status >= 400:
-        return {"error": f"HTTP {reply.status}: {_failure(reply.content)}"}
+        return {"error": f"HTTP {reply.status}: {_error_text(reply.content)}"}
     try:
         if _is_stream(reply):
             return assemble_reply(stream_events(_text(reply.content)))
@@ -148,17 +148,18 @@ def _is_stream(reply: RecordedReply) -> bool:
     return next(kinds, "").lower().startswith(_STREAM)
 
 
-def _failure(content: Content) -> str:
+def _error_text(content: Content) -> str:
     body = decode_row(content.data)
     text = failure_text(body) if isinstance(body, dict) else None
     return text or content.data[:_MAX_ERROR_BYTES].decode("utf-8", "replace").strip()
 
 
 def _text(content: Content) -> str:
-    """Returns a recorded content as text. Raises UnreadableRowError if it is cut or not UTF-8."""
+    """Returns a content as text. Raises UnreadableRowError if it is truncated or not UTF-8."""
     if content.cut is not None:
         raise UnreadableRowError(
-            CUT, f"{content.cut}; for larger bodies, set --max-body-mb of `stillroom record`"
+            TRUNCATED_BODY,
+            f"{content.cut}; for larger bodies, set --max-body-mb of `stillroom record`",
         )
     if content.text is None:
         raise UnreadableRowError("not UTF-8")

@@ -107,26 +107,26 @@ def _read_messages(paths: Sequence[Path], messages: _Messages) -> Iterator[Rejec
 def _calls_or_rejections(location: Location, row: Row, messages: _Messages) -> Iterator[SourceRow]:
     """Yields the calls of a completion, or the completion and its messages as rejected rows."""
     locations = messages.locations.pop(text_of(row.get("id")) or "", {})
-    sent = {number: locations[number] for number in sorted(locations)}
+    message_locations = {number: locations[number] for number in sorted(locations)}
     try:
-        yield from _calls(location, row, sent, messages)
+        yield from _calls(location, row, message_locations, messages)
     except UnreadableRowError as error:
         yield RejectedRow(location, error.reason, error.detail)
-        for other in sent.values():
+        for other in message_locations.values():
             yield RejectedRow(other, error.reason, f"see {location}")
 
 
 def _calls(
-    location: Location, row: Row, sent: dict[int, Location], messages: _Messages
+    location: Location, row: Row, message_locations: dict[int, Location], messages: _Messages
 ) -> Iterator[LoggedConversation]:
-    """Yields the calls of a completion; `sent` has its messages' locations."""
+    """Yields the calls of a completion. Raises UnreadableRowError if its messages are missing."""
     completion_id = text_of(row.get("id")) or ""
     prompt = row.get("messages")
     if not isinstance(prompt, list):
-        keys = ((completion_id, number) for number in sent)
+        keys = ((completion_id, number) for number in message_locations)
         prompt = [_restore_content(messages.bodies.get(key)) for key in keys]
     if not prompt:
-        detail = f"also give the pages of GET /v1/chat/completions/{completion_id}/messages"
+        detail = f"also import the pages of GET /v1/chat/completions/{completion_id}/messages"
         raise UnreadableRowError("a completion without its messages", detail)
     request = {"messages": prompt, "tools": row.get("tools"), "functions": row.get("functions")}
     yield from logged_calls(
@@ -134,7 +134,7 @@ def _calls(
         read_calls(request, row),
         metadata=without_empty(metadata=as_row(parse_if_json(row.get("metadata")))),
         provider="openai",
-        merged_from=tuple(sent.values()),
+        merged_from=tuple(message_locations.values()),
     )
 
 

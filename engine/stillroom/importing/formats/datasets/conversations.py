@@ -54,15 +54,15 @@ _TRL_PAIR = {"chosen": "chosen", "rejected": "rejected"}
 
 
 def conversation(
-    row: JsonRow, messages: list[Row], reader: MessageReader, *, read: Sequence[str], **fields: Any
+    row: JsonRow, messages: list[Row], reader: MessageReader, *, used: Sequence[str], **fields: Any
 ) -> LoggedConversation:
     """Returns the conversation of a dataset's row; `fields` are those of LoggedConversation.
 
-    `read` names the columns that `messages` and `fields` were read from; all others become
-    metadata. Of these, thumbs and ratings become scores too.
+    `used` are the columns that `messages` and `fields` were read from; others become metadata.
+    Thumbs and ratings among the others become scores too.
     """
     data = row.data
-    others = {key: value for key, value in data.items() if key not in read and value is not None}
+    others = {key: value for key, value in data.items() if key not in used and value is not None}
     scores = _pop_score(others) if "scores" not in fields else {}
     if isinstance(others.get("metadata"), dict):
         others |= others.pop("metadata")
@@ -117,35 +117,36 @@ def _fine_tuning(row: JsonRow) -> Iterable[SourceRow]:
     """Returns the conversation of a row with messages, or with a prompt and a completion."""
     data, reader = row.data, MessageReader()
     if "messages" in data:
-        messages, read = reader.messages(data["messages"]), _CHAT_FIELDS
+        messages, used = reader.messages(data["messages"]), _CHAT_FIELDS
     elif is_completion_row(data):
         messages = turns_of(data["prompt"], "user", reader)
         messages += turns_of(data["completion"], "assistant", reader)
-        read = _COMPLETION_FIELDS
+        used = _COMPLETION_FIELDS
     else:
         raise UnreadableRowError("no messages", "a row needs messages, or prompt and completion")
     tools = data.get("tools") or data.get("functions")
-    return [conversation(row, messages, reader, read=read, tools=tools)]
+    return [conversation(row, messages, reader, used=used, tools=tools)]
 
 
-def _pair(
-    row: JsonRow, request: Row, prompt: str, fields: Mapping[str, str]
+def _preference_pair(
+    row: JsonRow, request: Row, prompt_field: str, fields: Mapping[str, str]
 ) -> Iterator[SourceRow]:
     """Yields a conversation for each answer of a preference row, with a score `preferred`, 1 or 0.
 
-    `request` has the prompt in its field `prompt`, unless the answers repeat it. `fields` is
+    `request` has the prompt in its field `prompt_field`, unless the answers repeat it. `fields` is
     `_OPENAI_PAIR` or `_TRL_PAIR`.
     """
     for score, (part, field) in zip((1.0, 0.0), fields.items(), strict=True):
         reader = MessageReader()
-        prompt_turns = turns_of(request[prompt], "user", reader) if request.get(prompt) else []
+        prompt = request.get(prompt_field)
+        prompt_turns = turns_of(prompt, "user", reader) if prompt else []
         answer = turns_of(row.data.get(field), "assistant", reader)
-        is_whole = answer[0]["role"] != "assistant"
+        has_prompt = answer[0]["role"] != "assistant"
         yield conversation(
             JsonRow(replace(row.location, part=part), row.data),
-            answer if is_whole else [*prompt_turns, *answer],
+            answer if has_prompt else [*prompt_turns, *answer],
             reader,
-            read=("tools", "prompt" if request is row.data else "input", *fields.values()),
+            used=("tools", "prompt" if request is row.data else "input", *fields.values()),
             tools=request.get("tools"),
             scores={"preferred": score},
         )
@@ -158,14 +159,14 @@ def _eval_items(row: JsonRow) -> Iterator[SourceRow]:
     error = as_row(sample.get("error")).get("message")
     output = as_list(sample.get("output"))
     if not output and not error:
-        raise UnreadableRowError("has no reply", "sample.output is empty")
+        raise UnreadableRowError("no reply", "sample.output is empty")
     messages = reader.messages(sample.get("input"), "sample.input")
     messages += reader.messages(output, "sample.output") if output else []
     yield conversation(
         row,
         messages,
         reader,
-        read=(),
+        used=(),
         provider="openai",
         model=first_text(sample, "model"),
         usage=usage_of(sample.get("usage")),
@@ -199,7 +200,7 @@ PREFERENCES = TraceFormat(
         lambda row: "messages" in as_row(row.get("input")) and "non_preferred_output" in row
     ),
     read=make_row_reader(
-        lambda row: _pair(row, as_row(row.data.get("input")), "messages", _OPENAI_PAIR)
+        lambda row: _preference_pair(row, as_row(row.data.get("input")), "messages", _OPENAI_PAIR)
     ),
 )
 TRL_PREFERENCES = TraceFormat(
@@ -208,7 +209,7 @@ TRL_PREFERENCES = TraceFormat(
     is_recognised=recognise_rows(
         lambda row: all(isinstance(row.get(name), str | list) and row[name] for name in _TRL_PAIR)
     ),
-    read=make_row_reader(lambda row: _pair(row, row.data, "prompt", _TRL_PAIR)),
+    read=make_row_reader(lambda row: _preference_pair(row, row.data, "prompt", _TRL_PAIR)),
 )
 EVAL_ITEMS = TraceFormat(
     name="openai_evals",
@@ -266,7 +267,7 @@ def conversation_of_sharegpt_row(row: JsonRow) -> LoggedConversation:
     for field, media in _MEDIA.items():
         if data.get(field):
             reader.drop(media)
-    return conversation(row, messages, reader, read=_FIELDS, tools=data.get("tools"))
+    return conversation(row, messages, reader, used=_FIELDS, tools=data.get("tools"))
 
 
 def _messages(turns: list[Any]) -> Iterator[Row]:
@@ -332,7 +333,7 @@ def conversation_of_alpaca_row(row: JsonRow) -> LoggedConversation:
         {"role": "user", "content": "\n\n".join(text for text in texts if text)},
         {"role": "assistant", "content": output},
     ]
-    return conversation(row, messages, MessageReader(), read=_ALPACA_FIELDS, model=None)
+    return conversation(row, messages, MessageReader(), used=_ALPACA_FIELDS, model=None)
 
 
 def _earlier_turns(history: Any) -> Iterator[Row]:

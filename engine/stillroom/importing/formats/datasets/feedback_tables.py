@@ -30,17 +30,17 @@ _OTHER_IDS = _words(
     "account agent annotator author customer feedback labeler label order org organization project "
     "rater reviewer score team tenant ticket user workspace"
 )
-"""The first words of ids of people and things that a log's calls share, or of feedback itself."""
+"""The first words of ids that many calls share, such as a user's, or that feedback has itself."""
 _GENERAL_SCORES = _words("score reward value")
 _SCORE_WORDS = _words("thumb thumbs vote rating stars feedback score verdict reaction")
 _CLEAR_SCORE_WORDS = _words("thumb thumbs vote")
 """Words that name a score in any table, even next to an id that could be of anything."""
 _THUMB_WORDS = _words("thumb thumbs thumbsup vote upvote feedback")
-_AGAINST = _words("against down downvote dislike no not thumbsdown")
-_NO_SCORES = _words(
+_DOWN_WORDS = _words("against down downvote dislike no not thumbsdown")
+_NOT_SCORES = _words(
     "at by comment count date id kind model name note reason source text time timestamp type user"
 )
-"""The last words of columns about a score, such as `thumb_comment`, which do not have it."""
+"""The last words of columns about a score that do not contain it, such as `thumb_comment`."""
 _MAX_FEEDBACK_COLUMNS = 3
 """In a table with more columns, names as general as `id` and `score` may mean anything."""
 _MAX_FLAT_FIELDS = 8
@@ -72,7 +72,7 @@ class FeedbackColumns:
 
 
 def feedback_columns(present: Sequence[str], chosen: Mapping[str, str]) -> FeedbackColumns | None:
-    """Returns the columns of a table of feedback; None if there are none, or they are unclear.
+    """Returns the columns of a table of feedback; None if there are none, or they are ambiguous.
 
     `chosen` maps roles to the columns that the user named; feedback needs `id` and `score`.
     """
@@ -95,13 +95,13 @@ def feedback_columns(present: Sequence[str], chosen: Mapping[str, str]) -> Feedb
 
 
 def _target_column(by_name: Mapping[str, str]) -> str | None:
-    """Returns the column with the id of a call or session; None if none or several could have it.
+    """Returns the column with the id of a call or session; None if there is not exactly one.
 
     `by_name` has the columns by their normalized names.
     """
-    known = next((by_name[name] for name in _IDS if name in by_name), None)
-    if known is not None and _normalize(known) != "id":
-        return known
+    common = next((by_name[name] for name in _IDS if name in by_name), None)
+    if common is not None and _normalize(common) != "id":
+        return common
     others = [
         plain
         for plain, name in by_name.items()
@@ -112,7 +112,7 @@ def _target_column(by_name: Mapping[str, str]) -> str | None:
     if len(others) > 1:
         return None
     # A column called just `id` has the feedback's own id if another one has an id of a call.
-    return by_name[others[0]] if others else known
+    return by_name[others[0]] if others else common
 
 
 def _is_call_id(plain: str) -> bool:
@@ -124,20 +124,20 @@ def _is_score_name(plain: str) -> bool:
 
 
 def _is_about_score(plain: str) -> bool:
-    return bool(_SCORE_WORDS & _words(plain)) and plain.rpartition("_")[2] not in _NO_SCORES
+    return bool(_SCORE_WORDS & _words(plain)) and plain.rpartition("_")[2] not in _NOT_SCORES
 
 
 def is_thumb(name: str) -> bool:
     """Returns whether a score's name is that of a thumb or vote, for which 1 is good."""
     words = _words(_normalize(name).replace("_", " "))
-    return bool(_THUMB_WORDS & words) and not _AGAINST & words
+    return bool(_THUMB_WORDS & words) and not _DOWN_WORDS & words
 
 
 def scores_in(fields: Mapping[str, Any]) -> dict[str, float]:
     """Returns the thumbs, votes, ratings and scores among the fields of a conversation's row."""
     named = {name: fields[name] for name in fields if _is_about_score(_normalize(name))}
-    found = {name: score_of(value) for name, value in named.items()}
-    return {name: score for name, score in found.items() if score is not None}
+    scores = {name: score_of(value) for name, value in named.items()}
+    return {name: score for name, score in scores.items() if score is not None}
 
 
 def is_feedback_row(row: Row) -> bool:

@@ -54,16 +54,16 @@ NO_COLUMN = "no column has the conversation"
 def read_csv(paths: Sequence[Path], columns: Columns | None = None) -> Iterator[SourceRow]:
     """Yields the rows of CSV files with a header, located by their last lines.
 
-    Columns that the user named are looked for in the tables that have one of them; others, such as
-    a table of feedback, are read as if none were named. A table without columns for a conversation
-    is one rejected row. Raises InputError or DataError if a header lacks the columns.
+    The columns that the user named apply to the tables that have one of them; others, such as a
+    table of feedback, are read as if none were named. A table without columns for a conversation
+    is one rejected row. Raises InputError or DataError for named columns that are missing.
     """
     chosen = columns or {}
-    are_somewhere = any(_has_any(_header(path), chosen) for path in paths) if chosen else False
+    has_match = any(_has_any_column(_header(path), chosen) for path in paths) if chosen else False
     for path in paths:
         with csv_table(path) as table:
-            is_other = are_somewhere and not _has_any(table.columns, chosen)
-            yield from _table_rows(path, table, {} if is_other else chosen)
+            is_unrelated = has_match and not _has_any_column(table.columns, chosen)
+            yield from _table_rows(path, table, {} if is_unrelated else chosen)
 
 
 def _header(path: Path) -> Sequence[str]:
@@ -71,7 +71,7 @@ def _header(path: Path) -> Sequence[str]:
         return table.columns
 
 
-def _has_any(present: Collection[str], columns: Columns) -> bool:
+def _has_any_column(present: Collection[str], columns: Columns) -> bool:
     """Returns whether a table has one of the columns that the user named."""
     return any(part in present for name in columns.values() for part in name.split(_AND))
 
@@ -100,7 +100,7 @@ def _table_rows(path: Path, table: Table, columns: Columns) -> Iterator[SourceRo
             return
         if columns:  # the user's choice is wrong for all tables
             raise
-        detail = f"{error.fix}; it has {', '.join(map(repr, table.columns))}"
+        detail = f"{error.fix}; the table has {', '.join(map(repr, table.columns))}"
         yield RejectedRow(Location(path, 1), NO_COLUMN, detail, tuple(table.columns))
         return
     yield from convert_rows(table.rows, lambda row: convert_table_row(row, chosen))
@@ -116,7 +116,7 @@ def read_pairs(paths: Sequence[Path], columns: Columns | None = None) -> Iterato
     unseen = set(columns.values())
 
     def convert(row: JsonRow) -> Iterable[SourceRow]:
-        unseen.difference_update([name for name in unseen if _has(row.data, name)])
+        unseen.difference_update([name for name in unseen if _has_column(row.data, name)])
         return _pair_rows(row, columns)
 
     yield from convert_rows(read_json_rows(*paths), convert)
@@ -127,7 +127,7 @@ def read_pairs(paths: Sequence[Path], columns: Columns | None = None) -> Iterato
         )
 
 
-def _has(row: Row, name: str) -> bool:
+def _has_column(row: Row, name: str) -> bool:
     """Returns whether a row has a column, or all of those that are joined by `+`."""
     return all(column in row for column in _answer_columns(name, row))
 
@@ -138,10 +138,10 @@ def _pair_rows(row: JsonRow, columns: Columns) -> Iterable[SourceRow]:
     if columns and feedback is not None:
         return feedback_of(row, feedback)
     # Unlike in a table, empty fields may be missing from a row.
-    chosen = {role: name for role, name in columns.items() if _has(row.data, name)}
+    chosen = {role: name for role, name in columns.items() if _has_column(row.data, name)}
     reason = "no field has the conversation"
     if columns and not _has_conversation(chosen):
-        raise UnreadableRowError(reason, f"it has {', '.join(map(repr, row.data))}")
+        raise UnreadableRowError(reason, f"the row has {', '.join(map(repr, row.data))}")
     try:
         chosen = choose_columns(row.location.path, list(row.data), chosen)
     except DataError as error:
@@ -151,31 +151,31 @@ def _pair_rows(row: JsonRow, columns: Columns) -> Iterable[SourceRow]:
     return convert_table_row(row, chosen)
 
 
-def _is_parquet(path: Path, head: bytes) -> bool:
+def _is_parquet_file(path: Path, head: bytes) -> bool:
     return head.startswith(PARQUET_MARK)
 
 
-def _are_pairs(path: Path, head: bytes) -> bool:
+def _is_pairs_file(path: Path, head: bytes) -> bool:
     if is_csv(path, head):
         return False
     return any(
-        is_pair_row(row) or _are_messages_as_text(row) or is_feedback_row(row)
+        is_pair_row(row) or _has_messages_as_text(row) or is_feedback_row(row)
         for row in head_rows(head)
     )
 
 
-def _are_messages_as_text(row: Row) -> bool:
+def _has_messages_as_text(row: Row) -> bool:
     """Returns whether a row has its conversation as JSON text, as exported tables do."""
     text = row.get("messages", row.get("conversations"))
     return isinstance(text, str) and text.lstrip().startswith("[{")
 
 
 CSV = TraceFormat("csv", "CSV and TSV tables", is_csv, read_csv, read_csv)
-PARQUET = TraceFormat("parquet", "Parquet tables", _is_parquet, read_parquet, read_parquet)
+PARQUET = TraceFormat("parquet", "Parquet tables", _is_parquet_file, read_parquet, read_parquet)
 PAIRS = TraceFormat(
     "pairs",
     "JSON rows of a question and its answer, of messages as text, or of feedback",
-    _are_pairs,
+    _is_pairs_file,
     read_pairs,
     read_pairs,
 )
@@ -195,7 +195,7 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
 """The roles of columns, each with its common names, which are used if the user names none."""
 _EXAMPLE = "columns user=question assistant=answer"
 _AND = "+"
-"""The separator of several columns that form one answer."""
+"""The separator of the columns that together form one answer."""
 
 
 def choose_columns(path: Path, present: Collection[str], chosen: Columns) -> Columns:
@@ -256,16 +256,16 @@ def convert_table_row(row: JsonRow, columns: Columns) -> Iterable[SourceRow]:
     Raises UnreadableRowError if there is none.
     """
     if not _has_conversation(columns):
-        read = conversation_of_alpaca_row(row)
+        converted = conversation_of_alpaca_row(row)
     elif "messages" in columns:
         messages = _parse_messages(row.data.get(columns["messages"]), columns["messages"])
-        whole = conversation_of_sharegpt_row(JsonRow(row.location, {"conversations": messages}))
-        read = replace(_conversation(row, columns, whole.messages), dropped=whole.dropped)
+        chat = conversation_of_sharegpt_row(JsonRow(row.location, {"conversations": messages}))
+        converted = replace(_conversation(row, columns, chat.messages), dropped=chat.dropped)
     else:
         reader = MessageReader()
         messages = _question_and_answer(row.data, columns, reader)
-        read = replace(_conversation(row, columns, messages), dropped=tuple(reader.dropped))
-    yield _make_metadata_json_safe(read)
+        converted = replace(_conversation(row, columns, messages), dropped=tuple(reader.dropped))
+    yield _make_metadata_json_safe(converted)
 
 
 def _parse_messages(value: Any, name: str) -> Any:
@@ -321,7 +321,7 @@ def _conversation(row: JsonRow, columns: Columns, messages: list[Row]) -> Logged
         row,
         messages,
         MessageReader(),
-        read=tuple(column for name in columns.values() for column in _answer_columns(name, data)),
+        used=tuple(column for name in columns.values() for column in _answer_columns(name, data)),
         tools=data.get(columns["tools"]) if "tools" in columns else None,
         id=_text_of(data, columns, "id"),
         model=_text_of(data, columns, "model"),
@@ -334,12 +334,12 @@ def _text_of(data: Row, columns: Columns, role: str) -> str | None:
     return None if value in (None, "") else str(value)
 
 
-def _make_metadata_json_safe(read: LoggedConversation) -> LoggedConversation:
+def _make_metadata_json_safe(row: LoggedConversation) -> LoggedConversation:
     """Removes bytes (files, images) from the metadata, and converts dates to strings."""
-    metadata, dropped = Row(), dict.fromkeys(read.dropped)
-    for key, value in read.metadata.items():
+    metadata, dropped = Row(), dict.fromkeys(row.dropped)
+    for key, value in row.metadata.items():
         if isinstance(value, bytes) or isinstance(as_row(value).get("bytes"), bytes):
             dropped[FILES_DROPPED] = None
         else:
             metadata[key] = msgspec.to_builtins(value, enc_hook=str)
-    return replace(read, metadata=metadata, dropped=tuple(dropped))
+    return replace(row, metadata=metadata, dropped=tuple(dropped))

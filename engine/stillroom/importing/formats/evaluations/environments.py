@@ -56,7 +56,7 @@ _RESULT_FIELDS = frozenset(
     )
 )  # fmt: skip
 """The fields of a result that are not its environment's metrics."""
-_SETUP = frozenset(
+_RUN_SETTINGS = frozenset(
     (
         "artifact_max_bytes", "artifacts", "idx", "network_allow", "network_block", "prompt",
         "resources", "skills", "system_prompt", "timeout",
@@ -111,7 +111,7 @@ def _result(row: JsonRow, model: str | None) -> LoggedConversation:
 
 
 def _turns(value: Any, role: str, reader: MessageReader) -> list[Row]:
-    """Converts messages; a string, as text environments have, becomes one message of this role."""
+    """Converts messages; the string of a text environment becomes one message with this role."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     return reader.turns([_parse_calls(as_row(message)) for message in as_list(value)])
@@ -169,22 +169,22 @@ def _episode(row: JsonRow) -> Iterator[SourceRow]:
 
 
 def _branches(row: JsonRow, trace: Row) -> Iterator[LoggedConversation]:
-    """Yields the conversation of each leaf of a trace; only the first trains on shared turns."""
+    """Yields the conversation of each leaf of a trace; shared turns are trained on in the first."""
     nodes = [as_row(node) for node in as_list(trace.get("nodes"))]
     calls = [as_row(call) for call in as_list(trace.get("calls"))]
     parents = {_parent(node, index) for index, node in enumerate(nodes)}
     seen: set[int] = set()
     for leaf in (index for index in range(len(nodes)) if index not in parents):
         path = _path(nodes, leaf)
-        own_nodes = {*path} - seen
-        own_calls = [c for c in calls if isinstance(c.get("node"), int) and c["node"] in own_nodes]
-        if not any(nodes[index].get("sampled") is True for index in own_nodes):
+        new_nodes = {*path} - seen
+        new_calls = [c for c in calls if isinstance(c.get("node"), int) and c["node"] in new_nodes]
+        if not any(nodes[index].get("sampled") is True for index in new_nodes):
             continue
         is_first = not seen
         # A turn that an earlier branch has is context in this one.
         branch = [nodes[i] | ({"sampled": False} if i in seen else {}) for i in path]
         seen.update(path)
-        yield _branch(row, trace, branch, own_calls, leaf, is_first)
+        yield _branch(row, trace, branch, new_calls, leaf, is_first)
 
 
 def _parent(node: Row, index: int) -> int | None:
@@ -221,8 +221,8 @@ def _branch(
     last_call = calls[-1] if calls else Row()
     model = first_text(last_call, "model") or first_text(as_row(agent.get("config")), "model")
     task = as_row(as_row(trace.get("task") or row.data.get("task")).get("data"))
-    location, is_alone = row.location, len(as_list(row.data.get("traces"))) == 1
-    if not is_alone or not is_first:
+    location, is_only_trace = row.location, len(as_list(row.data.get("traces"))) == 1
+    if not is_only_trace or not is_first:
         location = Location(location.path, location.line, f"{trace_id}/{leaf}")
     return LoggedConversation(
         location=location,
@@ -242,9 +242,9 @@ def _branch(
         metadata=without_empty(
             environment=as_row(row.data.get("env")).get("id"),
             agent=agent.get("name"),
-            task={key: value for key, value in task.items() if key not in _SETUP},
+            task={key: value for key, value in task.items() if key not in _RUN_SETTINGS},
             # With several agents, each may have a part of the task.
-            expected_answer=short_answer(task.get("answer")) if is_alone else None,
+            expected_answer=short_answer(task.get("answer")) if is_only_trace else None,
             info=trace.get("info"),
         ),
     )
@@ -264,7 +264,7 @@ def _trace_scores(trace: Row) -> Iterator[tuple[str, float]]:
     yield from numbers_by_name(trace.get("metrics")).items()
 
 
-def _are_results(path: Path, head: bytes) -> bool:
+def _is_results_file(path: Path, head: bytes) -> bool:
     if path.name == _METADATA:
         return any(
             {"env_id", "model", "rollouts_per_example"} <= row.keys() for row in head_rows(head)
@@ -279,7 +279,7 @@ def _are_results(path: Path, head: bytes) -> bool:
 RESULTS = TraceFormat(
     name="verifiers",
     title="verifiers results (results.jsonl)",
-    is_recognised=_are_results,
+    is_recognised=_is_results_file,
     read=read_results,
 )
 EPISODES = TraceFormat(
@@ -291,7 +291,7 @@ EPISODES = TraceFormat(
 
 
 _STOP_REASONS = {reason.value: reason for reason in StopReason}
-_ENDINGS = {StopReason.ANSWERED: "stop", StopReason.MAX_TOKENS: "length"}
+_FINISH_REASONS = {StopReason.ANSWERED: "stop", StopReason.MAX_TOKENS: "length"}
 
 
 def _converter_of(layout: RolloutLayout) -> Callable[[JsonRow], Iterator[SourceRow]]:
@@ -317,7 +317,7 @@ def _read_rnow(paths: Sequence[Path]) -> Iterator[SourceRow]:
         yield from convert_rows(rows, _converter_of(RolloutLayout.RNOW))
 
 
-def _are_rnow(path: Path, head: bytes) -> bool:
+def _is_rnow_file(path: Path, head: bytes) -> bool:
     return is_stored_by_rnow(path) or _recogniser_of(RolloutLayout.RNOW)(path, head)
 
 
@@ -332,7 +332,7 @@ def _conversation(row: JsonRow, rollout: Row) -> LoggedConversation:
         completion_tokens=count_or_zero(usage.get("completion_tokens")),
     )
     messages, stop = reader.messages(rollout["messages"]), rollout["stop_reason"]
-    is_cut = stop == StopReason.ANSWERED and is_incomplete(row.data)
+    is_unfinished = stop == StopReason.ANSWERED and is_incomplete(row.data)
     return LoggedConversation(
         location=row.location,
         messages=messages,
@@ -345,14 +345,14 @@ def _conversation(row: JsonRow, rollout: Row) -> LoggedConversation:
         cost_usd=non_negative_number(rollout.get("cost_usd")),
         started_at=iso_time(rollout.get("started_at")),
         duration_s=non_negative_number(row.data.get("latency", rollout.get("duration_s"))),
-        finish_reason=_ENDINGS.get(stop),
+        finish_reason=_FINISH_REASONS.get(stop),
         error=message if isinstance(message, str) else None,
         failure=FailureClass.of(rollout.get("error")),
         stop_reason=_STOP_REASONS.get(stop),
         tool_errors=rollout.get("tool_errors"),
         answered_by=tuple(_answerers(rollout)),
         scores=rewards | _reward_scores(reward, rollout.get("success")),
-        dropped=(*reader.dropped, *([INCOMPLETE] if is_cut else [])),
+        dropped=(*reader.dropped, *([INCOMPLETE] if is_unfinished else [])),
         metadata=as_row(rollout.get("metadata")),
     )
 
@@ -385,7 +385,7 @@ ROLLOUTS = TraceFormat(
 RNOW = TraceFormat(
     name="rnow",
     title="rnow rollouts",
-    is_recognised=_are_rnow,
+    is_recognised=_is_rnow_file,
     read=_read_rnow,
 )
 NEMO_GYM = TraceFormat(

@@ -27,12 +27,12 @@ def _is_model_call(span: Span) -> bool:
 def _read_call(span: Span) -> Iterator[ApiCall]:
     """Yields the call of a span. Raises UnreadableRowError if its inputs were not recorded."""
     attributes = span.attributes
-    given = parse_if_json(attributes.get("ai.prompt.messages"))
-    if not as_list(given):
+    prompt = as_list(parse_if_json(attributes.get("ai.prompt.messages")))
+    if not prompt:
         detail = "leave recordInputs and recordOutputs enabled in experimental_telemetry"
         raise UnreadableRowError(NO_CONTENTS, detail)
     reader = MessageReader()
-    messages = reader.turns([_message(item) for item in as_list(given)])
+    messages = reader.turns([_message(item) for item in prompt])
     fields = call_fields(attributes)
     fields |= {
         "tools": tool_schemas([_tool(tool) for tool in as_list(attributes.get("ai.prompt.tools"))]),
@@ -41,17 +41,17 @@ def _read_call(span: Span) -> Iterator[ApiCall]:
         "usage": fields["usage"] | _usage(attributes),
     }
     reply = _reply(attributes)
-    ending = first_text(attributes, "ai.response.finishReason")
+    finish_reason = first_text(attributes, "ai.response.finishReason")
     yield span_call(
         [*messages, *(reader.turn(reply) if reply else ())],
-        finish_reason=finish_reason_of(ending.replace("-", "_")) if ending else None,
+        finish_reason=finish_reason_of(finish_reason.replace("-", "_")) if finish_reason else None,
         dropped=tuple(reader.dropped),
         **fields,
     )
 
 
 def _message(item: Any) -> Any:
-    """Converts the parts of a message to block types that MessageReader knows."""
+    """Converts the parts of a message to blocks that MessageReader reads."""
     message = as_row(item)
     if not isinstance(message.get("content"), list):
         return item
@@ -120,15 +120,15 @@ def _usage(attributes: Row) -> Row:
         "completion_tokens": ("outputTokens", "completionTokens"),
     }
     usage = {
-        ours: next((attributes[start + name] for name in names if start + name in attributes), None)
-        for ours, names in counts.items()
+        name: next((attributes[start + key] for key in keys if start + key in attributes), None)
+        for name, keys in counts.items()
     }
     details = {
         "cached_tokens": attributes.get(f"{start}cachedInputTokens"),
         "reasoning_tokens": attributes.get(f"{start}reasoningTokens"),
     }
-    known = {ours: count for ours, count in usage.items() if count is not None}
-    return known | {"prompt_tokens_details": details}
+    logged = {name: count for name, count in usage.items() if count is not None}
+    return logged | {"prompt_tokens_details": details}
 
 
 AI_SDK = Convention(lambda span: _OPERATION in span.attributes, _is_model_call, _read_call)

@@ -14,7 +14,7 @@ from stillroom.importing.formats.observability.otlp import (
     Convention,
     Span,
     SpanEvent,
-    nested,
+    attribute_tree,
     read_messages,
     span_call,
 )
@@ -82,14 +82,14 @@ def _read_call(span: Span) -> Iterator[ApiCall]:
             attributes = event.fields | attributes
     reader = MessageReader()
     prompt = _prompt(attributes, span.events, reader)
-    endings = [finish_reason_of(item) for item in _finish_reasons(attributes)]
+    reasons = [finish_reason_of(item) for item in _finish_reasons(attributes)]
     fields = call_fields(attributes)
-    replies = [*_replies(attributes, span.events, reader, len(endings))] or [_Reply([], None)]
+    replies = [*_replies(attributes, span.events, reader, len(reasons))] or [_Reply([], None)]
     for number, reply in enumerate(replies):
-        ending = reply.ending or (endings[number] if number < len(endings) else None)
+        reason = reasons[number] if number < len(reasons) else None
         yield span_call(
             [*prompt, *reply.messages],
-            finish_reason=ending,
+            finish_reason=reply.finish_reason or reason,
             dropped=tuple(reader.dropped),
             **fields,
         )
@@ -106,10 +106,10 @@ def call_fields(attributes: Row) -> Row:
 
 
 class _Reply:
-    """The messages of one choice, and its finish reason (`ending`)."""
+    """The messages of one choice, and its finish reason."""
 
-    def __init__(self, messages: list[Row], ending: str | None) -> None:
-        self.messages, self.ending = messages, ending
+    def __init__(self, messages: list[Row], finish_reason: str | None) -> None:
+        self.messages, self.finish_reason = messages, finish_reason
 
 
 def _prompt(attributes: Row, events: tuple[SpanEvent, ...], reader: MessageReader) -> list[Row]:
@@ -120,7 +120,7 @@ def _prompt(attributes: Row, events: tuple[SpanEvent, ...], reader: MessageReade
     if sent is None:
         sent = _messages_event(events, "gen_ai.content.prompt", "gen_ai.prompt")
     if sent is None:
-        sent = nested(attributes, "gen_ai.prompt")
+        sent = attribute_tree(attributes, "gen_ai.prompt")
     if sent is None:
         sent = [_event_message(event) for event in events if event.name in _MESSAGE_EVENTS]
     if not as_list(sent) and not system_messages:
@@ -170,37 +170,37 @@ def _event_message(event: SpanEvent) -> Row:
 
 
 def _replies(
-    attributes: Row, events: tuple[SpanEvent, ...], reader: MessageReader, num_endings: int
+    attributes: Row, events: tuple[SpanEvent, ...], reader: MessageReader, num_finish_reasons: int
 ) -> Iterator[_Reply]:
     """Yields the replies of a call; output messages that share a finish reason form one reply."""
-    given = _messages_in(attributes, "gen_ai.output.messages")
-    if given is None:
-        given = _messages_event(events, "gen_ai.content.completion", "gen_ai.completion")
-    if given is None:
-        given = nested(attributes, "gen_ai.completion")
-    if given is None:
-        given = [_choice_message(event) for event in events if event.name == CHOICE]
-    items = [as_row(item) | {"role": "assistant"} for item in as_list(given)]
+    outputs = _messages_in(attributes, "gen_ai.output.messages")
+    if outputs is None:
+        outputs = _messages_event(events, "gen_ai.content.completion", "gen_ai.completion")
+    if outputs is None:
+        outputs = attribute_tree(attributes, "gen_ai.completion")
+    if outputs is None:
+        outputs = [_choice_message(event) for event in events if event.name == CHOICE]
+    items = [as_row(item) | {"role": "assistant"} for item in as_list(outputs)]
     if not items:
         return
-    if num_endings <= 1 and len(items) > 1 and not any("index" in item for item in items):
-        ending = next((e for item in items if (e := _ending(item))), None)
-        yield _Reply(read_messages(items, reader), ending)
+    if num_finish_reasons <= 1 and len(items) > 1 and not any("index" in item for item in items):
+        finish_reason = next((e for item in items if (e := _finish_reason(item))), None)
+        yield _Reply(read_messages(items, reader), finish_reason)
         return
     for item in items:
-        yield _Reply(read_messages([item], reader), _ending(item))
+        yield _Reply(read_messages([item], reader), _finish_reason(item))
 
 
 def _choice_message(event: SpanEvent) -> Row:
     """Returns the reply in an event `gen_ai.choice`, with its finish reason and index."""
     fields = as_row(parse_if_json(event.fields.get("gen_ai.event.content"))) or event.fields
     message = as_row(parse_if_json(fields.get("message"))) or _event_message(event)
-    known = {key: fields[key] for key in ("finish_reason", "index") if key in fields}
+    details = {key: fields[key] for key in ("finish_reason", "index") if key in fields}
     calls = {"tool_calls": fields["tool_calls"]} if "tool_calls" in fields else {}
-    return calls | message | known
+    return calls | message | details
 
 
-def _ending(message: Row) -> str | None:
+def _finish_reason(message: Row) -> str | None:
     return finish_reason_of(message.get("finish_reason"))
 
 
@@ -217,19 +217,19 @@ def _tools(attributes: Row) -> list[Row] | None:
     if tools is None:
         tools = parse_if_json(attributes.get("gen_ai.request.tools"))
     if tools is None:
-        tools = nested(attributes, "llm.request.functions")
+        tools = attribute_tree(attributes, "llm.request.functions")
     return _schemas(tools)
 
 
 def _schemas(tools: Any) -> list[Row] | None:
     """Converts tool definitions, parts of which may be JSON text."""
-    whole = [as_row(parse_if_json(tool)) for tool in as_list(tools)]
+    parsed = [as_row(parse_if_json(tool)) for tool in as_list(tools)]
     return tool_schemas(
         [
             tool | {"parameters": parse_if_json(tool["parameters"])}
             if "parameters" in tool
             else tool
-            for tool in whole
+            for tool in parsed
         ]
     )
 
@@ -247,8 +247,8 @@ def _usage(attributes: Row) -> Row:
         "completion_tokens": ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
     }
     usage = {
-        ours: next((attributes[key] for key in keys if attributes.get(key) is not None), None)
-        for ours, keys in names.items()
+        name: next((attributes[key] for key in keys if attributes.get(key) is not None), None)
+        for name, keys in names.items()
     }
     details = {
         "cache_read": _first(
@@ -296,12 +296,12 @@ def _read_openrouter_call(span: Span) -> Iterator[ApiCall]:
     attributes = span.attributes
     request = parse_if_json(attributes.get("gen_ai.prompt", attributes.get("span.input")))
     reply = parse_if_json(attributes.get("gen_ai.completion", attributes.get("span.output")))
-    given = request if isinstance(request, list) else as_row(request).get("messages")
-    if not given:
+    prompt = request if isinstance(request, list) else as_row(request).get("messages")
+    if not prompt:
         detail = "disable privacy mode of this destination in OpenRouter, so that it gets contents"
         raise UnreadableRowError(NO_CONTENTS, detail)
     reader = MessageReader()
-    messages = read_messages(given, reader)
+    messages = read_messages(prompt, reader)
     fields: Row = as_row(reply)
     answer = {
         "role": "assistant",
@@ -311,14 +311,14 @@ def _read_openrouter_call(span: Span) -> Iterator[ApiCall]:
     }
     has_reply = any(answer[key] for key in ("content", "tool_calls"))
     request_body = as_row(fields.get("rawRequest")) or as_row(request)
-    ending = finish_reason_of(attributes.get("gen_ai.response.finish_reason"))
+    finish_reason = finish_reason_of(attributes.get("gen_ai.response.finish_reason"))
     costs = (decimal_number(attributes.get(name)) for name in _OPENROUTER_COSTS)
     call_values = call_fields(attributes)
     call_values["tools"] = call_values["tools"] or tool_schemas(request_body.get("tools"))
     yield span_call(
         [*messages, *(reader.turn(answer) if has_reply else ())],
         cost_usd=next((cost for cost in costs if cost is not None), None),
-        finish_reason=ending,
+        finish_reason=finish_reason,
         dropped=tuple(reader.dropped),
         **call_values,
     )

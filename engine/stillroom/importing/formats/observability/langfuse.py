@@ -121,17 +121,17 @@ def _items(row: Row, location: Location) -> Iterator[_Item]:
             yield from _items(as_row(item), Location(location.path, location.line, f"row {number}"))
         return
     trace = as_row(row.get("trace"))
-    whole = trace | {name: row.get(name) for name in ("observations", "scores")} if trace else row
-    yield _Item(location, whole, _kind(whole))
-    if _kind(whole) != "trace":
+    main = trace | {name: row.get(name) for name in ("observations", "scores")} if trace else row
+    yield _Item(location, main, _kind(main))
+    if _kind(main) != "trace":
         return
     for name, kind in (("observations", "observation"), ("scores", "score")):
-        for number, item in enumerate(as_list(whole.get(name)), start=1):
+        for number, item in enumerate(as_list(main.get(name)), start=1):
             if not isinstance(item, dict):
                 continue
             part = text_of(as_row(item).get("id")) or f"{name} {number}"
-            inner = {"traceId": whole.get("id")} | as_row(item)
-            yield _Item(Location(location.path, location.line, part), inner, kind)
+            data = {"traceId": main.get("id")} | as_row(item)
+            yield _Item(Location(location.path, location.line, part), data, kind)
 
 
 def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
@@ -139,7 +139,7 @@ def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
     traces = _Traces()
     for row in read_any_rows(*paths):
         for item in _items(row.data, row.location) if isinstance(row, JsonRow) else ():
-            _note_trace(item, traces)
+            _store_trace(item, traces)
     for row in read_any_rows(*paths):
         if isinstance(row, RejectedRow):
             yield row
@@ -149,7 +149,7 @@ def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
             yield from convert_rows(rows, lambda _, item=item: _rows_of(item, traces))
 
 
-def _note_trace(item: _Item, traces: _Traces) -> None:
+def _store_trace(item: _Item, traces: _Traces) -> None:
     """Stores the session of an item's trace, and whether the trace has generations."""
     trace = item.data.get("id") if item.kind == "trace" else _value(item.data, "traceId")
     session = text_of(_value(item.data, "sessionId"))
@@ -211,7 +211,7 @@ def _feedback(item: _Item) -> Feedback | RejectedRow:
 
 
 def _scores_of(item: _Item) -> Iterator[Feedback]:
-    """Yields the feedback in a trace's `scores`, which a table has as values by score name."""
+    """Yields the feedback in a trace's `scores`, if they are values by name, as in a table."""
     for name, values in as_row(parse_if_json(item.data.get("scores"))).items():
         for number, value in enumerate(as_list(values) or [values]):
             score = decimal_number(value)

@@ -9,8 +9,8 @@ from typing import Any
 from stillroom.importing.formats.observability.otlp import (
     Convention,
     Span,
+    attribute_tree,
     join_turns,
-    nested,
     span_call,
 )
 from stillroom.importing.json_rows import Row, UnreadableRowError
@@ -43,8 +43,8 @@ def _read_call(span: Span) -> Iterator[ApiCall]:
     """
     attributes = span.attributes
     reader = MessageReader()
-    messages = _messages(nested(attributes, "llm.input_messages"), reader)
-    reply = _messages(nested(attributes, "llm.output_messages"), reader)
+    messages = _messages(attribute_tree(attributes, "llm.input_messages"), reader)
+    reply = _messages(attribute_tree(attributes, "llm.output_messages"), reader)
     bodies = _from_bodies(attributes)
     if bodies is not None and (
         not messages or not reply or _adds_reasoning(bodies, messages, reply)
@@ -54,7 +54,7 @@ def _read_call(span: Span) -> Iterator[ApiCall]:
         detail = "enable message content capture in the application; see `stillroom docs traces`"
         raise UnreadableRowError(NO_CONTENTS, detail)
     dropped = dict.fromkeys([*reader.dropped, *(bodies.dropped if bodies else ())])
-    ending = finish_reason_of(attributes.get("llm.finish_reason"))
+    finish_reason = finish_reason_of(attributes.get("llm.finish_reason"))
     yield span_call(
         [*messages, *reply],
         tools=_tools(attributes) or (bodies.tools if bodies else None),
@@ -62,7 +62,7 @@ def _read_call(span: Span) -> Iterator[ApiCall]:
         provider=first_text(attributes, "llm.provider", "llm.system"),
         usage=_usage(attributes),
         cost_usd=decimal_number(attributes.get("llm.cost.total")),
-        finish_reason=ending or (bodies.finish_reason if bodies else None),
+        finish_reason=finish_reason or (bodies.finish_reason if bodies else None),
         dropped=tuple(dropped),
     )
 
@@ -85,7 +85,7 @@ def nest_dotted_keys(value: Any) -> Row:
     if not any("." in key for key in fields):
         return fields
     flat: Row = {f"x.{key}": item for key, item in fields.items()}
-    return as_row(nested(flat, "x"))
+    return as_row(attribute_tree(flat, "x"))
 
 
 def _to_chat_message(message: Row) -> Row:
@@ -156,7 +156,7 @@ def _without_reasoning(message: Row) -> Any:
 
 def _tools(attributes: Row) -> list[Row] | None:
     """Returns the schemas of the offered tools; None if the span does not have them."""
-    tools = (nest_dotted_keys(item) for item in as_list(nested(attributes, "llm.tools")))
+    tools = (nest_dotted_keys(item) for item in as_list(attribute_tree(attributes, "llm.tools")))
     schemas = [
         as_row(parse_if_json(as_row(tool.get("tool")).get("json_schema", tool.get("json_schema"))))
         for tool in tools

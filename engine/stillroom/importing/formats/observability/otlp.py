@@ -126,15 +126,15 @@ def plain_value(value: Any, levels: int = _MAX_LEVELS) -> Any:
     return None
 
 
-def nested(attributes: Row, prefix: str) -> Any:
+def attribute_tree(attributes: Row, prefix: str) -> Any:
     """Returns the attributes below a prefix as a tree, e.g. `p.0.role` as `[{"role": …}]`.
 
     Objects with only numeric keys become lists. An attribute named by the prefix itself is parsed
     as JSON. Returns None if there are no such attributes.
     """
-    whole = parse_if_json(attributes.get(prefix))
-    if whole is not None and not isinstance(whole, str):
-        return whole
+    value = parse_if_json(attributes.get(prefix))
+    if value is not None and not isinstance(value, str):
+        return value
     tree: Row = {}
     start = prefix + "."
     for key, value in attributes.items():
@@ -161,14 +161,14 @@ def _as_lists(node: Any) -> Any:
     return fields
 
 
-def flat_attributes(attributes: Row, start: str = "", levels: int = _MAX_LEVELS) -> Row:
+def flat_attributes(attributes: Row, prefix: str = "", levels: int = _MAX_LEVELS) -> Row:
     """Flattens nested objects to attributes with dotted names."""
     flat: Row = {}
     for key, value in attributes.items():
         if isinstance(value, dict) and value and levels:
-            flat |= flat_attributes(cast("Row", value), f"{start}{key}.", levels - 1)
+            flat |= flat_attributes(cast("Row", value), f"{prefix}{key}.", levels - 1)
         else:
-            flat[start + key] = value
+            flat[prefix + key] = value
     return flat
 
 

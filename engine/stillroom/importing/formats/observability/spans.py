@@ -1,7 +1,7 @@
 """Reads spans: OpenTelemetry, OpenInference, OpenRouter's broadcast, Phoenix, tables of spans.
 
-The spans of a trace may be far apart or in several files. So a first pass collects what calls need
-of other spans and of log records: sessions, and messages.
+The spans of a trace may be far apart or in several files. So a first pass collects
+the sessions and messages that calls need from other spans and from log records.
 
 Source: OTLP JSON; Phoenix's `GET /v1/projects/{project}/spans` and `/span_annotations`, and the
 columns of its client's `get_spans_dataframe()`, such as `context.span_id` and
@@ -73,7 +73,7 @@ TelemetryOf = Callable[[JsonRow], Iterator[Telemetry]]
 
 @dataclass(slots=True)
 class _Context:
-    """What calls need of other spans and of log records."""
+    """The sessions and messages that calls need from other spans and from log records."""
 
     records: DiskDict[tuple[str, int]]
     """The log records with messages, by span id and number within the span."""
@@ -85,17 +85,17 @@ class _Context:
 
     def group_of(self, span: Span) -> str | None:
         """Returns the session or conversation of a span, or else of its trace."""
-        own = first_text(span.attributes, *_SESSIONS, _CONVERSATION)
-        known = (self.sessions.get(span.trace_id), self.conversations.get(span.trace_id))
-        return own or next((group for group in known if group), None)
+        group = first_text(span.attributes, *_SESSIONS, _CONVERSATION)
+        trace_groups = (self.sessions.get(span.trace_id), self.conversations.get(span.trace_id))
+        return group or next((group for group in trace_groups if group), None)
 
     def add_span(self, span: Span) -> None:
         """Stores the session and the conversation of a span."""
         if session := first_text(span.attributes, *_SESSIONS):
             self.sessions.setdefault(span.trace_id, session)
         if conversation := first_text(span.attributes, _CONVERSATION):
-            known = self.conversations.setdefault(span.trace_id, conversation)
-            if known != conversation:
+            first = self.conversations.setdefault(span.trace_id, conversation)
+            if first != conversation:
                 self.conversations[span.trace_id] = _AMBIGUOUS
 
 
@@ -120,7 +120,7 @@ def read_spans(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[Sou
                 yield RejectedRow(item.location, NO_CALL, "a log record without messages")
         for span_id, number in records:
             if span_id not in used:
-                event = _record(context, (span_id, number), paths)
+                event = _stored_event(context, (span_id, number), paths)
                 yield RejectedRow(event.location, "a message without its span", f"span {span_id!r}")
 
 
@@ -138,7 +138,7 @@ def _telemetry(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[Tel
 
 
 def _collect(paths: Sequence[Path], telemetry_of: TelemetryOf, context: _Context) -> None:
-    """Collects what calls need of other spans and of log records."""
+    """Adds the sessions and messages in files to the context."""
     for item in _telemetry(paths, telemetry_of):
         if isinstance(item, Span):
             context.add_span(item)
@@ -151,16 +151,16 @@ def _collect(paths: Sequence[Path], telemetry_of: TelemetryOf, context: _Context
             )
 
 
-def _otlp_of(row: JsonRow) -> Iterator[Telemetry]:
-    found = list(telemetry_of(row.data, row.location))
-    yield from found or [RejectedRow(row.location, "neither spans nor log records")]
+def _otlp_telemetry(row: JsonRow) -> Iterator[Telemetry]:
+    telemetry = list(telemetry_of(row.data, row.location))
+    yield from telemetry or [RejectedRow(row.location, "neither spans nor log records")]
 
 
 def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
-    return read_spans(paths, _otlp_of)
+    return read_spans(paths, _otlp_telemetry)
 
 
-def _record(context: _Context, key: tuple[str, int], paths: Sequence[Path]) -> LocatedEvent:
+def _stored_event(context: _Context, key: tuple[str, int], paths: Sequence[Path]) -> LocatedEvent:
     name, fields, (number, line, part) = context.records.get(key)
     return LocatedEvent(name=name, fields=fields, location=Location(paths[number], line, part))
 
@@ -174,7 +174,7 @@ def _rows_of(
         yield RejectedRow(span.location, NO_CALL, span.name)
         return
     num_records = 0 if span.id in used else context.num_records.get(span.id, 0)
-    records = [_record(context, (span.id, number), paths) for number in range(num_records)]
+    records = [_stored_event(context, (span.id, number), paths) for number in range(num_records)]
     used.update([span.id] if records else [])
     locations = tuple(record.location for record in records)
     span = replace(span, events=(*span.events, *records))
@@ -272,9 +272,9 @@ def _is_phoenix(row: Row) -> bool:
     return _is_span(row) or _is_table_row(row) or _is_annotation(row)
 
 
-def _phoenix_telemetry(whole: JsonRow) -> Iterator[Span | Feedback | RejectedRow]:
+def _phoenix_telemetry(page: JsonRow) -> Iterator[Span | Feedback | RejectedRow]:
     """Yields the spans and annotations in a row."""
-    for row in listed_rows(whole, "data"):
+    for row in listed_rows(page, "data"):
         item, location = row.data, row.location
         if _is_annotation(item):
             yield _annotation(item, location)
@@ -298,10 +298,10 @@ def _from_columns(row: Row) -> Row:
         if key.startswith(_ATTRIBUTE) and value is not None
     }
     context = {name: row.get(f"context.{name}") for name in ("span_id", "trace_id")}
-    rest = {
+    others = {
         key: value for key, value in row.items() if not key.startswith((_ATTRIBUTE, "context."))
     }
-    return rest | {"context": context, "attributes": attributes}
+    return others | {"context": context, "attributes": attributes}
 
 
 def _annotation(row: Row, location: Location) -> Feedback | RejectedRow:
@@ -365,9 +365,9 @@ def _columns_of(row: Row) -> _Columns | None:
     return None
 
 
-def _table_telemetry(whole: JsonRow) -> Iterator[Span | RejectedRow]:
+def _table_telemetry(page: JsonRow) -> Iterator[Span | RejectedRow]:
     """Yields the spans in a row of a table, or of an API response with rows."""
-    for row in listed_rows(whole, "rows", "data"):
+    for row in listed_rows(page, "rows", "data"):
         columns = _columns_of(row.data)
         if columns is None:
             yield RejectedRow(row.location, "not a span")

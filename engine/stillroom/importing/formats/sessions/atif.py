@@ -1,7 +1,7 @@
 """Reads ATIF, Harbor's format for agent trajectories, including nested sub-agents."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stillroom import bounds
@@ -39,7 +39,7 @@ _MAX_NESTING = bounds.AGENT_LEVELS.limit
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What all trajectories of a file share: location, session id and the trial's rewards."""
+    """The location, session id and rewards that all trajectories of a file share."""
 
     location: Location
     session: str | None
@@ -56,12 +56,10 @@ def _with_sub_agents(
     data: Row, run: _Run, *, parent: str | None, depth: int
 ) -> Iterator[SourceRow]:
     """Yields the conversations of a trajectory and of its sub-agents."""
-    own_id = first_text(data, "trajectory_id") or (None if depth else run.session)
-    location = (
-        run.location if depth == 0 else Location(run.location.path, run.location.line, own_id or "")
-    )
+    trajectory_id = first_text(data, "trajectory_id") or (None if depth else run.session)
+    location = replace(run.location, part=trajectory_id or "") if depth else run.location
     try:
-        yield _conversation(data, run, location, own_id, parent)
+        yield _conversation(data, run, location, trajectory_id, parent)
     except UnreadableRowError as error:
         yield RejectedRow(location, error.reason, error.detail)
     sub_agents = as_list(data.get("subagent_trajectories"))
@@ -70,12 +68,12 @@ def _with_sub_agents(
             location, "sub-agents are nested too deeply", "move them to separate files"
         )
         return
-    for inner in sub_agents:
-        yield from _with_sub_agents(as_row(inner), run, parent=own_id, depth=depth + 1)
+    for sub_agent in sub_agents:
+        yield from _with_sub_agents(as_row(sub_agent), run, parent=trajectory_id, depth=depth + 1)
 
 
 def _conversation(
-    data: Row, run: _Run, location: Location, own_id: str | None, parent: str | None
+    data: Row, run: _Run, location: Location, trajectory_id: str | None, parent: str | None
 ) -> LoggedConversation:
     """Returns the conversation of one trajectory, without its sub-agents."""
     reader, agent = MessageReader(), as_row(data.get("agent"))
@@ -94,7 +92,7 @@ def _conversation(
         is_call=False,
         tools=tool_schemas(agent.get("tool_definitions")),
         group=run.session,
-        id=own_id,
+        id=trajectory_id,
         parent=parent,
         model=next(filter(None, reversed(models)), None) or first_text(agent, "model_name"),
         usage=sum(usages, Usage()) if usages else None,

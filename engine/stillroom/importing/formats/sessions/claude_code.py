@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from stillroom.importing.formats.sessions.message_tree import MessageTree, Turn, forked_from
+from stillroom.importing.formats.sessions.message_tree import MessageTree, Turn, fork_chain
 from stillroom.importing.json_rows import JsonRow, Row, read_json_rows, recognise_rows
 from stillroom.importing.payloads.fields import as_list, as_row, first_text, text_of
 from stillroom.importing.records import LoggedConversation, RejectedRow, SourceRow, TraceFormat
 
 _KINDS = frozenset(("user", "assistant", "system", "attachment", "progress"))
-_FORK, _HEAD = "fork-context-ref", 50
+_FORK, _NUM_HEAD_ROWS = "fork-context-ref", 50
 _NOTES = {
     "summary": "leafUuid",
     "last-prompt": "leafUuid",
@@ -30,10 +30,10 @@ def read_sessions(paths: Sequence[Path]) -> Iterator[SourceRow]:
     and those of sub-agents. Unreadable lines and branches without a reply are rejected. Turns that
     a fork copies from another session, or that a forked sub-agent continues, are context there.
     """
-    known: dict[str, str] = {}
+    conversation_ids: dict[str, str] = {}
     sessions = _Sessions(paths)
     for path in sessions.in_order():
-        tree = MessageTree("claude_code", known)
+        tree = MessageTree("claude_code", conversation_ids)
         for row in read_json_rows(path):
             if isinstance(row, RejectedRow):
                 yield row
@@ -48,7 +48,7 @@ def read_sessions(paths: Sequence[Path]) -> Iterator[SourceRow]:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What the first lines of a session file tell about it."""
+    """The origin of a session file, from its first lines."""
 
     session: str | None = None
     """The id of the session; None for a sub-agent's file."""
@@ -91,14 +91,14 @@ class _Sessions:
     def _depth(self, path: Path) -> int:
         """Returns how many known forks lead to a file's session."""
         head = self._heads[path]
-        chain = [] if head.session is None else forked_from(head.session, self._origins)
+        chain = [] if head.session is None else fork_chain(head.session, self._origins)
         return len(chain) - 1 if len(chain) > 1 else int(head.is_copy)
 
 
 def _head_of(path: Path) -> _Head:
-    """Reads the beginning of a session file."""
+    """Returns the origin of a session file, from its first lines."""
     first_timestamp = ""
-    for row in islice(read_json_rows(path), _HEAD):
+    for row in islice(read_json_rows(path), _NUM_HEAD_ROWS):
         line: Row = row.data if isinstance(row, JsonRow) else {}
         timestamp = first_text(line, "timestamp")
         first_timestamp = first_timestamp or timestamp or ""
@@ -115,20 +115,20 @@ def _add_line(tree: MessageTree, row: JsonRow) -> None:
     """Adds a line of a session file to the tree, unless it was added before."""
     line = row.data
     uuid = text_of(line.get("uuid"))
-    if uuid is None or tree.has(uuid):
+    if uuid is None or tree.has_line(uuid):
         return
     message, kind = as_row(line.get("message")), line.get("type")
     tree.set_session(
         first_text(line, "sessionId"),
         agent=first_text(line, "agentId"),
-        is_side=line.get("isSidechain") is True,
+        is_sidechain=line.get("isSidechain") is True,
         version=first_text(line, "version"),
     )
     turn = Turn(
         location=row.location,
         uuid=uuid,
         parent=text_of(line.get("parentUuid")),
-        is_side=line.get("isSidechain") is True,
+        is_sidechain=line.get("isSidechain") is True,
         timestamp=first_text(line, "timestamp"),
         origin=first_text(as_row(line.get("forkedFrom")), "messageUuid"),
     )
@@ -200,17 +200,17 @@ class _PrintedSession:
         """Adds a message; ignores other lines, which the model does not see."""
         line = row.data
         uuid, kind = text_of(line.get("uuid")), line.get("type")
-        if uuid is None or self.tree.has(uuid) or kind not in ("user", "assistant"):
+        if uuid is None or self.tree.has_line(uuid) or kind not in ("user", "assistant"):
             return
         thread = text_of(line.get("parent_tool_use_id"))
         self.tree.set_session(
-            first_text(line, "session_id"), agent=None, is_side=False, version=None
+            first_text(line, "session_id"), agent=None, is_sidechain=False, version=None
         )
         turn = Turn(
             location=row.location,
             uuid=uuid,
             parent=self._last.get(thread),
-            is_side=thread is not None,
+            is_sidechain=thread is not None,
             timestamp=first_text(line, "timestamp"),
         )
         self._last[thread] = uuid

@@ -15,7 +15,7 @@ from stillroom.importing.formats.sessions.message_tree import (
     HISTORY_DROPPED,
     MAX_FORKS,
     NO_REPLY,
-    forked_from,
+    fork_chain,
 )
 from stillroom.importing.json_rows import (
     JsonRow,
@@ -51,14 +51,14 @@ _UNSENT = frozenset(("ghost_snapshot", "compaction", "other"))
 _NO_PROMPT = "the output of `codex exec --json` lacks the prompts and the tools' calls"
 
 
-_HEAD = 20
+_NUM_HEAD_ROWS = 20
 
 
 class ThreadForks:
-    """Which threads of an import were forked from which.
+    """The forks among the threads of an import.
 
-    A thread's family are the threads that were forked from it, or from which it was. An item that
-    several files of a family have belongs to the first file that is read.
+    A thread's family are the threads that it was forked from, and those forked from it. An item
+    that several files of a family have belongs to the first file that is read.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -85,10 +85,10 @@ class ThreadForks:
         Of several files of a thread, the longest is first.
         """
         depths = {
-            path: len(forked_from(name, self._origins)) for path, name in self._threads.items()
+            path: len(fork_chain(name, self._origins)) for path, name in self._threads.items()
         }
-        later = {path for path in self._threads if self._files[self._threads[path]] != path}
-        return sorted(paths, key=lambda path: (depths.get(path, 0), path in later))
+        shorter = {path for path in self._threads if self._files[self._threads[path]] != path}
+        return sorted(paths, key=lambda path: (depths.get(path, 0), path in shorter))
 
     def file_of(self, thread: str | None) -> Path | None:
         """Returns the file of a thread; None if the import does not have it."""
@@ -102,7 +102,7 @@ class ThreadForks:
         """Returns the id of the first thread in a thread's family; None if it has no family."""
         if thread is None or thread not in self._related:
             return None
-        return forked_from(thread, self._origins)[-1]
+        return fork_chain(thread, self._origins)[-1]
 
     def owner_of(self, family: str, item: Row) -> str | None:
         """Returns the id of the conversation that an item belongs to; None if the item is new."""
@@ -131,7 +131,7 @@ def _size(path: Path) -> int:
 
 
 def _first_meta(path: Path) -> Row:
-    for row in islice(read_json_rows(path), _HEAD):
+    for row in islice(read_json_rows(path), _NUM_HEAD_ROWS):
         if isinstance(row, JsonRow) and row.data.get("type") == "session_meta":
             return as_row(row.data.get("payload"))
     return {}
@@ -316,18 +316,18 @@ def _end_segment(thread: _Thread) -> Iterator[SourceRow]:
             yield RejectedRow(thread.segment.location, error.reason, error.detail)
 
 
-def _begin(thread: _Thread, meta: Row, names: frozenset[str]) -> None:
+def _begin(thread: _Thread, meta: Row, chain: frozenset[str]) -> None:
     """Starts a thread, with the items of the thread that it continues, if any.
 
-    `names` are the threads that continue this one, directly or not, to detect cycles.
+    `chain` are the threads that continue this one, directly or not, to detect cycles.
     """
     thread.begin(meta)
     base = as_row(meta.get("history_base"))
     if not base:
         return
     origin, end = first_text(base, "thread_id"), base.get("end_ordinal_exclusive")
-    path, names = thread.forks.file_of(origin), names | {thread.id or ""}
-    if path is None or origin in names or not isinstance(end, int) or len(names) > MAX_FORKS:
+    path, chain = thread.forks.file_of(origin), chain | {thread.id or ""}
+    if path is None or origin in chain or not isinstance(end, int) or len(chain) > MAX_FORKS:
         thread.continue_from(None)
         return
     other = _Thread(Location(path, 1), thread.forks, is_context=True)
@@ -336,20 +336,20 @@ def _begin(thread: _Thread, meta: Row, names: frozenset[str]) -> None:
             ordinal = row.data.get("ordinal", number)
             if isinstance(ordinal, int) and ordinal >= end:
                 break
-            for _ in _add_row(other, row, names):
+            for _ in _add_row(other, row, chain):
                 pass
     thread.continue_from(other)
 
 
 def _add_row(
-    thread: _Thread, row: JsonRow, names: frozenset[str] = frozenset()
+    thread: _Thread, row: JsonRow, chain: frozenset[str] = frozenset()
 ) -> Iterator[SourceRow]:
     """Adds a row to a thread; yields the conversation that it ends, if it ends one."""
     payload, segment = as_row(row.data.get("payload")), thread.segment
     match row.data.get("type"):
         # In the file of a fork, the copied metadata of its origin follows its own.
         case "session_meta" if not thread.meta:
-            _begin(thread, payload, names)
+            _begin(thread, payload, chain)
         case "turn_context":
             thread.model = first_text(payload, "model") or thread.model
         case "response_item":
@@ -359,7 +359,7 @@ def _add_row(
             yield from _end_segment(thread)
             replaced = payload.get("replacement_history")
             summary = {"type": "message", "role": "user", "content": payload.get("message") or ""}
-            items = [item for item in map(_sent_item, as_list(replaced)) if item is not None]
+            items = [item for item in map(_convert_item, as_list(replaced)) if item is not None]
             dropped = () if isinstance(replaced, list) else (HISTORY_DROPPED,)
             thread.begin_segment(row.location, items or [summary], dropped)
         case "event_msg":
@@ -383,12 +383,12 @@ def _drop_summary(items: list[Row], message: str) -> None:
 
 
 def _add_item(thread: _Thread, item: Row) -> None:
-    sent = _sent_item(item)
+    sent = _convert_item(item)
     if sent is not None:
         thread.add(sent)
 
 
-def _sent_item(value: object) -> Row | None:
+def _convert_item(value: object) -> Row | None:
     """Converts an item to the Responses API's format; None if it is never sent to the model."""
     item = {key: _without_images(part) for key, part in as_row(value).items()}
     match item.get("type"):
@@ -434,10 +434,10 @@ def _add_event(thread: _Thread, location: Location, event: Row) -> Iterator[Sour
     elif kind == "thread_rolled_back":
         num_turns = event.get("num_turns")
         count = num_turns if isinstance(num_turns, int) and num_turns > 0 else 1
-        kept = segment.turns[-count] if len(segment.turns) >= count else 0
+        num_kept = segment.turns[-count] if len(segment.turns) >= count else 0
         yield from _end_segment(thread)
         turns = segment.turns[:-count]
-        thread.begin_segment(location, segment.items[:kept])
+        thread.begin_segment(location, segment.items[:num_kept])
         thread.segment.turns = turns
 
 

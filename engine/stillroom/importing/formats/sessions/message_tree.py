@@ -19,7 +19,7 @@ from stillroom.types import Usage
 
 CONTEXT_DROPPED = "system prompt and reminders that the agent adds are not in its file"
 HISTORY_DROPPED = "earlier messages are not in the file"
-NO_REPLY = "no reply of the model"
+NO_REPLY = "no reply from the model"
 COPIED = "copied from another session"
 SYNTHETIC = "<synthetic>"
 """The model name of replies that the agent itself adds to the conversation."""
@@ -32,7 +32,7 @@ class Turn:
     location: Location
     uuid: str
     parent: str | None
-    is_side: bool
+    is_sidechain: bool
     timestamp: str | None
     origin: str | None = None
     """The id of the line in another session of which it is a copy."""
@@ -48,7 +48,7 @@ class Turn:
     """Whether a reply follows it, directly or later."""
     model: str | None = None
     usage: Usage | None = None
-    ending: str | None = None
+    finish_reason: str | None = None
     error: str | None = None
     """The error of the API request that should have answered it."""
     results: "Turn | None" = None
@@ -73,10 +73,10 @@ class Turn:
 class MessageTree:
     """The messages of one session file, in file order."""
 
-    def __init__(self, agent: str, known: dict[str, str] | None = None) -> None:
-        """`known` maps replies to their conversations, and is shared by the trees of all files."""
+    def __init__(self, agent: str, conversation_ids: dict[str, str] | None = None) -> None:
+        """`conversation_ids` has each reply's conversation; the trees of all files share it."""
         self._agent = agent
-        self._known = {} if known is None else known
+        self._conversation_ids = {} if conversation_ids is None else conversation_ids
         self._turns: list[Turn] = []
         self._turn_of_line: dict[str, Turn | None] = {}
         """The turn of each line, by the line's id; of a line that is no message, the one before."""
@@ -91,19 +91,19 @@ class MessageTree:
         self._session: str | None = None
         self._sub_agent: str | None = None
         self._version: str | None = None
-        self._is_main_known = False
+        self._has_main = False
 
-    def has(self, uuid: str) -> bool:
-        """Returns whether the line was already added."""
+    def has_line(self, uuid: str) -> bool:
+        """Returns whether a line with this id was already added."""
         return uuid in self._turn_of_line
 
     def set_session(
-        self, session: str | None, *, agent: str | None, is_side: bool, version: str | None
+        self, session: str | None, *, agent: str | None, is_sidechain: bool, version: str | None
     ) -> None:
         """Stores the session that a line names, and the sub-agent if the file is a sub-agent's."""
         if not self._turns:
             self._session = session or self._session
-            self._sub_agent = agent if is_side else None
+            self._sub_agent = agent if is_sidechain else None
         self._version = version or self._version
 
     def continue_from(self, session: str, other: "MessageTree | None", uuid: str | None) -> None:
@@ -119,9 +119,9 @@ class MessageTree:
             return
         for turn in _path(self._context):
             turn.is_context = True
-            turn.conversation = self._known.get(turn.uuid, session)
+            turn.conversation = self._conversation_ids.get(turn.uuid, session)
         self._copied = {
-            message_id: self._known.get(reply.uuid, session)
+            message_id: self._conversation_ids.get(reply.uuid, session)
             for message_id, reply in other._replies.items()
         }
 
@@ -155,7 +155,7 @@ class MessageTree:
         blocks = [content] if isinstance(content, str) else as_list(content)
         reply.blocks += blocks
         reply.usage = usage_of(message.get("usage")) or reply.usage
-        reply.ending = finish_reason_of(message.get("stop_reason")) or reply.ending
+        reply.finish_reason = finish_reason_of(message.get("stop_reason")) or reply.finish_reason
         for block in map(as_row, blocks):
             if call_id := first_text(block, "id"):
                 self._callers[call_id] = reply
@@ -199,14 +199,14 @@ class MessageTree:
         added = self._add(turn)
         added.continued = self._turn_of_line.get(continued) if continued else None
         turns = [self._turn_of_line.get(uuid) for uuid in kept]
-        added.kept = list({id(kept): kept for kept in turns if kept is not None}.values())
+        added.kept = list({id(each): each for each in turns if each is not None}.values())
         added.kept_after = kept_after
 
     def conversations(self) -> Iterator[SourceRow]:
         """Yields all conversations, including branches; a branch without a reply is rejected."""
         yield from self._problems
         for turn in self._turns:
-            turn.conversation = turn.conversation or self._known_conversation(turn)
+            turn.conversation = turn.conversation or self._earlier_conversation(turn)
         # A turn is added after its parent.
         for turn in reversed(self._turns):
             if turn.previous is not None and (turn.is_reply or turn.is_answered):
@@ -215,14 +215,14 @@ class MessageTree:
             if turn.is_last:
                 yield self._conversation(turn)
 
-    def _known_conversation(self, turn: Turn) -> str | None:
+    def _earlier_conversation(self, turn: Turn) -> str | None:
         """Returns the conversation of another file that already has a turn, or None."""
-        found = self._known.get(turn.uuid)
+        earlier = self._conversation_ids.get(turn.uuid)
         if turn.origin is not None:
-            found = found or self._known.get(turn.origin)
-            if found is not None:
-                self._known[turn.uuid] = self._known[turn.origin] = found
-        return found
+            earlier = earlier or self._conversation_ids.get(turn.origin)
+            if earlier is not None:
+                self._conversation_ids[turn.uuid] = self._conversation_ids[turn.origin] = earlier
+        return earlier
 
     def _previous(self, turn: Turn) -> Turn | None:
         if turn.parent is None:
@@ -245,6 +245,7 @@ class MessageTree:
         return turn
 
     def _conversation(self, last: Turn) -> SourceRow:
+        """Returns the conversation that ends with a turn, or rejects it if it has no new reply."""
         path = _path(last)
         new_turns = [turn for turn in path if turn.conversation is None]
         last_reply = next((turn for turn in reversed(new_turns) if turn.is_reply), None)
@@ -261,9 +262,9 @@ class MessageTree:
         for turn in new_turns:
             turn.conversation = conversation_id
             if turn.is_reply:
-                self._known[turn.uuid] = conversation_id
+                self._conversation_ids[turn.uuid] = conversation_id
                 if turn.origin is not None:
-                    self._known[turn.origin] = conversation_id
+                    self._conversation_ids[turn.origin] = conversation_id
         dropped: dict[str, None] = {CONTEXT_DROPPED: None}
         try:
             messages = list(_join_user_messages(_messages(path, context, dropped)))
@@ -274,9 +275,9 @@ class MessageTree:
         usages = [turn.usage for turn in new_turns if turn.usage is not None]
         metadata = {"agent": self._agent, "agent_version": self._version}
         metadata |= {"models": models} if len(models) > 1 else {}
-        inner = [turn for turn in path if not turn.is_context]
+        session_turns = [turn for turn in path if not turn.is_context]
         return LoggedConversation(
-            location=inner[0].location,
+            location=session_turns[0].location,
             messages=messages,
             is_call=False,
             group=self._session,
@@ -285,8 +286,8 @@ class MessageTree:
             provider="anthropic" if models and models[-1].startswith("claude") else None,
             model=models[-1] if models else None,
             usage=sum(usages, Usage()) if usages else None,
-            started_at=next((turn.timestamp for turn in inner if turn.timestamp), None),
-            finish_reason=next((turn.ending for turn in reversed(replies)), None),
+            started_at=next((turn.timestamp for turn in session_turns if turn.timestamp), None),
+            finish_reason=next((turn.finish_reason for turn in reversed(replies)), None),
             error=last.error,
             dropped=tuple(dropped),
             metadata={key: value for key, value in metadata.items() if value},
@@ -297,10 +298,10 @@ class MessageTree:
         session = self._session or self._turns[0].uuid
         if self._sub_agent is not None:
             session = f"{session}/agent-{self._sub_agent}"
-        is_side = self._sub_agent is None and path[0].is_side
-        if is_side or self._is_main_known:
+        is_sidechain = self._sub_agent is None and path[0].is_sidechain
+        if is_sidechain or self._has_main:
             return f"{session}/{last.uuid}"
-        self._is_main_known = True
+        self._has_main = True
         return session
 
     def _parent_of(self, path: Sequence[Turn]) -> str | None:
@@ -310,7 +311,7 @@ class MessageTree:
             return shared
         if path[0].continued is not None:
             return path[0].continued.conversation
-        return self._session if path[0].is_side else None
+        return self._session if path[0].is_sidechain else None
 
 
 def _path(last: Turn) -> list[Turn]:
@@ -349,25 +350,25 @@ def _turn_messages(turn: Turn, dropped: dict[str, None]) -> list[Row]:
 
 def _join_user_messages(messages: Iterator[Row]) -> Iterator[Row]:
     """Joins successive user messages, since the model is sent them as one."""
-    held: Row | None = None
+    pending: Row | None = None
     for message in messages:
-        if held is not None and message["role"] == "user":
-            held = held | {"content": f"{held['content']}\n{message['content']}"}
+        if pending is not None and message["role"] == "user":
+            pending = pending | {"content": f"{pending['content']}\n{message['content']}"}
             continue
-        if held is not None:
-            yield held
-        held = message if message["role"] == "user" else None
-        if held is None:
+        if pending is not None:
+            yield pending
+        pending = message if message["role"] == "user" else None
+        if pending is None:
             yield message
-    if held is not None:
-        yield held
+    if pending is not None:
+        yield pending
 
 
 MAX_FORKS = bounds.FORKS.limit
 """The maximum length of a chain of forks."""
 
 
-def forked_from(session: str, origins: Mapping[str, str]) -> list[str]:
+def fork_chain(session: str, origins: Mapping[str, str]) -> list[str]:
     """Returns the sessions from which a session was forked, from itself back to the first."""
     chain = [session]
     while (origin := origins.get(chain[-1])) and origin not in chain and len(chain) < MAX_FORKS:

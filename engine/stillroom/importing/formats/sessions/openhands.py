@@ -38,7 +38,7 @@ from stillroom.importing.records import (
 from stillroom.types import Usage
 
 NOTES_DROPPED = "notes that the agent adds to tool results are not in its file"
-_NO_CALLS = "actions without the tool calls of the model"
+_NO_CALLS = "actions without the model's tool calls"
 _OLD_ANSWERS = {"message": ("content",), "finish": ("final_thought", "thought")}
 
 
@@ -91,7 +91,7 @@ class EventLog:
     """The SDK's state next to the events: the model, and the usage of each response."""
     _messages: list[_EventMessages] = field(default_factory=list[_EventMessages])
     _reader: MessageReader = field(default_factory=MessageReader)
-    _used: dict[str, Usage] = field(default_factory=dict[str, Usage])
+    _usages: dict[str, Usage] = field(default_factory=dict[str, Usage])
     _model: str | None = None
     _error: str | None = None
     _problem: UnreadableRowError | None = None
@@ -133,13 +133,14 @@ class EventLog:
         self._number += 1
 
     def _conversation(self, responses: list[str | None]) -> LoggedConversation:
+        """Returns the current conversation; `responses` are the ids of its replies."""
         metrics = as_row(
             as_row(as_row(self.state.get("stats")).get("usage_to_metrics")).get("agent")
         )
         for counts in map(as_row, as_list(metrics.get("token_usages"))):
             if (name := first_text(counts, "response_id")) and (usage := usage_of(counts)):
-                self._used[name] = usage
-        used = [self._used[name] for name in responses if name in self._used]
+                self._usages[name] = usage
+        usages = [self._usages[name] for name in responses if name in self._usages]
         llm = as_row(as_row(self.state.get("agent")).get("llm"))
         results = as_row(self._result.get("test_result"))
         resolved = as_row(results.get("report")).get("resolved", self._result.get("resolved"))
@@ -151,7 +152,7 @@ class EventLog:
             id=self._id_of(self._number),
             parent=self._id_of(self._number - 1) if self._number else None,
             model=self._model or first_text(llm, "model"),
-            usage=sum(used, Usage()) if used else None,
+            usage=sum(usages, Usage()) if usages else None,
             started_at=self._started_at,
             error=self._error,
             scores={"resolved": float(resolved)} if isinstance(resolved, bool) else {},
@@ -247,10 +248,10 @@ class EventLog:
         call = tool_call({"id": logged.get("id"), "function": logged})
         response = first_text(event, "llm_response_id")
         entries = reversed(self._messages)
-        same = next((entry for entry in entries if entry.response == response), None)
-        if response is not None and same is not None and "tool_calls" in same.messages[0]:
-            same.messages[0]["tool_calls"].append(call)
-            same.event_ids.append(event.get("id"))
+        reply = next((entry for entry in entries if entry.response == response), None)
+        if response is not None and reply is not None and "tool_calls" in reply.messages[0]:
+            reply.messages[0]["tool_calls"].append(call)
+            reply.event_ids.append(event.get("id"))
             return
         message: Row = {
             "role": "assistant",
@@ -284,16 +285,16 @@ class EventLog:
     def _add_old_reply(self, event: Row, response: Row) -> None:
         """Adds the reply in a model response, which several actions may repeat."""
         response_id = first_text(response, "id")
-        known = next((entry for entry in self._messages if entry.response == response_id), None)
-        if response_id is not None and known is not None:
-            known.event_ids.append(event.get("id"))
+        earlier = next((entry for entry in self._messages if entry.response == response_id), None)
+        if response_id is not None and earlier is not None:
+            earlier.event_ids.append(event.get("id"))
             return
         choice = as_row(next(iter(as_list(response.get("choices"))), None))
         turns = self._reader.turn(as_row(choice.get("message")))
         self._messages.append(_EventMessages([event.get("id")], turns, response_id))
         self._model = first_text(response, "model") or self._model
         if response_id and (usage := usage_of(response.get("usage"))):
-            self._used[response_id] = usage
+            self._usages[response_id] = usage
 
     def _add_old_answer(self, event: Row, kind: str, args: Row) -> None:
         """Adds a reply without a call. Raises UnreadableRowError for an action with a call."""
@@ -328,13 +329,13 @@ def read_conversations(paths: Sequence[Path]) -> Iterator[SourceRow]:
             elif isinstance(row.data.get("history"), list):
                 yield from _history(row)
             else:
-                log = log or _log_of(row, folder)
+                log = log or _new_log(row, folder)
                 yield from log.add(row.data)
     if log is not None:
         yield from log.end()
 
 
-def _log_of(row: JsonRow, folder: Path | None) -> EventLog:
+def _new_log(row: JsonRow, folder: Path | None) -> EventLog:
     if folder is None:
         return EventLog(row.location, id=None)
     state = read_document(folder.parent / _STATE)

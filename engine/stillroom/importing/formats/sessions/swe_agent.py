@@ -24,7 +24,7 @@ from stillroom.importing.payloads.messages import MessageReader
 from stillroom.importing.records import LoggedConversation, SourceRow, TraceFormat
 from stillroom.types import Usage
 
-_ENDED = "exit"
+_EXIT_ROLE = "exit"
 """The role of mini-swe-agent's last message, which has its exit status."""
 
 
@@ -33,8 +33,8 @@ def _trajectory(row: JsonRow) -> Iterator[SourceRow]:
     data, reader = row.data, MessageReader()
     is_mini = "trajectory_format" in data
     steps = [as_row(step) for step in as_list(data.get("messages" if is_mini else "history"))]
-    read = _mini_messages if is_mini else _messages
-    messages = [message for step in steps for message in read(step, reader)]
+    convert = _mini_messages if is_mini else _messages
+    messages = [message for step in steps for message in convert(step, reader)]
     if not any(m["role"] == "assistant" and m.get("weight") != 0 for m in messages):
         raise UnreadableRowError(NO_REPLY, "the agent did not start")
     info = as_row(data.get("info"))
@@ -80,7 +80,7 @@ def _messages(step: Row, reader: MessageReader) -> list[Row]:
 
 def _mini_messages(step: Row, reader: MessageReader) -> list[Row]:
     """Returns the messages of an entry of mini-swe-agent, including Responses API entries."""
-    if step.get("role") == _ENDED:
+    if step.get("role") == _EXIT_ROLE:
         return []
     if step.get("object") == "response":
         return responses_messages(step.get("output"), reader, role="assistant")

@@ -66,7 +66,7 @@ def test_rows_of_litellm_without_a_chat_are_refused_with_the_reason(tmp_path):
         (2, "no model call"),
         (3, "contents were redacted"),
         (4, "no reply"),
-        (7, "neither a payload nor a row of the spend logs"),
+        (7, "neither a payload nor a spend log row of LiteLLM"),
     ]
 
 

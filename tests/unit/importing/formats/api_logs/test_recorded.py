@@ -201,5 +201,5 @@ def test_what_was_not_recorded_whole_is_refused_with_the_flag_to_raise(tmp_path)
     call = json.loads(line(stream(delta("stop"))))
     call["reply"]["content"]["cut"] = "it is longer than 16777216 bytes"
     (refused,) = read(NAME, write_rows(tmp_path / "calls-0001.jsonl", json.dumps(call).encode()))
-    assert refused.reason == recorded.CUT
+    assert refused.reason == recorded.TRUNCATED_BODY
     assert "--max-body-mb" in refused.detail

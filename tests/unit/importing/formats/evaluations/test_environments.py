@@ -61,7 +61,7 @@ def test_results_of_later_versions_name_their_metrics_tools_and_tokens(tmp_path)
         {"example_id": 5, "prompt": CHAT, "completion": REPLY, "reward": None, "error": {"a": 1}},
     )
     rows = read("verifiers", path)
-    assert refusals(rows) == [(2, "no reply of the model")]
+    assert refusals(rows) == [(2, "no reply from the model")]
     sums, failed = (row for row in rows if hasattr(row, "messages"))
     assert shown(sums.messages) == ["user Two plus two?", "assistant 4"]
     assert sums.scores == {"reward": 0.5, "exact": 1.0}
@@ -97,7 +97,7 @@ def test_branches_of_a_trace_are_conversations_and_context_is_not_trained(tmp_pa
         row | {"traces": [failed], "errors": [{"message": "it broke"}]},
     )
     rows = read("verifiers_traces", path)
-    assert refusals(rows) == [(2, "no reply of the model")]
+    assert refusals(rows) == [(2, "no reply from the model")]
     first, second = (row for row in rows if hasattr(row, "messages"))
     assert shown(second.messages)[-1] == "assistant It is 12."
     assert [m.get("weight") for m in first.messages] == [None, 0, None, None]

@@ -131,7 +131,7 @@ def test_broken_tables_and_rows_are_refused_by_line(tmp_path):
     assert recognised_by(path)[0] == "langfuse"
     rows = read("langfuse", path)
     assert len(calls_of(rows)) == 1
-    assert refusals(rows) == [(3, "another number of fields than the header"), (4, "no reply")]
+    assert refusals(rows) == [(3, "the fields do not match the header"), (4, "no reply")]
     other = write_rows(tmp_path / "rows.jsonl", {"a": 1}, b"[[[", {"name": "x", "value": 1,
                                                                   "traceId": {}})  # fmt: skip
     assert refusals(read("langfuse", other)) == [

@@ -95,7 +95,7 @@ def test_a_branch_without_a_reply_is_refused_and_named(tmp_path):
         line("d", "b", "Price?"),
         line("e", "d", text("12."), reply="m2"),
     )
-    assert refusals(rows) == [(3, "no reply of the model")]
+    assert refusals(rows) == [(3, "no reply from the model")]
     assert len(rows) == 2
 
 

@@ -285,6 +285,6 @@ def test_broken_lines_and_threads_without_replies_are_refused(tmp_path):
     )
     assert refusals(rows) == [
         (3, "not a JSON object"),
-        (1, "no reply of the model"),
+        (1, "no reply from the model"),
         (7, "items of an unknown kind"),
     ]

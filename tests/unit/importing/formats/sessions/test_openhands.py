@@ -104,8 +104,8 @@ def test_results_of_benchmarks_are_read_by_row_with_their_outcome(tmp_path):
     )
     rows = read("openhands", path)
     assert refusals(rows) == [
-        (3, "no reply of the model"),
-        (4, "actions without the tool calls of the model"),
+        (3, "no reply from the model"),
+        (4, "actions without the model's tool calls"),
     ]
     first, second = (row for row in rows if hasattr(row, "messages"))
     assert (first.scores, second.scores) == ({}, {"resolved": 1.0})

@@ -80,10 +80,10 @@ def test_trajectories_that_cannot_be_read_are_refused(tmp_path):
         ),
     )
     assert refusals(rows) == [
-        (1, "no reply of the model"),
+        (1, "no reply from the model"),
         (2, "a step has an unknown source"),
         (3, "a tool call has no name"),
-        (4, "no reply of the model"),
+        (4, "no reply from the model"),
         (5, "sub-agents are nested too deeply"),
     ]
     assert len([row for row in rows if hasattr(row, "messages")]) == 21
@@ -112,8 +112,8 @@ def test_replies_of_the_responses_api_and_broken_trajectories(tmp_path):
         ),
     )
     assert [(line, reason) for line, reason in refusals(rows)] == [
-        (2, "no reply of the model"),
-        (3, "no reply of the model"),
+        (2, "no reply from the model"),
+        (3, "no reply from the model"),
         (4, "a message has no role"),
     ]
     assert shown(rows[0].messages) == ["user Hi", "assistant  bash{}", "tool x"]
