@@ -30,6 +30,8 @@ from typing import Any
 
 import psutil
 
+from stillroom.processes import process_start
+
 _PYTHON = sys.executable
 _LOOK_EVERY_S = 1.0
 _CLIENT = """#!{python} -SE
@@ -120,18 +122,24 @@ def main() -> None:
         listener.listen()
         sys.stdout.write("ready\n")
         sys.stdout.flush()
-        listener.settimeout(_LOOK_EVERY_S)
-        while psutil.pid_exists(int(until)):
-            try:
-                line, _ = listener.accept()
-            except TimeoutError:
-                continue
-            line.setblocking(True)
-            if os.fork() == 0:
-                listener.close()
-                _run_and_tell(line)
-            line.close()
+        serve_until_end(listener, int(until))
     shutil.rmtree(Path(address).parent)
+
+
+def serve_until_end(listener: socket.socket, owner: int) -> None:
+    """Forks for every connection until the process `owner` has ended."""
+    listener.settimeout(_LOOK_EVERY_S)
+    # One that nobody has waited for yet still has its process id.
+    while process_start(owner) is not None:
+        try:
+            line, _ = listener.accept()
+        except TimeoutError:
+            continue
+        line.setblocking(True)
+        if os.fork() == 0:
+            listener.close()
+            _run_and_tell(line)
+        line.close()
 
 
 def _load() -> None:

@@ -1,8 +1,10 @@
+import socket
 import subprocess
 import sys
 
 import pytest
 
+from fakes.warm_python import serve_until_end
 from stillroom.processes import end_process
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -30,6 +32,15 @@ def test_a_process_that_has_ended_keeps_its_exit_code():
         process.wait(30)
         end_process(process)
     assert process.returncode == 3
+
+
+def test_the_warm_python_of_a_process_ends_with_it_although_nobody_waits_for_that_process():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as owner:
+        assert owner.stdin is not None
+        owner.stdin.close()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            serve_until_end(listener, owner.pid)
+        assert owner.returncode is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
