@@ -169,7 +169,7 @@ def _validate(
         notes = [*unread_file_notes(workspace, request.path), *report.notes]
         report = msgspec.structs.replace(report, notes=notes)
     if request.model is not None and report.good:
-        places = tuple(msgspec.structs.astuple(place) for place in checked.statistics.places)
+        places = tuple(msgspec.structs.astuple(position) for position in checked.statistics.sampled)
         counting = CountTokens(model=request.model, format=checked.row_format, places=places)
         counts = run_in_child(
             workspace, child_work("validate_dataset"), counting, result=TokenCounts

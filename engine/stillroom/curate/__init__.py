@@ -1,1 +1,1 @@
-"""Curation turns rollouts into training rows, and counts why each other row is left out."""
+"""Turns rollouts into training rows, and counts by reason the rows that it leaves out."""

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from pydantic import Field, model_validator
 
-from stillroom.curate.facts import NO_TOOLS, NULL, RolloutParts, RowFacts
+from stillroom.curate.facts import NO_TOOLS, NULL, RawFields, RowFacts
 from stillroom.curate.project_tools import ProjectTools
 from stillroom.curate.rewriting import (
     REWRITE_ERRORS,
@@ -50,7 +50,7 @@ LeftOutRows = dict[tuple[Path, int], str]
 
 
 class ConvertRollouts(ReplacingRequest):
-    """Ask for supervised rows from rollouts: messages, tools, metadata, reward."""
+    """The request to convert rollouts to supervised rows."""
 
     input: Annotated[
         str | tuple[str, ...],
@@ -103,7 +103,7 @@ class ConvertResult(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[OthersText]
     """The first lines (at most 5) that are not rollouts, each with its `file:line`."""
     notes: list[OwnText] = []
-    """Notes on the rows: missing rewards, schemas of tools.py or none, later system messages."""
+    """Notes on the rows: missing rewards or tool schemas, and system messages after the first."""
 
 
 def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
@@ -188,7 +188,7 @@ class ConversionTally:
     """The number of converted rows by the model that rollouts of other systems name."""
 
     def merge(self, other: "ConversionTally") -> None:
-        """Adds the counts of another tally, of further files."""
+        """Adds the counts of another tally, which counted other files."""
         self.sources += other.sources
         self.problems += other.problems[: MAX_EXAMPLES - len(self.problems)]
         self.success_derived += other.success_derived
@@ -235,7 +235,7 @@ class Conversion:
         problems = self.tally.problems
         problems += source.problems[: MAX_EXAMPLES - len(problems)]
         before = self._rows.num_rows
-        for rollout in read_curated_rows(source.path, with_parts=True):
+        for rollout in read_curated_rows(source.path, with_raw_fields=True):
             key = (rollout.path, rollout.line.offset)
             reason = (surplus or {}).get(key) or self._write(rollout)
             if reason is not None:
@@ -252,8 +252,8 @@ class Conversion:
 
     def _write(self, rollout: CuratedRow) -> str | None:
         """Writes the supervised row of a rollout, or returns the reason why it is left out."""
-        facts, parts = rollout.facts, rollout.parts
-        if facts is None or parts is None:
+        facts, raw_fields = rollout.facts, rollout.raw_fields
+        if facts is None or raw_fields is None:
             self._add_problem(rollout, rollout.problem)
             return _NOT_A_ROLLOUT
         reason = reason_to_leave_out(facts, include_failed=self.include_failed)
@@ -261,14 +261,14 @@ class Conversion:
             return reason
         original = None
         if self._rewriter is not None:
-            rewritten = self._rewriter.rewrite(parts)
+            rewritten = self._rewriter.rewrite(raw_fields)
             if isinstance(rewritten, SkippedRewrite):
                 if rewritten.error is not None:
                     self._add_problem(rollout, rewritten.error)
                 return rewritten.reason
-            parts, original = rewritten.parts, rewritten.original_sha256
-        parts = self._with_tools(facts, parts)
-        row = supervised_row(facts, parts, self._instruction, original_sha256=original)
+            raw_fields, original = rewritten.raw_fields, rewritten.original_sha256
+        raw_fields = self._with_tools(facts, raw_fields)
+        row = supervised_row(facts, raw_fields, self._instruction, original_sha256=original)
         self._rows.write_raw(*row, source=rollout.line.source)
         self.tally.success_derived += facts.success is None and facts.is_success
         self.tally.unjudged += facts.success is None and facts.reward is None
@@ -278,15 +278,15 @@ class Conversion:
             self.tally.teachers[teacher] += 1
         return None
 
-    def _with_tools(self, facts: RowFacts, parts: RolloutParts) -> RolloutParts:
-        """Returns the parts with the schemas of tools.py if the row calls tools without schemas."""
-        if parts.tools not in NO_TOOLS or not (called := facts.tools_used):
-            return parts
+    def _with_tools(self, facts: RowFacts, raw_fields: RawFields) -> RawFields:
+        """Returns the fields, with the schemas of tools.py for calls of tools without schemas."""
+        if raw_fields.tools not in NO_TOOLS or not (called := facts.tools_used):
+            return raw_fields
         if (schemas := self._tools.schemas_for(called)) is None:
             self.tally.without_tools += 1
-            return parts
+            return raw_fields
         self.tally.from_tools_file += 1
-        return msgspec.structs.replace(parts, tools=schemas)
+        return msgspec.structs.replace(raw_fields, tools=schemas)
 
     def _add_problem(self, rollout: CuratedRow, problem: str | None) -> None:
         if len(self.tally.problems) < MAX_EXAMPLES:
@@ -313,13 +313,13 @@ class Conversion:
             *model_records(self.tally.teachers),
         ]
         output.record(inputs=inputs, request=request, counts=counts, left_out=total.left_out)
-        shown, rest = self.tally.sources[:_MAX_SOURCES], self.tally.sources[_MAX_SOURCES:]
+        shown, more = self.tally.sources[:_MAX_SOURCES], self.tally.sources[_MAX_SOURCES:]
         return ConvertResult(
             output=workspace.shown(output.path),
             read=total.read,
             converted=total.converted,
             left_out=total.left_out,
-            sources=[*shown, _sum_counts(f"{len(rest)} more files", rest)] if rest else shown,
+            sources=[*shown, _sum_counts(f"{len(more)} more files", more)] if more else shown,
             success_derived=self.tally.success_derived,
             problems=self.tally.problems,
             notes=[
@@ -355,7 +355,7 @@ def _nothing_converted_error(
 
 def supervised_row(
     facts: RowFacts,
-    parts: RolloutParts,
+    raw_fields: RawFields,
     instruction: Instruction = UNINSTRUCTED,
     *,
     original_sha256: str | None = None,
@@ -366,9 +366,9 @@ def supervised_row(
     the messages to be decoded; the row then records the one that was removed. `original_sha256` is
     the hash of a rewritten row's original answer.
     """
-    messages, removed = parts.messages, b""
+    messages, removed = raw_fields.messages, b""
     if not instruction.is_empty:
-        original: list[Message] = msgspec.json.decode(parts.messages)
+        original: list[Message] = msgspec.json.decode(raw_fields.messages)
         instructed = instruction.put_before(original)
         if instructed != original:
             messages = msgspec.json.encode(instructed)
@@ -378,11 +378,11 @@ def supervised_row(
         b'{"messages":',
         messages,
         b',"tools":',
-        b"[]" if parts.tools == NULL else parts.tools,
+        b"[]" if raw_fields.tools == NULL else raw_fields.tools,
         b',"metadata":',
-        b"{}" if parts.metadata == NULL else parts.metadata,
+        b"{}" if raw_fields.metadata == NULL else raw_fields.metadata,
         b',"reward":',
-        parts.reward,
+        raw_fields.reward,
         b',"task_id":',
         msgspec.json.encode(facts.task_id),
         b',"rollout_id":',

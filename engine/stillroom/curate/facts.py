@@ -94,7 +94,7 @@ class RowFields(msgspec.Struct, frozen=True, gc=False):
         return isinstance(self.id, _TEXT_OR_NONE) and isinstance(self.task_id, _TEXT_OR_NONE)
 
 
-class RolloutParts(msgspec.Struct, frozen=True, gc=False):
+class RawFields(msgspec.Struct, frozen=True, gc=False):
     """The fields of a rollout that go into a training row, as undecoded bytes of its line."""
 
     messages: msgspec.Raw
@@ -119,7 +119,7 @@ class RowFacts(msgspec.Struct, frozen=True, gc=False):
     metadata: dict[str, Any] | None = None
     error: Any = None
     origin: msgspec.Raw = NULL
-    """The JSON of what import_rollouts says of the row's origin, undecoded."""
+    """The undecoded JSON of the `origin` that import_rollouts writes into a row."""
 
     @property
     def original_file(self) -> str | None:
@@ -215,10 +215,10 @@ def count_turns(messages: list[MessageFacts]) -> int | None:
 def is_plain_rollout(row: RowFields) -> bool:
     """Returns whether a row is a rollout in Stillroom's layout whose fields have the right types.
 
-    Any other row may be a rollout in another layout; only all of its fields can tell.
+    Any other row may be a rollout in another layout: all of its fields must be checked.
     """
-    has_valid_count = row.tool_errors is None or type(row.tool_errors) is int
-    return isinstance(row.stop_reason, str) and row.has_text_ids and has_valid_count
+    has_valid_tool_errors = row.tool_errors is None or type(row.tool_errors) is int
+    return isinstance(row.stop_reason, str) and row.has_text_ids and has_valid_tool_errors
 
 
 def rollout_facts(row: RowFields, num_turns: int) -> RowFacts:
@@ -241,7 +241,7 @@ def rollout_facts(row: RowFields, num_turns: int) -> RowFacts:
 def is_plain_supervised(row: RowFields) -> bool:
     """Returns whether a row can only be a supervised row.
 
-    Any other row may be one too; only all of its fields can tell.
+    Any other row may be one too: all of its fields must be checked.
     """
     return (
         row.stop_reason is msgspec.UNSET

@@ -189,8 +189,8 @@ class PairReader:
             for other in self._same_size[entry.path, entry.num_bytes]
             if other.offset < entry.offset
         }
-        reads = (self._rows.read(entry.path, offset, entry.num_bytes) for offset in earlier)
-        return 1 + sum(row == data for row in reads)
+        rows = (self._rows.read(entry.path, offset, entry.num_bytes) for offset in earlier)
+        return 1 + sum(row == data for row in rows)
 
     def __enter__(self) -> Self:
         return self
@@ -217,7 +217,7 @@ def _comparable(message: msgspec.Raw) -> dict[str, Any]:
 
 
 def both_answer(first: Sequence[msgspec.Raw], second: Sequence[msgspec.Raw], index: int) -> bool:
-    """Returns whether the message at `index` is the assistant's in both conversations."""
+    """Returns whether both conversations have an assistant message at `index`."""
     return all(
         len(m) > index and _comparable(m[index])["role"] == "assistant" for m in (first, second)
     )

@@ -38,7 +38,7 @@ from stillroom.types import OwnText
 
 
 class MakeDpoPairs(ReplacingRequest):
-    """Ask for preference pairs from rollouts of the same tasks with different rewards."""
+    """The request for preference pairs of rollouts of the same task with different rewards."""
 
     input: Annotated[str | None, Field(description="Rollouts to compare by task")] = None
     chosen_from: Annotated[
@@ -139,7 +139,7 @@ class PairTally:
     """The number of pairs with an answer of each model that rollouts of other systems name."""
 
     def merge(self, other: "PairTally") -> None:
-        """Adds the counts of another tally, of other tasks."""
+        """Adds the counts of another tally, which counted other tasks."""
         self.skipped.update(other.skipped)
         self.differences.extend(other.differences)
         self.tasks_with_pairs += other.tasks_with_pairs
@@ -149,7 +149,7 @@ class PairTally:
 
 
 class Pairing:
-    """The files, tasks and counts of a pairing, in one process or on a cluster."""
+    """The files, tasks and counts of make_dpo_pairs, in one process or on a cluster."""
 
     def __init__(
         self,
@@ -301,9 +301,9 @@ class PairWriter:
         """Returns the rollout with the system message of the request, if the request has one."""
         if (system := self._request.system) is None:
             return rollout
-        rest = [raw for raw in rollout.messages if msgspec.json.decode(raw)["role"] != "system"]
+        others = [raw for raw in rollout.messages if msgspec.json.decode(raw)["role"] != "system"]
         first = [msgspec.json.encode({"role": "system", "content": system})] if system else []
-        return msgspec.structs.replace(rollout, messages=[*map(msgspec.Raw, first), *rest])
+        return msgspec.structs.replace(rollout, messages=[*map(msgspec.Raw, first), *others])
 
 
 def _called_tools(messages: Iterable[msgspec.Raw]) -> set[str]:
@@ -327,7 +327,7 @@ def _pair_row(
     The two rollouts differ from message `start` on, and are cut before message `end`; None keeps
     all messages. The long fields are copied as bytes from the rollouts' lines.
     """
-    rest = {
+    short_fields = {
         "quality_difference": difference,
         "task_id": task_id,
         "chosen_id": chosen.name,
@@ -345,7 +345,7 @@ def _pair_row(
         b',"metadata":',
         chosen.metadata,
         b",",
-        msgspec.json.encode(rest)[1:],
+        msgspec.json.encode(short_fields)[1:],
     )
 
 

@@ -1,4 +1,4 @@
-"""Gives rows that call tools but have no schemas those of the project's tools.py."""
+"""Adds the schemas of the project's tools.py to rows that call tools but have no schemas."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +15,7 @@ class ProjectTools:
     """The tools.py of a project; it is loaded when a row first needs it."""
 
     def __init__(self, *folders: Path) -> None:
-        """The first tools.py in `folders` is taken."""
+        """The first tools.py that exists in one of the folders is used."""
         files = (folder / TOOLS_FILE for folder in folders)
         self._path = next((file for file in files if file.is_file()), None)
         self._is_loaded = False
@@ -38,14 +38,14 @@ class ProjectTools:
             self._record = record_file(self._path)
         except EngineError as error:
             # The message of an exception is text from the file, so it is left out of the note.
-            place, failed, text = error.problem.partition("loading failed: ")
-            self._problem = place + failed + text.partition(":")[0]
+            location, failed, text = error.problem.partition("loading failed: ")
+            self._problem = location + failed + text.partition(":")[0]
             return
         self._names = list(schemas)
         self._schemas = msgspec.Raw(msgspec.json.encode(list(schemas.values())))
 
     def schemas_for(self, called: Iterable[str]) -> msgspec.Raw | None:
-        """Returns the schemas of all functions as JSON; None if one that is called is missing."""
+        """Returns the schemas of all functions as JSON; None if a called one is not among them."""
         self.load()
         return self._schemas if self._names and set(called) <= set(self._names) else None
 
@@ -58,8 +58,8 @@ class ProjectTools:
         if not num_filled:
             return []
         note = (
-            f"{num_filled} of {num_rows} rows call tools but had no schemas: they have those of "
-            f"{TOOLS_FILE} now ({', '.join(self._names)}). If the model was offered other tools, "
+            f"{num_filled} of {num_rows} rows call tools but had no schemas: they now have those "
+            f"of {TOOLS_FILE} ({', '.join(self._names)}). If the model was offered other tools, "
             "write their schemas into the input's tools"
         )
         return [note]

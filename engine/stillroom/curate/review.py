@@ -39,7 +39,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class SampleForReview(ReplacingRequest):
-    """Ask for rows that a person should judge."""
+    """The request for a sample of rows for a person to judge."""
 
     input: Annotated[str, Field(description="Rollouts, SFT or DPO rows")]
     output: Annotated[str, Field(description="JSONL to fill in; a page next to it")]
@@ -149,7 +149,7 @@ def sample_for_review(workspace: Workspace, request: SampleForReview) -> SampleW
 
 
 class _CandidatePool:
-    """Keeps the candidates for the sample in each band and category, chosen by their hash."""
+    """Keeps the candidates for the sample, by band and category; a hash decides which ones stay."""
 
     def __init__(self, request: SampleForReview) -> None:
         self._request = request
@@ -286,13 +286,13 @@ def spread_evenly(sizes: Mapping[str, int], total: int) -> dict[str, int]:
 
     The numbers add up to `total`, or to the number of all rows if there are fewer.
     """
-    taken: dict[str, int] = {}
+    counts: dict[str, int] = {}
     remaining = min(total, sum(sizes.values()))
     names = sorted(sizes, key=lambda name: (sizes[name], name))
     for number, name in enumerate(names):
-        taken[name] = min(sizes[name], remaining // (len(names) - number))
-        remaining -= taken[name]
-    return taken
+        counts[name] = min(sizes[name], remaining // (len(names) - number))
+        remaining -= counts[name]
+    return counts
 
 
 def _random_rank(seed: int, row: ReviewRow) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from stillroom.curate.facts import NULL, RolloutParts
+from stillroom.curate.facts import NULL, RawFields
 from stillroom.data.words import final_answer
 from stillroom.errors import InputError
 from stillroom.files import content_hash
@@ -18,17 +18,17 @@ _NO_ANSWER = "no answer to rewrite"
 _FAILED = "rewrite failed"
 _NO_REWRITE = "rewrite returned nothing"
 REWRITE_ERRORS = {_FAILED, _NO_REWRITE}
-"""The reasons to leave out a row that the user's function is responsible for."""
+"""The reasons to leave out a row that are errors of the user's function."""
 REWRITE_FIX = "correct the function rewrite, which must return the new answer as a string"
 _Call = Callable[[str, dict[str, Any]], tuple[str, bool]]
 """Calls the function with an answer and metadata; returns a text and whether it is an error."""
 
 
 @dataclass(frozen=True, slots=True)
-class RewrittenParts:
-    """The parts of a row with its new answer, and a hash of its original answer."""
+class RewrittenFields:
+    """The fields of a row with its new answer, and a hash of its original answer."""
 
-    parts: RolloutParts
+    raw_fields: RawFields
     original_sha256: str
     """The first 16 digits of the SHA-256 of the rollout's answer."""
 
@@ -47,13 +47,13 @@ class AnswerRewriter:
     def __init__(self, call: _Call) -> None:
         self._call = call
 
-    def rewrite(self, parts: RolloutParts) -> RewrittenParts | SkippedRewrite:
+    def rewrite(self, raw_fields: RawFields) -> RewrittenFields | SkippedRewrite:
         """Returns the row with its new answer, or the reason why it is left out."""
-        messages: list[dict[str, Any]] = msgspec.json.decode(parts.messages)
+        messages: list[dict[str, Any]] = msgspec.json.decode(raw_fields.messages)
         answer = final_answer(messages)
         if not answer.strip() or messages[-1].get("tool_calls"):
             return SkippedRewrite(_NO_ANSWER)
-        metadata = {} if parts.metadata == NULL else msgspec.json.decode(parts.metadata)
+        metadata = {} if raw_fields.metadata == NULL else msgspec.json.decode(raw_fields.metadata)
         text, is_error = self._call(answer, metadata)
         if is_error:
             return SkippedRewrite(_FAILED, text)
@@ -61,8 +61,8 @@ class AnswerRewriter:
             return SkippedRewrite(_NO_REWRITE)
         changed = [*messages[:-1], {**messages[-1], "content": text}]
         encoded = msgspec.Raw(msgspec.json.encode(changed))
-        rewritten = msgspec.structs.replace(parts, messages=encoded)
-        return RewrittenParts(rewritten, content_hash(answer))
+        rewritten = msgspec.structs.replace(raw_fields, messages=encoded)
+        return RewrittenFields(rewritten, content_hash(answer))
 
 
 @contextmanager
@@ -89,8 +89,8 @@ def open_rewriter(path: Path | None) -> Generator[AnswerRewriter | None]:
                 "str with a docstring",
             )
 
-        async def answer(text: str, metadata: dict[str, Any]) -> tuple[str, bool]:
-            result = await pool.call(_FUNCTION, {"answer": text}, metadata=metadata)
+        async def call_rewrite(answer: str, metadata: dict[str, Any]) -> tuple[str, bool]:
+            result = await pool.call(_FUNCTION, {"answer": answer}, metadata=metadata)
             return result.content, result.is_error
 
-        yield AnswerRewriter(lambda text, metadata: portal.call(answer, text, metadata))
+        yield AnswerRewriter(lambda answer, metadata: portal.call(call_rewrite, answer, metadata))

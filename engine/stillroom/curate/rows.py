@@ -13,7 +13,7 @@ import msgspec
 
 from stillroom.curate.facts import (
     Content,
-    RolloutParts,
+    RawFields,
     RowFacts,
     RowFields,
     count_turns,
@@ -22,7 +22,12 @@ from stillroom.curate.facts import (
     rollout_facts,
     supervised_facts,
 )
-from stillroom.data.checks import Problem, decode_deeper, decode_row, tool_schema_problems
+from stillroom.data.checks import (
+    Problem,
+    decode_row,
+    decode_with_spare_frames,
+    tool_schema_problems,
+)
 from stillroom.data.layouts.detect import RULES, RolloutLayout, layout_of, stillroom_problems
 from stillroom.data.layouts.foreign import prompt_messages
 from stillroom.data.row_files import decode_line, read_row_blocks, rollout_files
@@ -42,10 +47,10 @@ class _Contents(msgspec.Struct):
 
 
 _FIELDS = msgspec.json.Decoder(RowFields)
-_PARTS = msgspec.json.Decoder(RolloutParts)
+_RAW_FIELDS = msgspec.json.Decoder(RawFields)
 _CONTENTS = msgspec.json.Decoder(_Contents)
-_WHOLE: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
-# Stack frames kept free: more than in decode_row, so that it can decode any row written here.
+_ROW: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
+# Stack frames kept free: more than in decode_row, so that decode_row can decode any written row.
 _SPARE_FRAMES = 16
 _NULL = b"null"
 _MAX_TEACHERS = 20
@@ -64,7 +69,7 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class CuratedRow(msgspec.Struct, dict=True):
-    """One row of a file."""
+    """One row of a file, decoded only as far as curation needs it."""
 
     path: Path
     line: Line
@@ -72,7 +77,7 @@ class CuratedRow(msgspec.Struct, dict=True):
     """The fields that filters read; None if curation cannot read the row."""
     problem: str | None = None
     """The reason why curation cannot read the row; None if it can."""
-    parts: RolloutParts | None = None
+    raw_fields: RawFields | None = None
     """The undecoded fields for training rows; None for supervised rows and unless requested."""
     layout: RolloutLayout | None = None
     """The layout of a rollout; None for supervised rows and unreadable ones."""
@@ -92,25 +97,25 @@ class CuratedRow(msgspec.Struct, dict=True):
         return self.translated or self.line.data
 
     @cached_property
-    def whole(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """All fields of the row in Stillroom's layout, decoded."""
-        return _WHOLE.decode(self.stillroom_json)
+        return _ROW.decode(self.stillroom_json)
 
     @property
     def recorded_model(self) -> str | None:
         """The model that answered, according to the rollout; None if it does not record one."""
-        teacher = self.whole.get("teacher")
+        teacher = self.fields.get("teacher")
         return teacher.get("model") if isinstance(teacher, dict) else None
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The messages of the conversation, with all of their fields."""
-        return self.whole["messages"]
+        return self.fields["messages"]
 
     @property
     def tools(self) -> list[dict[str, Any]]:
         """The schemas of the tools that were offered to the model."""
-        return self.whole.get("tools") or []
+        return self.fields.get("tools") or []
 
     @property
     def id(self) -> str | None:
@@ -131,7 +136,7 @@ class CuratedRow(msgspec.Struct, dict=True):
             return None
 
     @cached_property
-    def task(self) -> str:
+    def task_id(self) -> str:
         """The id that all rollouts of a task share: the task id, else a hash of the prompt."""
         if self.facts is not None and self.facts.task_id:
             return self.facts.task_id
@@ -146,26 +151,26 @@ class CuratedRow(msgspec.Struct, dict=True):
 
 
 def read_curated_rows(
-    path: Path, *, with_parts: bool = False, with_supervised: bool = False
+    path: Path, *, with_raw_fields: bool = False, with_supervised: bool = False
 ) -> Iterator[CuratedRow]:
     """Yields the rows of a file, or of all files in a folder.
 
-    `with_parts` also sets `parts`, the bytes that go into training rows. With `with_supervised`,
-    supervised rows have facts too; otherwise they have a `problem`, like any row that is not a
-    rollout.
+    `with_raw_fields` also sets `raw_fields`, the bytes that go into training rows. With
+    `with_supervised`, supervised rows have facts too; otherwise they have a `problem`, like any row
+    that is not a rollout.
     """
-    reader = _RowDecoder(with_parts=with_parts, with_supervised=with_supervised)
+    decoder = _RowDecoder(with_raw_fields=with_raw_fields, with_supervised=with_supervised)
     for file in rollout_files(path):
-        decode = functools.partial(reader.decode_block, file)
+        decode = functools.partial(decoder.decode_block, file)
         for lines in read_row_blocks(file):
-            yield from decode_deeper(decode, lines, _SPARE_FRAMES)
+            yield from decode_with_spare_frames(decode, lines, _SPARE_FRAMES)
 
 
 class _RowDecoder:
     """Decodes lines: usual ones in one quick pass, all others with a full check of their fields."""
 
-    def __init__(self, *, with_parts: bool, with_supervised: bool) -> None:
-        self._with_parts, self._with_supervised = with_parts, with_supervised
+    def __init__(self, *, with_raw_fields: bool, with_supervised: bool) -> None:
+        self._with_raw_fields, self._with_supervised = with_raw_fields, with_supervised
         self._valid_tools = b"null"
 
     def decode_block(self, file: Path, lines: Sequence[Line]) -> list[CuratedRow]:
@@ -195,8 +200,8 @@ class _RowDecoder:
         if num_turns is None or not self._are_tools_valid(row.tools):
             return None
         facts = _with_task_id(rollout_facts(row, num_turns), line.data)
-        parts = _PARTS.decode(line.utf8) if self._with_parts else None
-        return CuratedRow(file, line, facts, None, parts, RolloutLayout.STILLROOM)
+        raw_fields = _RAW_FIELDS.decode(line.utf8) if self._with_raw_fields else None
+        return CuratedRow(file, line, facts, None, raw_fields, RolloutLayout.STILLROOM)
 
     def _are_tools_valid(self, tools: msgspec.Raw) -> bool:
         """Returns whether the tool schemas of a row are valid."""
@@ -218,20 +223,20 @@ class _RowDecoder:
             row = _FIELDS.decode(data)
             num_turns = [message.role for message in row.messages].count("assistant")
             facts = _with_task_id(rollout_facts(row, num_turns), data)
-            parts = _PARTS.decode(data) if self._with_parts else None
+            raw_fields = _RAW_FIELDS.decode(data) if self._with_raw_fields else None
         except DataError as error:
             return CuratedRow(file, line, problem=error.problem)
         except _UNREADABLE as error:
             return CuratedRow(file, line, problem=str(error))
         translated = None if layout is RolloutLayout.STILLROOM else data
-        return CuratedRow(file, line, facts, None, parts, layout, translated)
+        return CuratedRow(file, line, facts, None, raw_fields, layout, translated)
 
 
 def _with_task_id(facts: RowFacts, data: bytes) -> RowFacts:
     """Returns the facts with a task_id: the row's own, or else a hash of its prompt."""
     if facts.task_id:
         return facts
-    prompt = prompt_messages(_WHOLE.decode(data)["messages"])
+    prompt = prompt_messages(_ROW.decode(data)["messages"])
     return msgspec.structs.replace(facts, task_id=content_hash({"messages": prompt}))
 
 

@@ -40,7 +40,7 @@ _NUM_FIRST_ROWS = 20
 """The number of rows at the start of a file that decide which reader is used for the file."""
 _ROLLOUTS = "rollouts.jsonl"
 _MESSAGES_FORMAT = "openai_fine_tuning"
-"""The format of rows that have messages and little else, as rows of prompts do."""
+"""The format whose rows have only messages, so that prompt rows are detected as it, too."""
 _STILLROOM_IDS = ("rollout_id", "chosen_id")
 """The fields that convert_rollouts and make_dpo_pairs write into each row."""
 
@@ -56,14 +56,14 @@ class ImportedFile:
     workspace: Workspace
 
     @cached_property
-    def places(self) -> list[Location | None]:
-        """The place of each rollout in the original files."""
+    def locations(self) -> list[Location | None]:
+        """The location of each rollout in the original files; None if it is unknown."""
         origins = (imported_from(self.workspace, row.line.data) for row in self.rows())
         return [None if origin is None else origin.kept for origin in origins]
 
     def rows(self) -> Iterator[CuratedRow]:
         """Yields the rollouts."""
-        return read_curated_rows(self.path, with_parts=True)
+        return read_curated_rows(self.path, with_raw_fields=True)
 
     def refused(self) -> Iterator[RefusedLine]:
         """Yields the rows of the original files that are not conversations."""
@@ -100,7 +100,7 @@ class RowInputs:
         for file in self.files:
             yield from read_curated_rows(file.path, with_supervised=with_supervised)
 
-    def records(self, read: Iterable[FileRecord]) -> list[FileRecord | ModelRecord]:
+    def records(self, read_files: Iterable[FileRecord]) -> list[FileRecord | ModelRecord]:
         """Returns the records of the files that were read, for a manifest.
 
         The record of a temporary file is replaced by those of the original files.
@@ -108,15 +108,15 @@ class RowInputs:
         temporary = {home_path(path): file for path, file in self.imported.items()}
         return [
             record
-            for file in read
+            for file in read_files
             for record in (temporary[file.path].records if file.path in temporary else [file])
         ]
 
     def original_location(self, path: Path, line: int) -> tuple[str, int]:
         """Returns the file and the line of a row; for an imported row, those of the original."""
         imported = self.imported.get(path)
-        place = None if imported is None else imported.places[line - 1]
-        return (str(path), line) if place is None else (str(place.path), place.line)
+        original = None if imported is None else imported.locations[line - 1]
+        return (str(path), line) if original is None else (str(original.path), original.line)
 
 
 @contextmanager
@@ -125,14 +125,14 @@ def open_inputs(
     names: Sequence[str],
     *,
     outputs: Sequence[Path],
-    others: Sequence[Path] = (),
+    other_files: Sequence[Path] = (),
     with_supervised: bool = False,
 ) -> Generator[RowInputs]:
     """Yields the files of inputs, each of which is a file, a folder or a run id.
 
     Temporary files are next to the first output, and are deleted when the block ends. With
     `with_supervised`, files of supervised rows are read in place. Raises InputError for an input
-    that does not exist, or if an output would replace an input, one of the `others`, or rollouts
+    that does not exist, or if an output would replace an input, one of `other_files`, or rollouts
     that generate_rollouts wrote.
     """
     to_import = {name: files_to_import(workspace, name, with_supervised=with_supervised)
@@ -141,7 +141,7 @@ def open_inputs(
     inputs = [file.path for files in in_place.values() for file in files]
     inputs += [path for files in to_import.values() for path in files or ()]
     for output in outputs:
-        check_output(output, [*inputs, *others])
+        check_output(output, [*inputs, *other_files])
     opened = RowInputs({})
     with ExitStack() as stack:
         for name in names:
@@ -185,14 +185,14 @@ def unread_file_notes(workspace: Workspace, name: str) -> list[str]:
         sources = None  # Another file of the folder cannot be opened, and is not needed.
     if sources is None:
         return []
-    read = set(_row_files(path))
-    left = [file for file in sources.files if file not in read or _is_list(file)]
-    if not read or not left:
+    read_files = set(_row_files(path))
+    unread = [file for file in sources.files if file not in read_files or _is_list(file)]
+    if not read_files or not unread:
         return []
     note = (
-        f"{len(left)} files in {fences.name(name)} {NEED_IMPORT} and were not read: "
-        f"{fences.name(left[0].name)}{', …' if len(left) > 1 else ''}; a folder is imported only "
-        "if all of its files need that, so give these as the input, or call import_rollouts on them"
+        f"{len(unread)} files in {fences.name(name)} {NEED_IMPORT} and were not read: "
+        f"{fences.name(unread[0].name)}{', …' if len(unread) > 1 else ''}; a folder is imported "
+        "only if all of its files need that: give these as the input, or to import_rollouts"
     )
     return [note]
 
@@ -271,10 +271,10 @@ def check_needs_no_import(workspace: Workspace, name: str) -> None:
 
 
 def files_to_import_for_validation(workspace: Workspace, name: str) -> list[Path] | None:
-    """Like `files_to_import`, for calls that also accept prompts (validate, inspect).
+    """Returns what `files_to_import` does, for calls that also accept prompts (validate, inspect).
 
-    Returns None if the first rows could be prompts: if their only other reading is a table of
-    columns or OpenAI's fine-tuning format.
+    Returns None if the first rows could be prompts: if, apart from prompts, they could only be a
+    table or OpenAI's fine-tuning format.
     """
     formats = set[RowFormat | None]()
     for file in _row_files(workspace.path(name)):
@@ -294,7 +294,7 @@ def files_to_import_for_validation(workspace: Workspace, name: str) -> list[Path
 def has_answers(workspace: Workspace, name: str) -> bool:
     """Returns whether an input is a folder, or has answers in any format: logs, pairs, rollouts.
 
-    A table of columns counts as texts, whatever its columns are.
+    A table never counts as answers, whatever its columns are.
     """
     path = workspace.existing(name, label="input")
     if path.is_dir():
@@ -304,12 +304,13 @@ def has_answers(workspace: Workspace, name: str) -> bool:
         return True
     sources = _sources_of(workspace, name)
     return sources is not None and not any(
-        one.format.read_columns or one.format.name == _MESSAGES_FORMAT for one in sources.formats
+        source.format.read_columns or source.format.name == _MESSAGES_FORMAT
+        for source in sources.formats
     )
 
 
 def _is_list(file: Path) -> bool:
-    """Returns whether a .json file begins as a list of rows, which counts as one bad row here."""
+    """Returns whether a .json file holds a list of rows, which only import_rollouts reads."""
     if file.suffix != ".json":
         return False
     with file.open("rb") as stream:
@@ -341,7 +342,7 @@ def _first_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _is_readable_in_place(file: Path, *, with_supervised: bool) -> bool:
-    """Returns whether curation can read one of the first rows of a file, or wrote it."""
+    """Returns whether curation can read, or wrote, one of the first rows of a file."""
     formats = (RowFormat.SFT, RowFormat.DPO) if with_supervised else ()
     return any(
         layout_of(row) is not None

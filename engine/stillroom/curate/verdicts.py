@@ -152,6 +152,6 @@ def _matching_row(
         file = verdict.where.rpartition(":")[0]
         rows = [(row, name) for row, name in rows if shown_path(row.path) == file] or rows
     if len(rows) > 1:
-        places = [f"{name} ({shown_path(row.path)}:{row.line.number})" for row, name in rows]
-        raise ambiguous_id_error(verdict.id, places, candidates.num_rows)
+        locations = [f"{name} ({shown_path(row.path)}:{row.line.number})" for row, name in rows]
+        raise ambiguous_id_error(verdict.id, locations, candidates.num_rows)
     return rows[0][0] if rows else None

@@ -230,7 +230,7 @@ def docker_problems(row: dict[str, Any]) -> Iterator[Problem]:
 def decode_row(data: bytes) -> dict[str, Any] | Problem:
     """Returns the JSON object of a line, or the problem of the line."""
     try:
-        value = decode_deeper(_JSON.decode, data, 8)
+        value = decode_with_spare_frames(_JSON.decode, data, 8)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return Problem("", f"is not valid JSON: {error}", "write one JSON object per line")
     if not isinstance(value, dict):
@@ -238,14 +238,16 @@ def decode_row(data: bytes) -> dict[str, Any] | Problem:
     return cast("dict[str, Any]", value)
 
 
-def decode_deeper(decode: Callable[[_Encoded], _Decoded], data: _Encoded, frames: int) -> _Decoded:
+def decode_with_spare_frames(
+    decode: Callable[[_Encoded], _Decoded], data: _Encoded, frames: int
+) -> _Decoded:
     """Decodes data with `frames` extra calls on the stack.
 
     Decoders refuse values that are nested too deeply for the rest of the stack. A value that was
     decoded here can be encoded and decoded again wherever the stack is up to `frames` calls deeper
     than in the caller.
     """
-    return decode_deeper(decode, data, frames - 1) if frames else decode(data)
+    return decode_with_spare_frames(decode, data, frames - 1) if frames else decode(data)
 
 
 def decode_text_row(data: bytes) -> dict[str, Any] | Problem:

@@ -56,7 +56,7 @@ class Distribution:
             self._count_pending()
 
     def merged(self, other: "Distribution") -> "Distribution":
-        """Returns the distribution of the values of both distributions."""
+        """Returns a new distribution with the values of both."""
         self._count_pending()
         other._count_pending()
         both = Distribution()

@@ -85,7 +85,7 @@ class DpoRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _SYSTEM_KEYS = ("system", "system_prompt")
-"""The keys of a prompt row under which its system message may be."""
+"""The keys of a prompt row that may hold its system message."""
 
 
 def _prompt_problems(row: dict[str, Any]) -> Iterator[Problem]:
@@ -132,7 +132,7 @@ def _conversation_problems(messages: Any, field: str) -> Iterator[Problem]:
 
 
 def _system_problems(row: dict[str, Any]) -> Iterator[Problem]:
-    """Yields a problem if a row has a second system message, which would not be read."""
+    """Yields a problem if a row has a second system message, which would be ignored."""
     system_keys = [key for key in _SYSTEM_KEYS if row.get(key) and isinstance(row[key], str)]
     if len(system_keys) > 1:
         yield Problem("system_prompt", "is given in addition to system", "keep only one of them")
@@ -151,7 +151,7 @@ def _has_system_message(row: dict[str, Any]) -> bool:
 
 
 def _system_of(row: dict[str, Any]) -> str | None:
-    """Returns the system message under its own key in a prompt row; None without one."""
+    """Returns the text of a prompt row's system key; None if it has none."""
     values = (row.get(key) for key in _SYSTEM_KEYS)
     return next((text for text in values if isinstance(text, str) and text), None)
 
@@ -173,12 +173,12 @@ def unread_key_problems(row: dict[str, Any]) -> Iterator[Problem]:
     for key in _SYSTEM_KEYS:
         if row.get(key) is not None and not isinstance(row[key], str):
             fix = "write the system message's text"
-            yield Problem(key, f"must be a string, not {describe(row[key])}, and is not read", fix)
+            yield Problem(key, f"must be a string, not {describe(row[key])}; it is ignored", fix)
     for key in row.keys() - set(_PROMPT_KEYS):
         similar = nearest(key, _PROMPT_KEYS)
         yield Problem(
             key,
-            f"is not a key of a prompt row and is not read{similar}",
+            f"is not a key of a prompt row and is ignored{similar}",
             f"move it into metadata: {{{fences.name(key)!r}: …}}, where rewards and tools can read "
             "it, or remove it",
         )
@@ -304,7 +304,7 @@ def checked_rows(path: Path, expected: RowFormat) -> Iterator[tuple[Line, dict[s
     if is_stored_by_rnow(path):
         raise DataError(
             f"{path} contains rollouts that rnow stored, not prompts",
-            "import_rollouts(input=…, prompts=true) writes its rollouts and their prompts",
+            "call import_rollouts(input=…, prompts=true), which writes them and their prompts",
         )
     check, decode = CHECKS[expected], decode_text_line if path.suffix == ".txt" else decode_line
     for line in read_row_lines(path):

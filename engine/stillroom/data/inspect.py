@@ -132,7 +132,7 @@ def inspect_examples(
 
 
 def _lines(file: Path) -> Iterator[tuple[str, bytes]]:
-    """Yields the place (`file:line`) and the JSON text of each row."""
+    """Yields the location (`file:line`) and the JSON text of each row."""
     for line in read_row_lines(file):
         data = line.data
         if file.suffix == ".txt":
@@ -203,8 +203,8 @@ def _sequence_views(
         return []
     views: list[SequenceView] = []
     for title, rendered in titled_sequences(row, renderer):
-        is_side = title in ("chosen", "rejected")
-        messages = [*row["prompt"], *row[title]] if is_side else row["messages"]
+        is_answer = title in ("chosen", "rejected")
+        messages = [*row["prompt"], *row[title]] if is_answer else row["messages"]
         views.append(sequence_view(title, rendered, messages, renderer, limit=limit))
     return views
 
@@ -215,7 +215,7 @@ def _example(view: RowView) -> Example:
     if view.raw is not None:
         text = view.raw
     else:
-        texts = [_titled(sequence.title, mask_text(sequence)) for sequence in sequences] or [
+        texts = [_titled(sequence.title, bracketed_text(sequence)) for sequence in sequences] or [
             _titled(section.title, _section_text(section)) for section in view.sections
         ]
         text = _truncate("\n".join(texts))
@@ -232,7 +232,7 @@ def _example(view: RowView) -> Example:
     )
 
 
-def mask_text(sequence: SequenceView) -> str:
+def bracketed_text(sequence: SequenceView) -> str:
     """Returns the text of the tokens, with ⟦ ⟧ around the trained ones."""
     parts: list[str] = []
     for is_trained, pieces in groupby(sequence.pieces, key=lambda piece: piece.is_trained):

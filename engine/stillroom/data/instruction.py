@@ -23,8 +23,7 @@ _NO_SYSTEM = "no system message"
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """The text that a model reads before a conversation, in addition to its system message or
-    instead of it."""
+    """What a model reads before a conversation: it replaces or extends the system message."""
 
     system: str | None = None
     """Replaces the system message of each conversation; "" removes it; None keeps it."""
@@ -33,7 +32,7 @@ class Instruction:
 
     @property
     def is_empty(self) -> bool:
-        """Whether conversations are left unchanged."""
+        """Whether the instruction leaves conversations unchanged."""
         return self.system is None and self.context is None
 
     def put_before(self, messages: Sequence[Message]) -> list[Message]:
@@ -43,14 +42,14 @@ class Instruction:
         """
         if self.is_empty:
             return list(messages)
-        system, rest = list[Message](), list(messages)
+        system, others = list[Message](), list(messages)
         if self.system is not None:
-            rest = [message for message in rest if message["role"] != "system"]
-        elif rest and rest[0]["role"] == "system":
-            system, rest = rest[:1], rest[1:]
+            others = [message for message in others if message["role"] != "system"]
+        elif others and others[0]["role"] == "system":
+            system, others = others[:1], others[1:]
         first = self.system if self.system is not None else "".join(map(plain_text, system))
         text = "\n\n".join(part for part in (first, self.context) if part)
-        return [{"role": "system", "content": text}, *rest] if text else rest
+        return [{"role": "system", "content": text}, *others] if text else others
 
     def put_before_task(self, task: Task) -> Task:
         """Returns the task with this instruction in its system message; its id does not change."""
@@ -105,7 +104,7 @@ class PromptViews:
 
     @property
     def are_equal(self) -> bool:
-        """Whether student and teacher read the same."""
+        """Whether student and teacher have the same instruction."""
         return self.student == self.teacher
 
     def for_student(self, task: Task) -> Task:

@@ -112,14 +112,14 @@ def _read_document(path: Path) -> Line | None:
     if not _is_json(data[start:]):
         # A document that is cut off is one broken row, however many lines it has.
         is_document = data[start:].lstrip().startswith(b"{")
-        if not is_document or _has_rows(path, most=None):
+        if not is_document or _has_rows(path, max_lines=None):
             return None
     return Line(1, start, num_bytes - start, _without_blanks(data[start:]))
 
 
-def _has_rows(path: Path, *, most: int | None = 20) -> bool:
+def _has_rows(path: Path, *, max_lines: int | None = 20) -> bool:
     """Returns whether one of the first lines is a JSON object; broken lines may precede it."""
-    lines = itertools.islice(read_lines(path, max_bytes=MAX_ROW_BYTES), most)
+    lines = itertools.islice(read_lines(path, max_bytes=MAX_ROW_BYTES), max_lines)
     return any(line.data.startswith(b"{") and _is_json(line.data) for line in lines)
 
 
@@ -147,8 +147,8 @@ def rollout_files(path: Path) -> list[Path]:
     files = [f for f in matches if f.is_file() and _is_visible(f, path)]
     if not files:
         raise DataError(
-            f"the folder {path} has no .jsonl or .json files with rollouts",
-            "give the file that generate_rollouts wrote, or the folder it wrote to",
+            f"the folder {path} has no .jsonl or .json files",
+            "give a file of rows, or a folder with such files",
         )
     if (undecodable := next((file for file in files if not _is_utf8(file)), None)) is not None:
         raise DataError(

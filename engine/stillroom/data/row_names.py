@@ -20,7 +20,7 @@ _HASH_PREFIX = re.compile(r"[0-9a-f]{8,16}")
 
 
 def row_hash(data: Buffer) -> str:
-    """Returns the part of a row's name that depends on its content alone."""
+    """Returns the hash in a row's name, which depends only on the bytes of the row."""
     return hashlib.sha256(data).hexdigest()[:16]
 
 
@@ -29,8 +29,8 @@ def is_row_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def is_named(name: str, query: str) -> bool:
-    """Returns whether `query` is this name, its hash, or a prefix of the hash."""
+def matches_name(query: str, name: str) -> bool:
+    """Returns whether `query` is this row name, its hash, or a prefix of the hash."""
     return query == name or (_HASH_PREFIX.fullmatch(query) is not None and name.startswith(query))
 
 

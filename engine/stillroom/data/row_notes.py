@@ -1,4 +1,4 @@
-"""Notes on rows that are well formed, but that teach something else than they seem to."""
+"""Notes on valid rows that may not teach what the user expects, e.g. calls without schemas."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -18,8 +18,8 @@ def tools_notes(num_without: int, num_rows: int) -> list[str]:
         return []
     note = (
         f"{num_without} of {num_rows} rows call tools but have no `tools`: a student trained on "
-        "them never reads a schema. convert_rollouts and make_dpo_pairs take the schemas from a "
-        "tools.py next to their output or in the workspace that has all the functions that a row "
+        "them never reads a schema. convert_rollouts and make_dpo_pairs take the schemas from "
+        "tools.py, next to their output or in the workspace, if it has all functions that a row "
         "calls; import_rollouts with infer_tools infers schemas from a log's calls"
     )
     return [note]

@@ -1,4 +1,4 @@
-"""Statistics of the good rows of a data file, collected row by row."""
+"""Statistics of the rows of a data file that have no problems, collected row by row."""
 
 import hashlib
 import random
@@ -17,11 +17,11 @@ from stillroom.data.row_names import HashSet
 from stillroom.data.row_notes import calls_tools, has_later_system
 from stillroom.files import canonical_json
 
-_MAX_PLACES = 1000
-"""The largest number of rows whose tokens are counted: a random sample of a larger file."""
+_MAX_SAMPLED = 1000
+"""The number of rows in the random sample whose tokens are counted."""
 
 
-class RowPlace(msgspec.Struct, frozen=True, array_like=True):
+class RowPosition(msgspec.Struct, frozen=True, array_like=True):
     """The position of a row: its file, and its bytes in that file."""
 
     path: str
@@ -30,13 +30,12 @@ class RowPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DatasetStatistics:
-    """Statistics of good rows: distributions, categories, duplicates, and a sample of the rows."""
+    """Statistics of rows without problems: distributions, categories, duplicates, a sample."""
 
     def __init__(self, row_format: RowFormat, category_field: str) -> None:
         self._format, self._category_field = row_format, category_field
         self._seen_conversations, self._seen_rows = HashSet(), HashSet()
         self._rng = random.Random(0)
-        self._count = 0
         self.duplicates = self.copies = 0
         self.messages, self.turns = Distribution(), Distribution()
         self.characters, self.rewards = Distribution(), Distribution()
@@ -47,9 +46,9 @@ class DatasetStatistics:
         self.layouts: Counter[str] = Counter()
         self.failed = self.success_unknown = 0
         self.num_rows = self.without_tools = self.later_system = 0
-        self.places: list[RowPlace] = []
+        self.sampled: list[RowPosition] = []
 
-    def add(self, row: dict[str, Any], place: RowPlace, row_hash: int) -> None:
+    def add(self, row: dict[str, Any], position: RowPosition, row_hash: int) -> None:
         """Adds one row, which must have no problems; `row_hash` is a 64-bit hash of its bytes."""
         if self._format is RowFormat.ROLLOUTS:
             self.layouts[layout_of(row) or RolloutLayout.STILLROOM] += 1
@@ -74,21 +73,19 @@ class DatasetStatistics:
             self.fields.update(metadata)
         else:
             self.categories[category] += 1
-        self._sample(place)
+        self._sample(position)
 
     def _count_duplicate(self, conversation: Any, row_hash: int) -> None:
         digest = hashlib.blake2b(canonical_json(conversation), digest_size=8).digest()
-        is_copy = not self._seen_rows.add(row_hash)
         self.duplicates += not self._seen_conversations.add(int.from_bytes(digest))
-        self.copies += is_copy
+        self.copies += not self._seen_rows.add(row_hash)
 
-    def _sample(self, place: RowPlace) -> None:
+    def _sample(self, position: RowPosition) -> None:
         """Adds a row to the random sample (reservoir sampling)."""
-        self._count += 1
-        if len(self.places) < _MAX_PLACES:
-            self.places.append(place)
-        elif (slot := self._rng.randrange(self._count)) < _MAX_PLACES:
-            self.places[slot] = place
+        if len(self.sampled) < _MAX_SAMPLED:
+            self.sampled.append(position)
+        elif (slot := self._rng.randrange(self.num_rows)) < _MAX_SAMPLED:
+            self.sampled[slot] = position
 
 
 def _conversation_of(row: dict[str, Any], row_format: RowFormat) -> list[Any]:
@@ -119,9 +116,9 @@ def _num_characters(message: dict[str, Any]) -> int:
 _MAX_FIELDS = 20
 
 
-def missing_field_note(field: str, known: Iterable[str]) -> str:
-    """Returns the note that no row has a metadata field; `known` are the fields that rows have."""
-    names = sorted(set(known))
+def missing_field_note(field: str, existing: Iterable[str]) -> str:
+    """Returns a note that no row has a metadata field; `existing` are the fields that rows have."""
+    names = sorted(set(existing))
     shown = ", ".join(map(fences.name, names[:_MAX_FIELDS])) or "none"
     more = ", …" if len(names) > _MAX_FIELDS else ""
     return f"no row has the metadata field {field}; the fields that rows have: {shown}{more}"

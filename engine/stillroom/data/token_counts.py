@@ -13,7 +13,7 @@ from stillroom.data.distribution import Bar, Distribution, Quantiles
 from stillroom.data.formats import RowFormat, task_from_row
 from stillroom.data.layouts.detect import as_rollout
 from stillroom.data.row_files import RowReader
-from stillroom.data.statistics import RowPlace
+from stillroom.data.statistics import RowPosition
 from stillroom.data.tool_names import NamedTools
 from stillroom.errors import DataError, ModelError
 from stillroom.types import RowReason
@@ -24,7 +24,7 @@ _MAX_BYTES = 24 << 20
 
 
 class CountTokens(StrictModel):
-    """The request to count the tokens of rows; `places` are the fields of RowPlaces."""
+    """The request to count the tokens of rows; `places` has the fields of RowPositions."""
 
     model: str
     format: RowFormat
@@ -57,12 +57,12 @@ def count_tokens(
     left_out: Counter[str] = Counter()
     rows = num_bytes = 0
     with RowReader() as reader:
-        for place in (RowPlace(*values) for values in request.places):
-            num_bytes += place.num_bytes
+        for position in (RowPosition(*values) for values in request.places):
+            num_bytes += position.num_bytes
             if rows and num_bytes > _MAX_BYTES:
                 break
             rows += 1
-            row = _read(reader, place, request.format)
+            row = _read_row(reader, position, request.format)
             try:
                 lengths = _lengths(row, request.format, renderer)
             except (ModelError, DataError):
@@ -82,11 +82,11 @@ def count_tokens(
     )
 
 
-def _read(reader: RowReader, place: RowPlace, row_format: RowFormat) -> dict[str, Any]:
-    """Returns the row at a place, with rollouts in Stillroom's layout."""
-    path = Path(place.path)
+def _read_row(reader: RowReader, position: RowPosition, row_format: RowFormat) -> dict[str, Any]:
+    """Returns the row at a position, with rollouts in Stillroom's layout."""
+    path = Path(position.path)
     decode = decode_text_row if path.suffix == ".txt" else decode_row
-    row = decode(reader.read(path, place.offset, place.num_bytes))
+    row = decode(reader.read(path, position.offset, position.num_bytes))
     if isinstance(row, Problem):  # Only rows without problems were sampled.
         raise ModelError(
             f"{path} has changed while it was read",

@@ -18,7 +18,7 @@ from stillroom.data.formats import CHECKS, RowFormat, detect_format, unread_key_
 from stillroom.data.row_files import decode_line, decode_text_line, read_row_lines, rollout_files
 from stillroom.data.row_names import row_hash
 from stillroom.data.row_notes import later_system_notes, tools_notes
-from stillroom.data.statistics import DatasetStatistics, RowPlace, missing_field_note
+from stillroom.data.statistics import DatasetStatistics, RowPosition, missing_field_note
 from stillroom.errors import DataError
 from stillroom.files import LineWriter, atomic_output
 from stillroom.lines import read_lines
@@ -60,7 +60,7 @@ class RowProblem(msgspec.Struct, frozen=True, kw_only=True):
     where: str
     """The file and the number of the line, as `file:line`."""
     field: str
-    """The field of the row. If its keys are not plain names, they are only in `problem`."""
+    """The field of the row. Keys that are not plain names are only in `problem`."""
     problem: OthersText
     fix: OwnText
 
@@ -106,7 +106,7 @@ class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
     left_out: dict[OwnText, int] = {}
     """The number of those rows that training would leave out, by reason."""
     notes: list[OwnText] = []
-    """Notes on good rows that teach something else than they seem to."""
+    """Notes on good rows that may not teach what the user expects."""
     report: str | None = None
     """The path of the page; None if no page was written."""
     problems_file: str | None = None
@@ -133,15 +133,15 @@ class ImportedRows:
     formats: Mapping[str, int]
     """The number of rollouts in each format."""
     refused: Sequence[tuple[str, str]]
-    """The place of each row that is not a conversation, and the reason."""
+    """The location (`file:line`) of each row that is not a conversation, and the reason."""
 
 
 AnswerCheck = Callable[[list[Message], dict[str, Any]], bool | None]
-"""Returns whether messages end with the expected answer of metadata; None without one."""
+"""Returns whether messages end with the answer that metadata expects; None if it has none."""
 
 
 class _ExpectedAnswers:
-    """Counts the supervised rows whose answer is not the one that their metadata expects."""
+    """Counts the supervised rows whose answer is not the `expected_answer` of their metadata."""
 
     def __init__(self, check: AnswerCheck | None) -> None:
         self._check = check
@@ -159,7 +159,7 @@ class _ExpectedAnswers:
             self._examples += [where] if len(self._examples) < _MAX_EXAMPLES else []
 
     def notes(self) -> list[str]:
-        """Returns a note on the rows with another answer, or []."""
+        """Returns a note on the rows whose answer is not the expected one, or []."""
         if not self._num_wrong:
             return []
         note = (
@@ -199,7 +199,7 @@ def validate_dataset(
             unread = _unread_keys(row.value, row_format)
             totals.add(row, [p for p in problems if p not in unread], unread, writer)
             if isinstance(row.value, dict) and not problems and not unread:
-                statistics.add(row.value, row.place, row.row_hash)
+                statistics.add(row.value, row.position, row.row_hash)
                 answers.add(row.value, row.where)
         totals.list_unread_keys(writer)
     if problems_path is not None and not totals.num_problems:
@@ -273,7 +273,7 @@ class _Row:
     """A row with its position; `value` is a problem if the line is not a JSON object."""
 
     where: str
-    place: RowPlace
+    position: RowPosition
     value: dict[str, Any] | Problem
     row_hash: int
     """A 64-bit hash of the row's bytes."""
@@ -294,7 +294,7 @@ class _Totals:
     ) -> None:
         """Adds a row with its problems; those of unread keys are collected until the end."""
         self.rows += 1
-        self.size_bytes += row.place.num_bytes
+        self.size_bytes += row.position.num_bytes
         self.bad += bool(problems or unread)
         for problem in unread:
             self._unread.setdefault(problem.field, (row.where, problem))
@@ -308,7 +308,7 @@ class _Totals:
                 writer.write(located)
 
     def list_unread_keys(self, writer: LineWriter | None) -> None:
-        """Puts one problem for each unread key before all others, with its number of rows."""
+        """Lists each unread key as one problem, before all others, with its number of rows."""
         unread: list[RowProblem] = []
         for key, (where, problem) in sorted(self._unread.items()):
             message = f"{problem.message} ({self._num_unread[key]} of {self.rows} rows have it)"
@@ -333,16 +333,16 @@ def _rows(path: Path) -> Iterator[_Row]:
     for file in rollout_files(path):
         decode = decode_text_line if file.suffix == ".txt" else decode_line
         for line in read_row_lines(file):
-            place = RowPlace(str(file), line.offset, line.num_bytes)
+            position = RowPosition(str(file), line.offset, line.num_bytes)
             hash_of_row = int(row_hash(line.view), 16)
-            yield _Row(f"{file}:{line.number}", place, decode(line), hash_of_row)
+            yield _Row(f"{file}:{line.number}", position, decode(line), hash_of_row)
 
 
 def _imported_rows(imported: ImportedRows) -> Iterator[_Row]:
     yield from _rows(imported.path)
     fix = "remove it if it is not a conversation; `stillroom docs traces` lists readable formats"
     for where, reason in imported.refused:
-        yield _Row(where, RowPlace("", 0, 0), Problem("", reason, fix), 0)
+        yield _Row(where, RowPosition("", 0, 0), Problem("", reason, fix), 0)
 
 
 def _format_of(path: Path, requested: str) -> RowFormat:
@@ -368,7 +368,7 @@ def _format_of(path: Path, requested: str) -> RowFormat:
 
 
 def _row_problem(problem: Problem, where: str) -> RowProblem:
-    """Returns a problem with its place; a key like a sentence is only in the message."""
+    """Returns a problem with its location; an unusual key is quoted in the message only."""
     field, message = problem.field, problem.message
     if not fences.is_name(field):
         # A key of a row may be a sentence that is meant as an instruction to an agent.

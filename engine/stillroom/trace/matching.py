@@ -1,4 +1,4 @@
-"""Finds the input rows that a row was made from, by their content instead of their place."""
+"""Finds the input rows that a row was made from, by their content, not their line numbers."""
 
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ from stillroom.data.row_names import (
     MAX_CANDIDATES,
     RowNames,
     ambiguous_id_error,
-    is_named,
+    matches_name,
     row_hash,
 )
 from stillroom.data.words import final_answer
@@ -95,7 +95,7 @@ def matching_row(file: Path, query: str, shown: str) -> Line | None:
 
     Raises InputError if several rows match; `shown` is the name of the file in that error.
     """
-    match, places, num_rows = None, list[str](), 0
+    match, locations, num_rows = None, list[str](), 0
     needle, names = msgspec.json.encode(query)[1:-1], RowNames()
     for rollout in read_curated_rows(file):
         line = rollout.line
@@ -103,21 +103,21 @@ def matching_row(file: Path, query: str, shown: str) -> Line | None:
         has_id = rollout.facts is not None and rollout.facts.id == query
         # Decoding is slow, so lines without the bytes of the query are skipped.
         has_id = has_id or (needle in line.data and ids_of(line.data).has(query))
-        if not has_id and not is_named(name, query):
+        if not has_id and not matches_name(query, name):
             continue
         num_rows += 1
         if num_rows <= MAX_CANDIDATES:
-            places.append(f"{name} ({shown}:{line.number})")
+            locations.append(f"{name} ({shown}:{line.number})")
         if match is None:
             # The line is copied, because its view would keep a whole block in memory.
             match = msgspec.structs.replace(line, view=line.data)
     if num_rows > 1:
-        raise ambiguous_id_error(query, places, num_rows)
+        raise ambiguous_id_error(query, locations, num_rows)
     return match
 
 
 def rows_instruction(manifest: Manifest | None) -> Instruction:
-    """Returns the instruction that an operation added to the rows that it wrote."""
+    """Returns the instruction that an operation put into the rows that it wrote."""
     system = manifest.request.get("system") if manifest is not None else None
     return Instruction(system if isinstance(system, str) else None)
 
@@ -133,8 +133,8 @@ class Link:
     input_keys: Callable[[CuratedRow, str], Keys]
     """Returns the keys of an input row with this name."""
     is_match: Callable[[Line, CuratedRow], bool] = lambda _line, _row: True
-    """Returns whether a row was made from an input row with the same key, since keys of files by
-    older versions are not unique."""
+    """Returns whether a row was made from an input row with the same key: keys in files of older
+    versions are not unique."""
 
     def sources(self, file: Path, line: Line) -> Iterator[Match]:
         """Yields the rows of an input that a row of the file was made from."""
@@ -154,7 +154,7 @@ class Link:
 def named_rows(file: Path) -> Iterator[tuple[CuratedRow, str]]:
     """Yields the rows of a file with their names."""
     names = RowNames()
-    for row in read_curated_rows(file, with_parts=True):
+    for row in read_curated_rows(file, with_raw_fields=True):
         yield row, names.name(file, row.line.view)
 
 
@@ -179,7 +179,7 @@ def links_of(origin: Origin) -> list[Link]:
             return [Link("rollout", _scored_keys, lambda row, _name: _scored_keys(row.line))]
         case "make_dpo_pairs":
             added = rows_instruction(manifest)
-            return [_pair_link(side, added) for side in ("chosen", "rejected")]
+            return [_pair_link(field, added) for field in ("chosen", "rejected")]
         case "generate_rollouts" | "evaluate_model":
             is_txt, system = origin.path.suffix == ".txt", system_in_ids(manifest)
             return [
@@ -204,9 +204,9 @@ def _hash_keys(line: Line) -> Keys:
 
 def _converted_keys(row: CuratedRow, instruction: Instruction) -> Keys:
     """Returns the hash of the row that a rollout is converted to; none if it is not converted."""
-    if row.facts is None or row.parts is None:
+    if row.facts is None or row.raw_fields is None:
         return ()
-    return (row_hash(b"".join(supervised_row(row.facts, row.parts, instruction))),)
+    return (row_hash(b"".join(supervised_row(row.facts, row.raw_fields, instruction))),)
 
 
 def _rewritten_keys(line: Line) -> Keys:
@@ -229,18 +229,18 @@ def _scored_keys(line: Line) -> Keys:
     return (content_hash([ids_of(line.data).id, messages_of(line.data)]),)
 
 
-def _pair_link(side: str, instruction: Instruction) -> Link:
-    """Returns the link from pairs to the rollouts of one side, chosen or rejected."""
+def _pair_link(field: str, instruction: Instruction) -> Link:
+    """Returns the link from pairs to their chosen or their rejected rollouts."""
 
     def starts_with_conversation(line: Line, row: CuratedRow) -> bool:
         pair = _PAIR.decode(line.data)
-        conversation = pair.prompt + (pair.chosen if side == "chosen" else pair.rejected)
+        conversation = pair.prompt + (pair.chosen if field == "chosen" else pair.rejected)
         messages = instruction.put_before(cast("list[Message]", row.messages))
         return messages[: len(conversation)] == conversation
 
     return Link(
-        f"{side} rollout",
-        lambda line: (_string_or_none(getattr(ids_of(line.data), f"{side}_id")),),
+        f"{field} rollout",
+        lambda line: (_string_or_none(getattr(ids_of(line.data), f"{field}_id")),),
         lambda row, name: (name, row.id),
         starts_with_conversation,
     )
@@ -273,7 +273,7 @@ def prompt_task_id(line: Line, system: str | None, *, is_text: bool) -> str | No
 
 
 def messages_of(data: bytes) -> Any:
-    """Returns the messages of a rollout in Stillroom's or rnow's layout; for others, the data."""
+    """Returns a rollout's messages in Stillroom's or rnow's layout; for other rows, `data`."""
     try:
         row = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -300,7 +300,7 @@ def inputs_to_import(workspace: Workspace, origin: Origin, files: Iterable[Path]
 def reimported(workspace: Workspace, logs: Sequence[Path]) -> Generator[ImportedFile | None]:
     """Imports other systems' files again, as the operation that read them did.
 
-    An import of the same files always has the same rollouts. Yields None if `logs` is empty, or if
+    An import of the same files always gives the same rollouts. Yields None if `logs` is empty or
     the import fails.
     """
     with ExitStack() as stack:

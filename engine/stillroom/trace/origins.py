@@ -1,4 +1,4 @@
-"""Finds the present path of a recorded file or model, and the manifest of its recorded content."""
+"""Finds the current path of a recorded file or model, and the manifest of its recorded content."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -24,14 +24,14 @@ class Checker:
         self._bytes_left = max_bytes
         self._states: dict[tuple[Path, str], State] = {}
 
-    def file(self, record: FileRecord, path: Path) -> State:
+    def file_state(self, record: FileRecord, path: Path) -> State:
         """Returns the state of a file, or of a model's folder, compared with its record."""
         key = (path, record.sha256)
         if key not in self._states:
             self._states[key] = self._compare(record, path)
         return self._states[key]
 
-    def model(self, record: ModelRecord) -> State:
+    def model_state(self, record: ModelRecord) -> State:
         """Returns the state of a model compared with its record.
 
         The state is `unchecked` if the record has no hash, e.g. for hub models and endpoints.
@@ -41,7 +41,7 @@ class Checker:
             return State.UNCHECKED
         files = [folder] if folder.is_file() else folder.rglob("*")
         size = sum(p.stat().st_size for p in files if p.is_file())
-        return self.file(
+        return self.file_state(
             FileRecord(path=record.location, sha256=record.sha256, num_bytes=size), folder
         )
 
@@ -80,15 +80,15 @@ _OTHER_CONTENT_NOTE = "its manifest describes other content, so its origin is un
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The folder of a project when a manifest was written, and its present folder."""
+    """The folders of a project: when a manifest was written, and now."""
 
     before: Path
     now: Path
 
     def resolve(self, recorded: str) -> Path:
-        """Returns the present path of a file with a recorded path.
+        """Returns the current path of a file with a recorded path.
 
-        A path inside the project that does not exist any more is resolved in the project's present
+        A path inside the project that does not exist any more is resolved in the project's current
         folder.
         """
         path = Path(recorded)
@@ -99,7 +99,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The recorded content of a file or model: its present path, its state, and its manifest."""
+    """The recorded content of a file or model: its current path, its state, and its manifest."""
 
     record: FileRecord
     path: Path
@@ -118,10 +118,10 @@ class Origin:
             return Move(Path("/"), Path("/"))
         return move_between(Path(self.manifest.output.path), self.path)
 
-    def rows(self, origins: "Origins") -> "Origin":
+    def with_readable_path(self, origins: "Origins") -> "Origin":
         """Returns this origin with a path at which its recorded rows can be read.
 
-        If the file has changed or is missing, this is the copy of a tagged version, if any.
+        If the file has changed or is missing, this is the path of a tagged copy, if there is one.
         """
         if self.state not in (State.CHANGED, State.MISSING):
             return self
@@ -143,12 +143,12 @@ class Origins:
         self._workspace, self._checker = workspace, checker
 
     def of_file(self, record: FileRecord, path: Path) -> Origin:
-        """Returns the origin of a recorded content that is expected at `path`.
+        """Returns the origin of recorded content that should be at `path`.
 
         Its manifest is the one next to the file if that describes this content, or the file after
         rows were appended; otherwise the manifest of a tagged version.
         """
-        state = self._checker.file(record, path)
+        state = self._checker.file_state(record, path)
         manifest = read_manifest(path)
         if manifest is not None and manifest.output.sha256 == record.sha256:
             return Origin(record, path, state, manifest)
@@ -171,21 +171,21 @@ class Origins:
         for version in versions_with(self._workspace.root, sha256):
             path = copy_of(self._workspace.root, version)
             record = FileRecord(path=str(path), sha256=sha256, num_bytes=version.num_bytes)
-            if self._checker.file(record, path) is State.SAME:
+            if self._checker.file_state(record, path) is State.SAME:
                 return path
         return None
 
     def of_model(self, record: ModelRecord) -> Origin:
         """Returns the origin of a model, with the manifest of its folder if the weights match."""
-        state = self._checker.model(record)
+        state = self._checker.model_state(record)
         folder = Path(record.location)
         if record.sha256 is None:
             note = f"hub commit {record.revision}" if record.revision else None
             if note is None and record.location != record.name:
                 note = f"served by {record.location}"
-            if answered := [answering.model for answering in record.answered_by]:
-                models = f"answered by {', '.join(answered)}"
-                note = models if note is None else f"{note}, {models}"
+            if models := [answering.model for answering in record.answered_by]:
+                answered = f"answered by {', '.join(models)}"
+                note = answered if note is None else f"{note}, {answered}"
             content = FileRecord(path=record.name, sha256="", num_bytes=0)
             return Origin(content, folder, state, None, note, record.role, record.name)
         content = FileRecord(path=record.location, sha256=record.sha256, num_bytes=0)

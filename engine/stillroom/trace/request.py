@@ -68,7 +68,7 @@ class RowStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: OwnText = msgspec.field(name="what")
     """The kind of row: row, rollout, chosen rollout, rejected rollout, prompt or source row."""
     at: str
-    """The place as `file:line`; only the file if the row is not in it."""
+    """The location as `file:line`; only the file if the row is not in it."""
     state: State
     """The state of the file."""
     row: str | None = None
@@ -98,4 +98,4 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     num_sources: int = 0
     """The number of rows in that file."""
     problems: list[OthersText]
-    """One text for each file or model of the lineage that has changed or is missing."""
+    """One message for each file or model of the lineage that has changed or is missing."""

@@ -1,4 +1,4 @@
-"""Follows a row back to its rollout and prompt, or finds out where and why it was left out."""
+"""Traces a row back to its rollout and prompt, or to the step at which it was left out."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from stillroom.curate.convert import reason_to_leave_out
 from stillroom.curate.filter.request import DroppedRow
 from stillroom.curate.rows import read_curated_rows
 from stillroom.data.row_files import read_row_lines
-from stillroom.data.row_names import MAX_CANDIDATES, ambiguous_id_error, is_named
+from stillroom.data.row_names import MAX_CANDIDATES, ambiguous_id_error, matches_name
 from stillroom.errors import InputError
 from stillroom.importing.records import Location, imported_from
 from stillroom.lines import Line
@@ -33,11 +33,11 @@ from stillroom.trace.request import RowStep, State
 
 _CODE_SUFFIXES = (".py", ".yml", ".yaml")
 _EARLIER_ROLES = frozenset(("checkpoint", "student"))
-"""The roles of input models whose source rows count for a model, too: the exported checkpoint,
+"""The roles of input models whose source rows are also those of a model: the exported checkpoint,
 and the student from which a training started."""
 _UNSURE_NOTE = "the file has changed since it was used: this may not be the row that was used"
 IMPORT_OPERATION = "import_rollouts"
-"""The operation whose outputs record the places of their source rows."""
+"""The operation whose outputs record the locations of their source rows."""
 _MAX_CALLS = 20
 _DROPPED = msgspec.json.Decoder(DroppedRow)
 _DECISIONS = {
@@ -59,12 +59,12 @@ class _LeftOut:
 
 
 class RowTrace:
-    """Follows one row back through the files of a lineage."""
+    """Traces one row back through the files of a lineage."""
 
     def __init__(self, workspace: Workspace, origins: Origins) -> None:
         self._workspace, self._origins = workspace, origins
 
-    def follow(self, root: Origin, query: int | str) -> list[RowStep]:
+    def trace(self, root: Origin, query: int | str) -> list[RowStep]:
         """Returns the steps of a row, latest first; `query` is its line number, name or id.
 
         Raises InputError if no file of the lineage has the row, or several rows have the id.
@@ -74,8 +74,8 @@ class RowTrace:
             row_at(start.path, query) if isinstance(query, int) else self._find_row(start, query)
         )
         if isinstance(match, _LeftOut):
-            rest = self._steps(match.origin, match.line) if match.origin and match.line else ()
-            return [match.step, *rest]
+            earlier = self._steps(match.origin, match.line) if match.origin and match.line else ()
+            return [match.step, *earlier]
         if match is not None:
             # If the content has changed, another row may be at this line.
             is_sure = start is root or start.state in (State.SAME, State.GROWN)
@@ -91,7 +91,7 @@ class RowTrace:
         )
 
     def _row_file(self, origin: Origin) -> Origin:
-        """Returns the file of source rows of an origin.
+        """Returns the file in which the trace of a row starts: that of the origin, if it has rows.
 
         For a checkpoint or an evaluation's result, this is the first file of rows among its inputs.
         Raises InputError if that file is missing.
@@ -114,7 +114,7 @@ class RowTrace:
                *, kind: str = "row", decision: str | None = None) -> Iterator[RowStep]:  # fmt: skip
         """Yields the step of a row, and then the steps of the rows that it was made from.
 
-        `also_at` are the places of rows with the same content. `decision` replaces the text for
+        `also_at` are the locations of rows with the same content. `decision` replaces the text for
         the operation.
         """
         ids = ids_of(line.data)
@@ -136,28 +136,28 @@ class RowTrace:
             yield from self._input_steps(origin, line, link)
 
     def _source_steps(self, origin: Origin, line: Line) -> Iterator[RowStep]:
-        """Yields the source rows of an imported row: its own, and those of its earlier calls.
+        """Yields the steps of an imported row's source rows: its own, and those of earlier calls.
 
-        The recorded places are not read, because most sources are not files of lines.
+        The recorded locations are not read, because most sources are not files of lines.
         """
-        places = imported_from(self._workspace, line.data)
-        if places is None:
+        imported = imported_from(self._workspace, line.data)
+        if imported is None:
             return
         sources = {source.path.resolve(): source for source in origin.inputs(self._origins)}
-        yield self._source_step(sources, places.kept, "source row")
-        for place in places.others[:_MAX_CALLS]:
-            yield self._source_step(sources, place, "joined source row")
-        if (more := len(places.others) - _MAX_CALLS) > 0:
+        yield self._source_step(sources, imported.kept, "source row")
+        for location in imported.others[:_MAX_CALLS]:
+            yield self._source_step(sources, location, "joined source row")
+        if (more := len(imported.others) - _MAX_CALLS) > 0:
             at = self._at(origin, line.number)
             yield RowStep(kind=f"{more} more source rows", at=at, state=origin.state)
 
-    def _source_step(self, sources: Mapping[Path, Origin], place: Location, kind: str) -> RowStep:
-        """Returns the step of a source row at its recorded location."""
-        source = sources.get(place.path.resolve())
-        part = f"#{place.part}" if place.part else ""
+    def _source_step(self, sources: Mapping[Path, Origin], row: Location, kind: str) -> RowStep:
+        """Returns the step of a source row, which is given by its recorded location."""
+        source = sources.get(row.path.resolve())
+        part = f"#{row.part}" if row.part else ""
         return RowStep(
             kind=kind,
-            at=f"{self._workspace.shown(place.path)}:{place.line}{part}",
+            at=f"{self._workspace.shown(row.path)}:{row.line}{part}",
             state=State.MISSING if source is None else source.state,
             decision=None if source is not None else "the file is not a recorded input",
         )
@@ -194,14 +194,14 @@ class RowTrace:
     def _reimported_steps(
         self, origin: Origin, files: list[Path], find: Callable[[Path], Iterator[Match]]
     ) -> list[RowStep]:
-        """Returns the source rows of a row, if its operation imported other systems' files."""
+        """Returns the steps of a row's source rows if its operation imported them from logs."""
         logs = inputs_to_import(self._workspace, origin, files)
         with reimported(self._workspace, logs) as imported:
             matches = [] if imported is None else first_matches([imported.path], find)
             return list(self._source_steps(origin, matches[0][1])) if matches else []
 
     def _find_row(self, origin: Origin, query: str) -> Line | _LeftOut | None:
-        """Finds a row of a file by name or id, or the step at which it was left out.
+        """Returns a row of a file by its name or id, or the step at which it was left out.
 
         Returns None if neither the file nor its inputs have the row. Raises InputError if several
         rows of a file match.
@@ -223,7 +223,7 @@ class RowTrace:
         return self._find_dropped(origin, query)
 
     def _result_row(self, origin: Origin, source: Origin, line: Line) -> Line | _LeftOut:
-        """Returns the row of a file that was made from an input row, or how that was left out."""
+        """Returns the row that was made from an input row, or the step at which it was left out."""
         row, name = next(
             (row, name) for row, name in named_rows(source.path) if row.line.number == line.number
         )
@@ -252,7 +252,7 @@ class RowTrace:
         source: Origin | None = None,
         source_line: Line | None = None,
     ) -> _LeftOut | None:
-        """Finds the record that a filter dropped a row; returns None if there is none.
+        """Returns the step at which a filter dropped a row; None if no filter recorded that.
 
         The row is at `source_line` of `source`; without these, because the input is missing, it has
         the name or id `query`. Raises InputError if several records match.
@@ -277,8 +277,8 @@ class RowTrace:
         if not matches:
             return None
         if len(matches) > 1:
-            places = [f"{dropped.row} ({dropped.file}:{dropped.line})" for _, dropped in matches]
-            raise ambiguous_id_error(query or "", places[:MAX_CANDIDATES], len(places))
+            locations = [f"{dropped.row} ({dropped.file}:{dropped.line})" for _, dropped in matches]
+            raise ambiguous_id_error(query or "", locations[:MAX_CANDIDATES], len(locations))
         (line, dropped), *_ = matches
         step = RowStep(
             kind="row",
@@ -293,7 +293,7 @@ class RowTrace:
         return _LeftOut(step, source, source_line)
 
     def _at(self, origin: Origin, number: int | None = None) -> str:
-        """Returns the place `file:line` for display, or only the file."""
+        """Returns `file:line` for display, or only the file."""
         shown = self._workspace.shown(origin.path)
         return shown if number is None else f"{shown}:{number}"
 
@@ -301,7 +301,7 @@ class RowTrace:
 def data_inputs(origins: Origins, origin: Origin) -> list[Origin]:
     """Returns the inputs that are files of rows, that is, neither models nor code."""
     files = [i for i in origin.inputs(origins) if i.role is None]
-    return [i.rows(origins) for i in files if i.path.suffix not in _CODE_SUFFIXES]
+    return [i.with_readable_path(origins) for i in files if i.path.suffix not in _CODE_SUFFIXES]
 
 
 def source_files(origins: Origins, origin: Origin) -> list[Origin]:
@@ -320,7 +320,7 @@ def source_files(origins: Origins, origin: Origin) -> list[Origin]:
 
 
 def _is_dropped_row(dropped: DroppedRow, query: str) -> bool:
-    return dropped.id == query or (dropped.row is not None and is_named(dropped.row, query))
+    return dropped.id == query or (dropped.row is not None and matches_name(query, dropped.row))
 
 
 def _left_out_reason(operation: str, file: Path, line: Line) -> str | None:

@@ -73,10 +73,10 @@ class TreeBuilder:
         num_shown = max(1, min(MAX_INPUTS, self._nodes_left))
         selected = set(ranked[:num_shown])
         nodes = [self.node(inputs[i]) for i in sorted(selected)]
-        rest = [inputs[i] for i in range(len(inputs)) if i not in selected]
-        for other in rest:
+        hidden = [inputs[i] for i in range(len(inputs)) if i not in selected]
+        for other in hidden:
             self._record_problem(other, self._shown(other))
-        return nodes, dict(Counter(str(other.state) for other in rest))
+        return nodes, dict(Counter(str(other.state) for other in hidden))
 
     def _shown(self, origin: Origin) -> str:
         if origin.shown is not None:
@@ -101,7 +101,7 @@ class TreeBuilder:
 def _options(manifest: Manifest) -> dict[str, Any]:
     """Returns the options of a curation step that are set, without its files.
 
-    For other operations it is empty, because their run folder has the request.
+    Other operations have none here, because their run folder has the request.
     """
     if manifest.operation not in _CURATION:
         return {}
@@ -126,7 +126,7 @@ def show_lineage(workspace: Workspace, request: ShowLineage) -> Lineage:
     target = find_target(workspace, origins, request.path)
     tagged = _tag_target(workspace, target, request.tag) if request.tag is not None else None
     row_query = request.row_query
-    row = RowTrace(workspace, origins).follow(target, row_query) if row_query is not None else []
+    row = RowTrace(workspace, origins).trace(target, row_query) if row_query is not None else []
     builder = TreeBuilder(workspace, origins)
     root = builder.node(target)
     lineage = Lineage(root=root, row=row, tagged=tagged, problems=builder.problems)
@@ -147,7 +147,7 @@ def _tag_target(workspace: Workspace, target: Origin, tag: str) -> str:
     if not target.path.is_file():
         raise InputError(
             f"{workspace.shown(target.path)} is a folder; only files can be tagged",
-            "use the run id of a checkpoint: checkpoints never change",
+            "checkpoints need no tag, because they never change: refer to them by run id",
         )
     is_described = target.manifest is not None and target.state is State.SAME
     manifest = msgspec.to_builtins(target.manifest) if is_described else None

@@ -1,6 +1,6 @@
 """Writes every row from which a model or file was made, for audits.
 
-It starts with the rows of a file, and follows them to the rows of its inputs, back to the prompts.
+It starts with the rows of a file, then writes those of its inputs, and so on back to the prompts.
 Each file is read once, whatever its number of rows.
 """
 
@@ -34,7 +34,7 @@ class SourceLine(msgspec.Struct, frozen=True):
     """A line of the file of source rows."""
 
     at: str
-    """The place of the row as `file:line`."""
+    """The location of the row as `file:line`."""
     row: str | None
     """The name of the row; None for a line of a log."""
     state: str
@@ -42,7 +42,7 @@ class SourceLine(msgspec.Struct, frozen=True):
     made_by: str | None
     """The operation that wrote the file; None for the user's own files."""
     content: Any
-    """The row; a text if it is not JSON.
+    """The row, decoded; the undecoded text if it is not JSON.
 
     None for a line of a log: it contains the secrets and personal data that the import removed, and
     maybe other people's conversations.
@@ -66,14 +66,14 @@ def write_sources(workspace: Workspace, origins: Origins, target: Origin, rows: 
 
 
 class _Writer:
-    """Follows rows from file to file by their keys, and writes them."""
+    """Writes the rows of a file and, file by file, the input rows that they were made from."""
 
     def __init__(self, workspace: Workspace, origins: Origins, rows: LineWriter) -> None:
         self._workspace, self._origins, self._rows = workspace, origins, rows
         self.num_files = 0
-        self._place_link = Link(
+        self._source_link = Link(
             "source row",
-            lambda line: _imported_places(workspace, line),
+            lambda line: _source_locations(workspace, line),
             lambda row, _name: (f"{row.path.resolve()}:{row.line.number}",),
         )
 
@@ -82,7 +82,7 @@ class _Writer:
         if not origin.path.is_file():
             return
         is_import = origin.manifest is not None and origin.manifest.operation == IMPORT_OPERATION
-        own_links = [self._place_link] if is_import else links_of(origin)
+        own_links = [self._source_link] if is_import else links_of(origin)
         source_keys = set[str]()
         num_before = self._rows.num_rows
         for row, name in named_rows(origin.path):
@@ -97,7 +97,7 @@ class _Writer:
         logs = self._write_imported(origin, sources, source_keys, own_links)
         for source in sources:
             if is_import and source.manifest is None:
-                self._write_places(source, source_keys)
+                self._write_locations(source, source_keys)
             elif source.path not in logs:
                 self.write(source, source_keys, own_links)
 
@@ -108,23 +108,23 @@ class _Writer:
         keys: set[str],
         links: Sequence[Link],
     ) -> list[Path]:
-        """Writes the places of these rows in other systems' files, and returns those files."""
+        """Writes the locations of these rows in other systems' files, and returns those files."""
         files = [source.path for source in sources if source.path.is_file()]
         logs = inputs_to_import(self._workspace, origin, files)
-        places, names = set[str](), RowNames()
+        locations, names = set[str](), RowNames()
         with reimported(self._workspace, logs) as imported:
             for row in () if imported is None else imported.rows():
                 if _has_any(row, names.name(row.path, row.line.view), links, keys):
-                    places.update(filter(None, self._place_link.output_keys(row.line)))
+                    locations.update(filter(None, self._source_link.output_keys(row.line)))
         for source in sources:
             if source.path in logs:
-                self._write_places(source, places)
+                self._write_locations(source, locations)
         return logs
 
-    def _write_places(self, origin: Origin, places: Collection[str]) -> None:
-        """Writes the places (`file:line`) that are in a log, in the order of its lines."""
+    def _write_locations(self, origin: Origin, locations: Collection[str]) -> None:
+        """Writes the locations (`file:line`) that are in a log, in the order of its lines."""
         prefix, shown = f"{origin.path.resolve()}:", self._workspace.shown(origin.path)
-        lines = [place.removeprefix(prefix) for place in places if place.startswith(prefix)]
+        lines = [text.removeprefix(prefix) for text in locations if text.startswith(prefix)]
         for line in sorted(lines, key=lambda line: (int(line.partition("#")[0]), line)):
             self._rows.write(SourceLine(f"{shown}:{line}", None, origin.state, None, None))
         self.num_files += bool(lines)
@@ -150,11 +150,11 @@ def _has_any(row: CuratedRow, name: str, links: Iterable[Link], keys: set[str]) 
     return any(key in keys for link in links for key in link.input_keys(row, name))
 
 
-def _imported_places(workspace: Workspace, line: Line) -> Keys:
-    """Yields the recorded places of an imported row's source rows."""
-    places = imported_from(workspace, line.data)
-    if places is not None:
+def _source_locations(workspace: Workspace, line: Line) -> Keys:
+    """Yields the recorded locations of an imported row's source rows."""
+    imported = imported_from(workspace, line.data)
+    if imported is not None:
         yield from (
-            str(replace(place, path=place.path.resolve()))
-            for place in (places.kept, *places.others)
+            str(replace(location, path=location.path.resolve()))
+            for location in (imported.kept, *imported.others)
         )

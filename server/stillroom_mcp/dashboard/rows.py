@@ -11,7 +11,7 @@ from stillroom.data.chat.template import plain_text
 from stillroom.data.checks import Problem, as_number, decode_row, decode_text_row
 from stillroom.data.formats import CHECKS, RowFormat, detect_format, task_from_row
 from stillroom.data.layouts.detect import as_rollout
-from stillroom.data.statistics import DatasetStatistics, RowPlace
+from stillroom.data.statistics import DatasetStatistics, RowPosition
 from stillroom.errors import DataError, ModelError
 from stillroom.report.data_pages import CategoryShare, category_shares, dataset_charts
 from stillroom.report.drawing import BarChart
@@ -265,7 +265,7 @@ def _summarize_rows(files: RowFiles, path: Path) -> FileSummary:
             row_format, row = row_or_problem
             statistics = statistics or DatasetStatistics(row_format, "task_type")
             num_counted += 1
-            statistics.add(row, RowPlace("", line.offset, len(line.data)), line.offset)
+            statistics.add(row, RowPosition("", line.offset, len(line.data)), line.offset)
             success = row.get("success")
             outcome_of = {True: "right", False: "wrong"}
             outcomes[outcome_of[success] if isinstance(success, bool) else "not judged"] += 1

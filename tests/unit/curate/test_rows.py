@@ -158,21 +158,21 @@ class _LongWay(_RowDecoder):
 def decoded(decoder: _RowDecoder, data: bytes) -> tuple[Any, ...]:
     """All that a decoder says of a line, whichever way it took."""
     [row] = decoder.decode_block(Path("f"), [Line(1, 0, len(data), data)])
-    names = row.parts.__struct_fields__ if row.parts else ()
+    names = row.raw_fields.__struct_fields__ if row.raw_fields else ()
     # What is absent and what is empty become the same training row.
-    parts = [json.loads(bytes(getattr(row.parts, name))) or None for name in names]
+    parts = [json.loads(bytes(getattr(row.raw_fields, name))) or None for name in names]
     ours = json.loads(row.stillroom_json) if row.facts else None
     return row.facts, row.problem, parts, row.layout, ours
 
 
 def both_ways(data: bytes) -> None:
-    for options in ({}, {"with_parts": True}, {"with_supervised": True}):
-        both = {"with_parts": False, "with_supervised": False} | options
+    for options in ({}, {"with_raw_fields": True}, {"with_supervised": True}):
+        both = {"with_raw_fields": False, "with_supervised": False} | options
         assert decoded(_RowDecoder(**both), data) == decoded(_LongWay(**both), data)
 
 
 def in_one_pass(data: bytes, *, with_supervised: bool = True) -> CuratedRow | None:
-    decoder = _RowDecoder(with_parts=False, with_supervised=with_supervised)
+    decoder = _RowDecoder(with_raw_fields=False, with_supervised=with_supervised)
     return decoder._decode_quickly(Path("f"), Line(1, 0, len(data), data))
 
 
@@ -215,8 +215,8 @@ def test_of_every_message_both_ways_say_the_same(message: Any) -> None:
 
 @pytest.mark.parametrize("line", TWICE, ids=range(len(TWICE)))
 def test_of_a_field_that_stands_there_twice_the_last_one_counts(line: bytes) -> None:
-    for with_parts in (False, True):
-        decoder = _RowDecoder(with_parts=with_parts, with_supervised=not with_parts)
+    for with_raw_fields in (False, True):
+        decoder = _RowDecoder(with_raw_fields=with_raw_fields, with_supervised=not with_raw_fields)
         facts, problem, *rest = decoded(decoder, line)
         once_facts, once_problem, *once_rest = decoded(decoder, encoded(json.loads(line)))
         assert (facts, rest, problem is None) == (once_facts, once_rest, once_problem is None)

@@ -17,7 +17,7 @@ from fakes.mask_families import MASK_FAMILIES, MaskFamily
 from fakes.masks import SEES, TOKENIZERS, stretches
 from stillroom.data.chat.render import ChatRenderer, RenderedConversation
 from stillroom.data.chat.views import sequence_view
-from stillroom.data.inspect import mask_text
+from stillroom.data.inspect import bracketed_text
 from stillroom.errors import ModelError
 from stillroom.types import Message
 
@@ -81,7 +81,7 @@ def test_masks_are_as_reviewed(name: str, request: pytest.FixtureRequest) -> Non
     renderer = ChatRenderer(TOKENIZERS[name])
     for scenario in scenarios(MASK_FAMILIES[name]):
         for number, one in enumerate(rendered(name, scenario), start=1):
-            text = mask_text(sequence_view(None, one, [], renderer, limit=9999))
+            text = bracketed_text(sequence_view(None, one, [], renderer, limit=9999))
             parts.append(f"=== {scenario}, sequence {number}\n{text}\n")
     shown, path = "".join(parts), GOLDEN / f"{name}.txt"
     if request.config.getoption("--update-golden"):

@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillroom.data.row_names import HashSet, RowNames, is_named, is_row_name, row_hash
+from stillroom.data.row_names import HashSet, RowNames, is_row_name, matches_name, row_hash
 
 
 def test_equal_rows_of_a_file_are_numbered_and_each_file_begins_anew() -> None:
@@ -22,8 +22,8 @@ def test_a_row_is_known_by_its_name_its_hash_and_a_beginning_that_is_long_enough
     name = f"{row_hash(b'one')}#12"
 
     assert is_row_name(name)
-    assert all(is_named(name, given) for given in (name, name[:16], name[:8]))
-    assert not any(is_named(name, given) for given in (name[:-1], name[:7], "", "None-None"))
+    assert all(matches_name(given, name) for given in (name, name[:16], name[:8]))
+    assert not any(matches_name(given, name) for given in (name[:-1], name[:7], "", "None-None"))
     assert not is_row_name(name[:16])
 
 

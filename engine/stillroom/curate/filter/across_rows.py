@@ -1,7 +1,7 @@
 """Filters that compare rows with each other: duplicates, balance of categories, a random sample.
 
 With these filters the rows are read twice, once to judge and once to write. In between, only the
-traits that are compared are held in memory.
+traits to compare are held in memory.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from stillroom.data.words import shingles_of, user_and_assistant_text
 from stillroom.errors import DataError
 
 _DUPLICATE, _NEAR_DUPLICATE = "duplicate", "near duplicate"
-_WHOLE: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
+_ROW: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class TraitReader:
     def __init__(self, request: FilterDataset) -> None:
         self._field = request.category_field if request.max_per_category is not None else None
         self._hasher = MinHasher() if request.dedupe == "near" else None
-        self._is_exact = request.dedupe == "exact"
+        self._needs_digest = request.dedupe == "exact"
 
     def traits(self, row: CuratedRow) -> Traits:
         """Returns the traits of a row that has passed all filters so far."""
@@ -76,7 +76,7 @@ class TraitReader:
             _RowLocation(row.path, line.number, line.offset, line.num_bytes, is_stillroom),
             None if self._field is None else row.category(self._field),
             signature,
-            conversation_digest(row) if self._is_exact else None,
+            conversation_digest(row) if self._needs_digest else None,
             _quality(facts),
             hashlib.blake2b(line.data, digest_size=8).digest() if signature else b"",
         )
@@ -116,7 +116,7 @@ class _RowLocations:
         path = self._paths[self._files[index]]
         data = reader.read(path, self._offsets[index], self._sizes[index])
         rollout = data if self._is_stillroom[index] else translate(data) or data
-        return shingles_of(user_and_assistant_text(_WHOLE.decode(rollout)["messages"]))
+        return shingles_of(user_and_assistant_text(_ROW.decode(rollout)["messages"]))
 
 
 class PassedRows:
@@ -143,13 +143,13 @@ class PassedRows:
             self._categories.append(traits.category)
         if traits.conversation is not None:
             self._locations.add(traits.location)
-            self._compare(len(self._positions) - 1, traits.conversation, traits.quality)
+            self._update_best(len(self._positions) - 1, traits.conversation, traits.quality)
         if self._near is not None and traits.signature is not None:
             self._locations.add(traits.location)
             self._near.add(traits.signature, quality=traits.quality, tie_breaker=traits.tie_breaker)
 
-    def _compare(self, index: int, conversation: bytes, quality: float) -> None:
-        """Keeps the better of a row and the best earlier one with its conversation as the best."""
+    def _update_best(self, index: int, conversation: bytes, quality: float) -> None:
+        """Records which is better: a row, or the best earlier row with the same conversation."""
         best, best_quality = self._best.get(conversation, (index, quality))
         if quality > best_quality:
             self._repeated_conversations[best] = conversation
@@ -158,7 +158,7 @@ class PassedRows:
             self._repeated_conversations[index] = conversation
         self._best[conversation] = best, best_quality
 
-    def dropped(self) -> dict[int, Reason]:
+    def reasons_to_drop(self) -> dict[int, Reason]:
         """Returns the reason to drop each row that these filters drop, by position."""
         dropped: dict[int, Reason] = {}
         for index, conversation in self._repeated_conversations.items():
@@ -179,11 +179,11 @@ class PassedRows:
             sampled = _sample_by_category(remaining, limit, random.Random(self._request.seed))
             dropped |= {position: surplus for position, _ in remaining if position not in sampled}
         if (size := self._request.n) is not None:
-            left = [position for position in self._positions if position not in dropped]
+            candidates = [position for position in self._positions if position not in dropped]
             rng = random.Random(self._request.seed)
-            sampled = set(rng.sample(left, min(size, len(left))))
+            sampled = set(rng.sample(candidates, min(size, len(candidates))))
             not_sampled = Reason(f"not among the {size} sampled")
-            dropped |= {position: not_sampled for position in left if position not in sampled}
+            dropped |= {position: not_sampled for position in candidates if position not in sampled}
         return dropped
 
 
@@ -204,7 +204,7 @@ def _sample_by_category(
 
 
 class JudgedRows:
-    """The reasons to drop each row of an input, for the second reading of the rows."""
+    """The reasons to drop each row of an input, for the second pass over the rows."""
 
     def __init__(self) -> None:
         # One entry per row: its reasons, number of bytes, and number of tokens (-1: not counted).
@@ -232,8 +232,7 @@ class JudgedRows:
                 return
         raise DataError(
             f"the input {path or ''} changed while it was read",
-            "wait until nothing writes to it any more (get_run says whether a run has ended), then "
-            "filter again",
+            "filter again once nothing writes to it (get_run says whether a run has ended)",
         )
 
 
@@ -269,6 +268,6 @@ def judge_rows(
         judged.add(row, reasons)
         if traits is not None:
             passed.add(position, traits)
-    for position, reason in passed.dropped().items():
+    for position, reason in passed.reasons_to_drop().items():
         judged.reasons[position] = (reason,)
     yield from judged.read_again(read_rows())

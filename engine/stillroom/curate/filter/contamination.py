@@ -3,7 +3,7 @@
 - exact: a text of the row is the prompt, word for word.
 - contained: a text of the row contains the prompt, word for word.
 - near: a text of the row contains, close together and in order, most of the prompt's distinctive
-  words, and these are too rare to be together by chance.
+  words, and these are too rare to occur together by chance.
 
 N-grams that many texts share, such as instructions and templates, are boilerplate and do not count
 as near: the same template with another value is another task. Words that the prompts of the
@@ -32,11 +32,11 @@ _NGRAM_SIZE = 3
 _MIN_MATCHING_SHARE = 0.75
 """The share of a prompt's distinctive words that a row must have to count as near."""
 _MIN_MATCHING_SHARE_IN_TEMPLATE = 0.85
-"""The same for a prompt with boilerplate, where a single other value makes another task."""
+"""The same for a prompt with boilerplate, where one other value makes it a different task."""
 _MIN_WORDS_CONTAINED = 8
 """A shorter prompt counts only as a whole text: many texts contain short ones such as `Why?`."""
 _MIN_WORDS_AS_SENTENCES = 4
-"""A prompt with at least so many words also counts if it is one or more whole sentences."""
+"""A prompt with at least this many words also counts if it is one or more whole sentences."""
 _MIN_WRAPPER_WORDS = 3
 _WRAPPER_SHARE = 0.9
 """Words with which this share of a file's prompts begins or ends are a wrapper."""
@@ -49,12 +49,12 @@ _MIN_TEXTS_WITH_BOILERPLATE = 4
 _EXPECTED_CHANCE_MATCHES = 1
 """The accepted number of rows that have the matching words of some prompt by chance."""
 _SHORT_PROMPT_WORDS = 16
-"""Prompts with fewer words are judged together: either all or none are tasks of one template."""
+"""Prompts with fewer words are judged together: all of them come from templates, or none."""
 _MAX_SIMILAR_SHARE = 0.05
 """If a larger share of the short prompts resemble one another, they all come from templates."""
 _FEW_TEXTS, _MIN_WORDS_AMONG_FEW = 300, 13
-"""With fewer texts, boilerplate cannot be told from distinctive words, so only prompts with at
-least this number of words can be near."""
+"""With fewer texts, boilerplate looks like distinctive words, so only prompts with at least this
+number of words can be near."""
 _SENTENCE_END = re.compile(r"[\n.!?:;\"“”«»]+")
 _MIN_SHARED_NGRAMS = 0.2
 """Rows that share less of a prompt's distinctive n-grams are ruled out without an alignment."""
@@ -105,7 +105,7 @@ def evaluation_prompts(
 
 
 def _with_cores(prompts: list[EvaluationPrompt]) -> list[EvaluationPrompt]:
-    """Sets each prompt's core: its words without, e.g., an instruction that all prompts share."""
+    """Returns the prompts with their core: the words without an instruction that most share."""
     before = _common_start([prompt.words for prompt in prompts])
     after = _common_start([prompt.words[::-1] for prompt in prompts])[::-1]
     if len(before) + len(after) < _MIN_WRAPPER_WORDS:
@@ -197,8 +197,8 @@ class CountedPrompt:
 class ContaminationIndex:
     """Finds evaluation prompts in rows, ignoring boilerplate.
 
-    First call `count_prompt` for the prompt of every row, then `close`, which determines the
-    boilerplate, and then `find` for each row.
+    First call `count_prompt` for the prompt of every row, then `finish_counting`, which determines
+    the boilerplate, and then `find` for each row.
     """
 
     def __init__(self, prompts: Iterable[EvaluationPrompt]) -> None:
@@ -236,7 +236,7 @@ class ContaminationIndex:
             self._counted.add(counted.identity)
             self._num_texts_with.update(counted.ngrams)
 
-    def close(self) -> None:
+    def finish_counting(self) -> None:
         """Determines the distinctive words of each prompt; no prompt can be counted after this."""
         num_texts = len(self._prompts) + len(self._counted)
         self._min_bits = math.log2(num_texts * len(self._prompts) / _EXPECTED_CHANCE_MATCHES)
@@ -279,9 +279,9 @@ class ContaminationIndex:
         if len(similar.intersection(short)) > _MAX_SIMILAR_SHARE * len(short):
             similar.update(short)
         if similar:
-            without = {ngram: [n for n in numbers if n not in similar]
+            others = {ngram: [n for n in numbers if n not in similar]
                        for ngram, numbers in self._prompts_with.items()}  # fmt: skip
-            self._prompts_with = {ngram: numbers for ngram, numbers in without.items() if numbers}
+            self._prompts_with = {ngram: numbers for ngram, numbers in others.items() if numbers}
 
     def find(
         self, user_texts: Iterable[str], other_texts: Iterable[str] = (), *, near: bool = True

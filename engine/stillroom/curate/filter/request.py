@@ -27,20 +27,18 @@ def _parse_input(value: Any) -> Any:
 
 
 class FilterDataset(ReplacingRequest):
-    """Ask for the rows that pass every given filter; a filter left out lets all pass."""
+    """The request for the rows that pass every filter that it sets."""
 
     input: Annotated[str | tuple[str, ...], BeforeValidator(_parse_input)]
     output: str
     min_reward: float | None = None
     success: Annotated[bool | None, Field(description="true: only successes")] = None
-    min_success_rate: Annotated[float | None, Field(gt=0, le=1, description="Of a row's task")] = (
-        None
-    )
+    min_success_rate: Annotated[float | None, Field(gt=0, le=1, description="Of its task")] = None
     min_turns: Annotated[int | None, Field(ge=0, description="Assistant turns")] = None
     max_turns: Annotated[int | None, Field(ge=1)] = None
     require_final_answer: Annotated[bool, Field(description="Ends with text")] = False
     require_tool_use: Annotated[str | None, Field(description="any, or a tool's name")] = None
-    only_tools: Annotated[tuple[str, ...], Field(description="No others")] = ()
+    only_tools: Annotated[tuple[str, ...], Field(description="Tool names")] = ()
     answered_by: Annotated[tuple[str, ...], Field(description="Models: gpt*")] = ()
     max_tool_errors: Annotated[int | None, Field(ge=0)] = None
     max_tokens: Annotated[int | None, Field(ge=1, description="In model's tokens")] = None
@@ -62,7 +60,7 @@ class FilterDataset(ReplacingRequest):
     verdicts: Annotated[str | None, Field(description="Reviewed JSONL")] = None
     verdicts_for_copies: bool = False
     reviewed_only: bool = False
-    max_per_category: Annotated[int | None, Field(ge=1, description="Random ones")] = None
+    max_per_category: Annotated[int | None, Field(ge=1, description="Random sample")] = None
     category_field: Annotated[str, Field(description="Metadata field")] = "task_type"
     n: Annotated[int | None, Field(ge=1, description="Random passing rows")] = None
     seed: int = 0
@@ -126,7 +124,7 @@ class Distributions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SourceFilterCount(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows of one source."""
+    """The numbers of kept and of dropped rows of one source."""
 
     kept: int
     dropped: int

@@ -120,7 +120,7 @@ def _fact_rules(request: FilterDataset) -> list[_FactRule]:
         rules.append(lambda facts: None if facts.has_final_answer else no_answer)
     if (tool := request.require_tool_use) is not None:
         unused = Reason(f"tool use missing ({tool})")
-        rules.append(lambda facts: None if _uses(facts, tool) else unused)
+        rules.append(lambda facts: None if _uses_tool(facts, tool) else unused)
     if request.only_tools:
         allowed, others = frozenset(request.only_tools), Reason("calls other tools")
         rules.append(lambda facts: None if facts.tools_used <= allowed else others)
@@ -142,7 +142,7 @@ def _reward_rule(min_reward: float) -> _FactRule:
 
 
 def _success_rule(*, want_success: bool) -> _FactRule:
-    """Returns a rule that drops rows without the wanted success."""
+    """Returns a rule that drops rows whose success is unknown or not the wanted one."""
     unknown = Reason("success unknown")
     opposite = Reason("no success" if want_success else "a success")
 
@@ -156,7 +156,7 @@ def _success_rule(*, want_success: bool) -> _FactRule:
 
 
 def _turns_rule(min_turns: int | None, max_turns: int | None) -> _FactRule:
-    """Returns a rule that drops rows with fewer or more assistant messages."""
+    """Returns a rule that drops rows with too few or too many assistant messages."""
     low, high = min_turns or 0, sys.maxsize if max_turns is None else max_turns
     too_few, too_many = Reason(f"under {min_turns} turns"), Reason(f"over {max_turns} turns")
 
@@ -168,7 +168,7 @@ def _turns_rule(min_turns: int | None, max_turns: int | None) -> _FactRule:
     return judge
 
 
-def _uses(facts: RowFacts, tool: str) -> bool:
+def _uses_tool(facts: RowFacts, tool: str) -> bool:
     return bool(facts.tools_used) if tool == ANY_TOOL else tool in facts.tools_used
 
 
@@ -230,7 +230,7 @@ def _verdict_rule(verdicts: RowVerdicts, *, reviewed_only: bool) -> _RowRule:
 
 
 def _answerer_rule(allowed: Sequence[str]) -> _RowRule:
-    """Returns a rule that drops rows that a model matching none of the patterns answered."""
+    """Returns a rule that drops rows whose answering model is unknown or matches no pattern."""
     unknown, other = Reason("answering model unknown"), Reason("answered by another model")
 
     def judge(row: CuratedRow) -> Reason | None:
@@ -248,7 +248,7 @@ def _success_rate_rule(min_rate: float, rates: Mapping[str, float]) -> _RowRule:
     low = Reason(f"task success rate below {min_rate:g}")
 
     def judge(row: CuratedRow) -> Reason | None:
-        rate = rates.get(row.task)
+        rate = rates.get(row.task_id)
         if rate is None:
             return unknown
         return None if rate >= min_rate else low
@@ -286,7 +286,7 @@ def count_tokens(row: CuratedRow, renderer: ChatRenderer) -> int | None:
 
 
 def _regex_rule(pattern: str, match: str, *, must_match: bool) -> _RowRule:
-    """Returns a rule that drops rows without a match; if not `must_match`, those with one."""
+    """Returns a rule that drops rows without a match or, unless `must_match`, with a match."""
     regex = re.compile(pattern)
     reason = Reason("contains: no match" if must_match else "not_contains: a match")
 
@@ -316,7 +316,7 @@ def _sensitive_data_rule(name: str, kinds: tuple[SensitiveKind, ...]) -> _RowRul
     """Returns a rule that drops rows with sensitive data of these kinds, anywhere in the row."""
 
     def judge(row: CuratedRow) -> Reason | None:
-        names = kinds_in("\n".join(strings_in(row.whole)), kinds)
+        names = kinds_in("\n".join(strings_in(row.fields)), kinds)
         return Reason(f"{name}: {', '.join(names)}") if names else None
 
     return judge
@@ -324,11 +324,11 @@ def _sensitive_data_rule(name: str, kinds: tuple[SensitiveKind, ...]) -> _RowRul
 
 def _contamination_rule(index: ContaminationIndex, level: ContaminationLevel) -> _RowRule:
     """Returns a rule that drops rows with an evaluation prompt at this level or a closer one."""
-    dropped = LEVELS[: LEVELS.index(level) + 1]
+    levels = LEVELS[: LEVELS.index(level) + 1]
 
     def judge(row: CuratedRow) -> Reason | None:
-        match = index.find(*_texts_with_prompts(row), near="near" in dropped)
-        if match is None or match.level not in dropped:
+        match = index.find(*_texts_with_prompts(row), near="near" in levels)
+        if match is None or match.level not in levels:
             return None
         return Reason(CONTAMINATED[match.level], match.where)
 

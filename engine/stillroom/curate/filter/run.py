@@ -116,14 +116,14 @@ def open_filtering(workspace: Workspace, request: FilterDataset) -> Generator["F
     """
     path = workspace.output_file(request.output, label="output")
     dropped_file = path.with_name(path.name + ".dropped")
-    others = [file for name in request.decontaminate for file in data_files(workspace, name)]
+    other_files = [file for name in request.decontaminate for file in data_files(workspace, name)]
     if request.verdicts is not None:
-        others += rollout_files(workspace.existing(request.verdicts, label="verdicts"))
+        other_files += rollout_files(workspace.existing(request.verdicts, label="verdicts"))
     opening = open_inputs(
         workspace,
         request.inputs,
         outputs=[path, dropped_file],
-        others=others,
+        other_files=other_files,
         with_supervised=True,
     )
     with (
@@ -132,11 +132,11 @@ def open_filtering(workspace: Workspace, request: FilterDataset) -> Generator["F
             path, dropped_file, operation="filter_dataset", overwrite=request.overwrite
         ) as output,
     ):
-        yield Filtering(workspace, request, inputs, output, others)
+        yield Filtering(workspace, request, inputs, output, other_files)
 
 
 class Filtering:
-    """The inputs and outputs of a filtering, in one process or on a cluster."""
+    """The inputs and outputs of filter_dataset, in one process or on a cluster."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class Filtering:
         )
 
     def result(self, tally: "FilterTally", context: FilterContext) -> FilterResult:
-        """Returns the result, once all rows are counted."""
+        """Returns the result; call it when all rows have been counted."""
         output, dropped = self.output.path, self._dropped_file
         result = tally.result(self._workspace, output, dropped, context.verdicts)
         return msgspec.structs.replace(result, problems=[*result.problems, *self.inputs.notes])
@@ -192,7 +192,7 @@ class TaskSurvey:
         self._num_with_outcome: Counter[str] = Counter()
         self._num_succeeded: Counter[str] = Counter()
         self.prompts: list[CountedPrompt] | None = None
-        """The counted prompts, to be merged into another survey; None if they are not collected."""
+        """The counted prompts, for `merge` of another survey; None unless they are collected."""
 
     def add(self, row: CuratedRow) -> None:
         """Adds one row to the survey."""
@@ -204,11 +204,11 @@ class TaskSurvey:
                 self.prompts.append(counted)
         # A rollout that ended by an infrastructure failure says nothing about its task.
         if row.facts.error is None and (success := success_of(row.facts)) is not None:
-            self._num_with_outcome[row.task] += 1
-            self._num_succeeded[row.task] += success
+            self._num_with_outcome[row.task_id] += 1
+            self._num_succeeded[row.task_id] += success
 
     def merge(self, other: "TaskSurvey") -> None:
-        """Adds another survey, of other rows."""
+        """Adds the counts of another survey, of other rows."""
         self._num_with_outcome.update(other._num_with_outcome)
         self._num_succeeded.update(other._num_succeeded)
         for counted in other.prompts or ():
@@ -239,7 +239,7 @@ def evaluation_index(workspace: Workspace, request: FilterDataset) -> Contaminat
     return ContaminationIndex(prompts) if prompts else None
 
 
-def review_verdicts(
+def match_verdicts(
     workspace: Workspace, request: FilterDataset, read_rows: Callable[[], Iterator[CuratedRow]]
 ) -> RowVerdicts:
     """Returns the request's verdicts, matched to the rows of the input.
@@ -261,14 +261,14 @@ def _filter_context(
     renderer: ChatRenderer | None,
 ) -> FilterContext:
     """Returns the context of the filters; for some filters this reads all rows once."""
-    verdicts = review_verdicts(workspace, request, read_rows)
+    verdicts = match_verdicts(workspace, request, read_rows)
     index = evaluation_index(workspace, request)
     survey = TaskSurvey(request, index)
     if survey.is_needed:
         for row in read_rows():
             survey.add(row)
     if index is not None:
-        index.close()
+        index.finish_counting()
     return FilterContext(renderer, survey.success_rates(), index, verdicts)
 
 
@@ -349,7 +349,7 @@ class FilterTally:
         self._dropped_by_category: Counter[tuple[str, str]] = Counter()
         self._all_reasons: Counter[str] = Counter()
         self._problems: list[str] = []
-        self._sources, self._fields = SourceCounts(), set[str]()
+        self._sources, self._metadata_fields = SourceCounts(), set[str]()
 
     @property
     def num_read(self) -> int:
@@ -377,14 +377,14 @@ class FilterTally:
                 count_tokens(row, renderer)
         category = row.category(self._category_field)
         if category == NO_CATEGORY and facts is not None:
-            self._fields.update(facts.metadata or ())
+            self._metadata_fields.update(facts.metadata or ())
         source = (facts and facts.original_file) or str(row.path)
         self._sources.add(source, is_kept=not reasons)
         if not reasons:
             self._kept_rows.add(row, category)
             if self._drops_pii and b"@" in row.line.data:
                 self._num_reserved_addresses += has_reserved_address(
-                    "\n".join(strings_in(row.whole))
+                    "\n".join(strings_in(row.fields))
                 )
             return
         self._dropped_rows.add(row, category)
@@ -414,7 +414,7 @@ class FilterTally:
         self._dropped_by_category.update(other._dropped_by_category)
         self._all_reasons.update(other._all_reasons)
         self._sources.merge(other._sources)
-        self._fields |= other._fields
+        self._metadata_fields |= other._metadata_fields
         self._problems += other._problems[: MAX_EXAMPLES - len(self._problems)]
 
     def result(
@@ -430,7 +430,7 @@ class FilterTally:
         before, after = self._kept_rows.merged(self._dropped_rows), self._kept_rows
         is_default = self._category_field == FilterDataset.model_fields["category_field"].default
         if not is_default and before.categories().keys() <= {NO_CATEGORY, UNREADABLE}:
-            self._problems.append(missing_field_note(self._category_field, self._fields))
+            self._problems.append(missing_field_note(self._category_field, self._metadata_fields))
         return FilterResult(
             output=workspace.shown(output),
             read=self.num_read,
@@ -454,8 +454,7 @@ class FilterTally:
         )
 
     def _warnings(self, before: _RowStatistics) -> list[str]:
-        """Returns warnings: reserved email addresses, turns that NeMo Gym counts differently, and
-        filters that dropped a large share of all rows or of a category."""
+        """Returns warnings on email addresses, NeMo Gym's turns and filters that drop many rows."""
         warnings: list[str] = []
         if self._num_reserved_addresses:
             warnings.append(
@@ -466,11 +465,11 @@ class FilterTally:
             )
         if self._counts_turns and self._num_gym_rows:
             warnings.append(
-                "turns are assistant messages; for rows from NeMo Gym, of which there are "
-                f"{self._num_gym_rows}, its tutorial counts output items, also calls and replies"
+                "min_turns and max_turns count assistant messages; NeMo Gym's tutorial also counts "
+                f"tool calls and replies as turns: {self._num_gym_rows} rows are from NeMo Gym"
             )
         warnings += [
-            f"{text!r} dropped {count} of {self.num_read} rows"
+            f"{count} of {self.num_read} rows were dropped for {text!r}"
             for text, count in self._dropped.most_common()
             if count > _LARGE_SHARE * self.num_read
         ]
@@ -478,7 +477,7 @@ class FilterTally:
             size = before.size_of(category)
             if _MIN_CATEGORY_SIZE <= size < self.num_read and count > size / 2:
                 warnings.append(
-                    f"{text!r} dropped {count} of the {size} rows of category "
-                    f"{fences.name(category)!r}"
+                    f"{count} of the {size} rows of category {fences.name(category)!r} were "
+                    f"dropped for {text!r}"
                 )
         return warnings[:_MAX_WARNINGS]

@@ -19,30 +19,30 @@ class SourceCounts:
     dropped: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, source: str, *, is_kept: bool) -> None:
-        """Counts one row."""
+        """Counts one row of a source."""
         (self.kept if is_kept else self.dropped)[source] += 1
 
     def merge(self, other: "SourceCounts") -> None:
-        """Adds the counts of other rows."""
+        """Adds the counts of another object, which counted other rows."""
         self.kept.update(other.kept)
         self.dropped.update(other.dropped)
 
-    def by_name(self, shown: Callable[[Path], str]) -> dict[str, SourceFilterCount]:
+    def by_name(self, shown_path: Callable[[Path], str]) -> dict[str, SourceFilterCount]:
         """Returns the counts of the 20 largest sources and of all others; {} for a single source.
 
-        `shown` returns an absolute path as users see it. Imported rows have the relative path of
-        their original file, which is used as it is.
+        `shown_path` returns an absolute path as results show it. The source of imported rows is a
+        relative path, which is used unchanged.
         """
         total = self.kept + self.dropped
         if len(total) < 2:
             return {}
         largest = sorted(source for source, _ in total.most_common(_MAX_SOURCES))
         counts = {
-            shown(Path(source)) if Path(source).is_absolute() else source: self._count([source])
-            for source in largest
+            shown_path(Path(name)) if Path(name).is_absolute() else name: self._count([name])
+            for name in largest
         }
-        if rest := total.keys() - set(largest):
-            counts[_OTHERS] = self._count(rest)
+        if others := total.keys() - set(largest):
+            counts[_OTHERS] = self._count(others)
         return counts
 
     def _count(self, sources: "list[str] | set[str]") -> SourceFilterCount:

@@ -27,8 +27,8 @@ from stillroom.curate.filter.run import (
     RowWriter,
     TaskSurvey,
     evaluation_index,
+    match_verdicts,
     open_filtering,
-    review_verdicts,
 )
 from stillroom.curate.ray.parts import RaySession, WrittenPart, ray_session
 from stillroom.curate.rows import read_curated_rows
@@ -71,12 +71,12 @@ def filter_on_ray(workspace: Workspace, request: FilterDataset) -> FilterResult:
     tally, records = FilterTally(request), list[FileRecord]()
     with (
         open_filtering(workspace, request) as filtering,
-        ray_session(request.ray_address, filtering.output.path) as parts,
+        ray_session(request.ray_address, filtering.output.path) as session,
     ):
-        context = _filter_context(workspace, request, parts, filtering)
+        context = _filter_context(workspace, request, session, filtering)
         task_input = _TaskInput(workspace.root, request, context, filtering.inputs)
-        for kept, dropped, record in parts.map(
-            _write_rows, _write_jobs(parts, filtering.files, task_input)
+        for kept, dropped, record in session.map(
+            _write_rows, _write_jobs(session, filtering.files, task_input)
         ):
             kept.append_to(filtering.output.rows)
             dropped.append_to(filtering.dropped)
@@ -89,19 +89,19 @@ def filter_on_ray(workspace: Workspace, request: FilterDataset) -> FilterResult:
 
 
 def _filter_context(
-    workspace: Workspace, request: FilterDataset, parts: RaySession, filtering: Filtering
+    workspace: Workspace, request: FilterDataset, session: RaySession, filtering: Filtering
 ) -> FilterContext:
     """Returns the context of the filters; if they need it, Ray tasks survey all files."""
-    verdicts = review_verdicts(workspace, request, filtering.rows)
+    verdicts = match_verdicts(workspace, request, filtering.rows)
     index = evaluation_index(workspace, request)
     survey = TaskSurvey(request, index)
     if survey.is_needed:
-        shared = None if index is None else parts.ray.put(index)
+        shared = None if index is None else session.ray.put(index)
         jobs = ((file, request, shared) for file in filtering.files)
-        for part in parts.map(_survey_file, jobs):
-            survey.merge(part)
+        for file_survey in session.map(_survey_file, jobs):
+            survey.merge(file_survey)
     if index is not None:
-        index.close()
+        index.finish_counting()
     return FilterContext(None, survey.success_rates(), index, verdicts)
 
 
@@ -116,19 +116,19 @@ def _survey_file(file: Path, request: FilterDataset, shared_index: Any) -> TaskS
 
 
 def _write_jobs(
-    parts: RaySession, files: list[Path], task_input: _TaskInput
+    session: RaySession, files: list[Path], task_input: _TaskInput
 ) -> Iterator[tuple[Any, ...]]:
     """Yields the arguments of `_write_rows`; first judges all rows if the filters compare them."""
     request = task_input.request
     # An object in the store is sent to each worker once, instead of with each task.
-    shared = parts.ray.put(task_input)
+    shared = session.ray.put(task_input)
     judged: list[JudgedRows | None] = [None] * len(files)
     if request.compares_rows:
-        judged_files = list(parts.map(_judge_file, ((file, shared) for file in files)))
+        judged_files = list(session.map(_judge_file, ((file, shared) for file in files)))
         _add_comparison_reasons(request, judged_files)
         judged = [file.rows for file in judged_files]
     for number, (file, rows) in enumerate(zip(files, judged, strict=True)):
-        yield file, shared, rows, parts.path(number, "kept"), parts.path(number, "dropped")
+        yield file, shared, rows, session.path(number, "kept"), session.path(number, "dropped")
 
 
 def _judge_file(file: Path, shared: Any) -> _JudgedFile:
@@ -149,14 +149,14 @@ def _judge_file(file: Path, shared: Any) -> _JudgedFile:
 def _add_comparison_reasons(request: FilterDataset, judged_files: list[_JudgedFile]) -> None:
     """Compares the rows that have passed, in order, and records the reasons to drop them."""
     passed = PassedRows(request)
-    places: list[tuple[JudgedRows, int]] = []
+    passed_rows: list[tuple[JudgedRows, int]] = []
     for judged in judged_files:
         for number, traits in enumerate(judged.traits):
             if traits is not None:
-                passed.add(len(places), traits)
-                places.append((judged.rows, number))
-    for position, reason in passed.dropped().items():
-        rows, number = places[position]
+                passed.add(len(passed_rows), traits)
+                passed_rows.append((judged.rows, number))
+    for position, reason in passed.reasons_to_drop().items():
+        rows, number = passed_rows[position]
         rows.reasons[number] = (reason,)
 
 

@@ -1,9 +1,9 @@
 """Runs curation as tasks on a Ray cluster; the driver joins the parts that they write, in order.
 
-It does not use Ray Data, whose blocks are Arrow tables, in which the tool schemas and arguments of
-a row get the fields of all other rows, as nulls. Tasks over files copy the bytes unchanged, need
-neither pyarrow nor pandas, and keep the order of the rows. Driver and workers must see the
-workspace under the same path.
+It does not use Ray Data: in its Arrow tables, the tool schemas and arguments of a row would get the
+fields of all other rows, as nulls. Tasks over files copy the bytes unchanged, need neither pyarrow
+nor pandas, and keep the order of the rows. Driver and workers must see the workspace under the same
+path.
 """
 
 import shutil
@@ -105,10 +105,10 @@ def ray_session(address: str | None, output: Path) -> Generator[RaySession]:
 
 
 def _run_checked(work: Callable[..., Any], job: tuple[Any, ...], version: str) -> Any:
-    """Calls `work` in a Ray worker. Raises RunError if the worker has not the driver's version."""
+    """Calls `work` in a Ray worker. Raises RunError if the worker's version is not `version`."""
     if version != __version__:
         raise RunError(
-            f"a Ray worker has stillroom {__version__}, the driver {version}",
+            f"a Ray worker has stillroom {__version__}, but the driver has {version}",
             "install the same version on all nodes of the cluster",
         )
     return work(*job)

@@ -33,15 +33,15 @@ _ROLLOUTS_PER_JOB = 2000
 def convert_on_ray(workspace: Workspace, request: ConvertRollouts) -> ConvertResult:
     """Converts rollouts as `convert_rollouts` does, with one Ray task per file."""
     with open_conversion(workspace, request) as opened:
-        opened.tools.load()  # its tasks must not read the file, which may not be on their machine
+        opened.tools.load()  # in the driver: the file may be missing on the tasks' machines
         conversion = Conversion(opened.output.rows, request, tools=opened.tools)
         records = list[FileRecord]()
-        with ray_session(request.ray_address, opened.output.path) as parts:
+        with ray_session(request.ray_address, opened.output.path) as session:
             jobs = (
-                (source, parts.path(number), request, opened.tools)
+                (source, session.path(number), request, opened.tools)
                 for number, source in enumerate(opened.sources)
             )
-            for part, record in parts.map(_convert_file, jobs):
+            for part, record in session.map(_convert_file, jobs):
                 part.append_to(opened.output.rows)
                 conversion.tally.merge(part.tally)
                 records.append(record)
@@ -66,26 +66,26 @@ def pair_on_ray(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
     """
     with (
         open_pairing(workspace, request) as pairing,
-        ray_session(request.ray_address, pairing.output.path) as parts,
+        ray_session(request.ray_address, pairing.output.path) as session,
     ):
         pairing.tools.load()
         records: dict[Path, FileRecord] = {}
         skipped = pairing.tally.skipped
         pairing.set_indexes(
-            [_index_files(parts, files, skipped, records) for files in pairing.file_groups]
+            [_index_files(session, files, skipped, records) for files in pairing.file_groups]
         )
-        for part in parts.map(_pair_tasks, _pair_jobs(parts, request, pairing)):
+        for part in session.map(_pair_tasks, _pair_jobs(session, request, pairing)):
             part.append_to(pairing.output.rows)
             pairing.tally.merge(part.tally)
         return pairing.finish([records[file] for file in pairing.files])
 
 
 def _index_files(
-    parts: RaySession, files: list[Path], skipped: Counter[str], records: dict[Path, FileRecord]
+    session: RaySession, files: list[Path], skipped: Counter[str], records: dict[Path, FileRecord]
 ) -> TaskIndex:
     """Returns one index of all files; adds to `skipped` and `records`."""
     index: TaskIndex = {}
-    indexes = parts.map(_index_file, ((path,) for path in files))
+    indexes = session.map(_index_file, ((path,) for path in files))
     for path, (rollouts, left_out, record) in zip(files, indexes, strict=True):
         for task_id, entries in rollouts.items():
             index.setdefault(task_id, []).extend(entries)
@@ -104,7 +104,7 @@ _Task = tuple[str, list[IndexedRollout], list[IndexedRollout] | None]
 
 
 def _pair_jobs(
-    parts: RaySession, request: MakeDpoPairs, pairing: Pairing
+    session: RaySession, request: MakeDpoPairs, pairing: Pairing
 ) -> Iterator[tuple[MakeDpoPairs, list[_Task], Path, ProjectTools]]:
     """Yields the arguments of `_pair_tasks` for each batch of tasks."""
     worse = None if pairing.worse is pairing.better else pairing.worse
@@ -115,10 +115,10 @@ def _pair_jobs(
         tasks.append((task_id, entries, others))
         size += len(entries) + len(others or ())
         if size >= _ROLLOUTS_PER_JOB:
-            yield request, tasks, parts.path(number), pairing.tools
+            yield request, tasks, session.path(number), pairing.tools
             tasks, size, number = [], 0, number + 1
     if tasks:
-        yield request, tasks, parts.path(number), pairing.tools
+        yield request, tasks, session.path(number), pairing.tools
 
 
 def _pair_tasks(

@@ -123,10 +123,10 @@ class ChatRenderer:
             return after[len(conversation) :]
         # The template may end a last turn with another token than an earlier one.
         body = conversation.removesuffix(self.end_of_turn)
-        rest = after[len(body) :]
-        ends = [token for token in self._template.control_tokens if rest.startswith(token)]
+        added = after[len(body) :]
+        ends = [token for token in self._template.control_tokens if added.startswith(token)]
         if after.startswith(body) and body != conversation and ends:
-            return rest[len(max(ends, key=len)) :]
+            return added[len(max(ends, key=len)) :]
         raise ModelError(
             "this model's chat template rewrites earlier turns when a user or tool replies, so a "
             "conversation cannot be rendered turn by turn",

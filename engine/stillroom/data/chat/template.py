@@ -16,15 +16,15 @@ _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 THINKING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """The fields of a message in which rows have thinking and templates expect it."""
 NAMED_TEMPLATES = ("chatml", "gemma", "llama3")
-"""The templates that come with Stillroom, for base models, which have none.
+"""The templates that come with Stillroom, for base models, which have no template.
 
-chatml and llama3 write tool calls in the way of Hermes and Llama 3; gemma takes no tools."""
+chatml and llama3 write tool calls in the formats of Hermes and Llama 3; gemma takes no tools."""
 
 
 def is_chatml_without_tools(template: str) -> bool:
-    """Returns whether a template is ChatML that leaves tools out, as that of SmolLM2 is.
+    """Returns whether a template is ChatML without tools, such as that of SmolLM2.
 
-    The named template chatml writes the same turns, and tools too.
+    The named template chatml writes the same turns, and also tools.
     """
     return "<|im_start|>" in template and "tool" not in template
 
@@ -215,7 +215,7 @@ def _for_template(message: Message, *, include_thinking: bool) -> dict[str, Any]
 
 
 def thinking_of(message: Mapping[str, Any]) -> str:
-    """Returns the thinking in a message's own field for it; "" if there is none."""
+    """Returns the text of a message's field for thinking; "" if there is none."""
     values = (message.get(name) for name in THINKING_FIELDS)
     return next((text for text in values if isinstance(text, str) and text), "")
 

@@ -78,7 +78,7 @@ def message_from_text(
     """Parses a turn's text, without its end-of-turn token, into an assistant message.
 
     The ids of its calls are numbered from `first_call`, so that they are unique in a conversation.
-    `is_thinking`: whether the turn's header has already opened the thinking.
+    `is_thinking` says whether the turn's header has already opened the thinking.
     """
     if is_thinking and "</think>" in text:
         text = "<think>" + text
@@ -99,32 +99,32 @@ def message_from_text(
 
 def has_call_text(text: str) -> bool:
     """Returns whether a turn's content has a tool call that its server did not parse."""
-    _, body = _without_thinking(text)
+    _, body = _split_thinking(text)
     return _OPENERS.search(body) is not None or _is_json_call(body)
 
 
 def message_with_calls(message: Message, tools: Iterable[str], *, first_call: int) -> Message:
-    """Parses tool calls that a server left in the content of an assistant message.
+    """Returns the message with tool calls parsed from its content, where the server left them.
 
-    A server does so if it has no parser, or one that cannot read the call. If a call cannot be
-    parsed here either, its whole text becomes its arguments, so that the model is told what is
-    wrong with it. `tools` are the names of the offered tools.
+    A server leaves them there if it has no parser, or one that cannot read the call. If a call
+    cannot be parsed here either, its whole text becomes its arguments, so that the model is told
+    what is wrong with it. `tools` are the names of the offered tools.
     """
     content = message.get("content")
     if message.get("tool_calls") or not isinstance(content, str):
         return message
-    names, (thinking, body) = list(tools), _without_thinking(content)
-    named = _NAME.search(body) if body.lstrip().startswith("{") else None
-    if not has_call_text(body) and (named is None or named.group(1) not in names):
+    names, (thinking, body) = list(tools), _split_thinking(content)
+    name = _NAME.search(body) if body.lstrip().startswith("{") else None
+    if not has_call_text(body) and (name is None or name.group(1) not in names):
         return message
-    rest, calls = _parse_calls(body)
+    text, calls = _parse_calls(body)
     calls = [
         call
         if call.name
         else call._replace(name=next((n for n in names if n in call.arguments), ""))
         for call in calls
     ]
-    changed: Message = {**message, "content": (thinking + rest) or None}
+    changed: Message = {**message, "content": (thinking + text) or None}
     changed["tool_calls"] = _tool_calls(calls, first_call, prefix="text")
     return changed
 
@@ -134,10 +134,10 @@ def is_from_text(call: ToolCall) -> bool:
     return _TEXT_CALL_ID.fullmatch(call["id"]) is not None
 
 
-def _without_thinking(text: str) -> tuple[str, str]:
-    """Splits a turn into the thinking at its beginning, with its tags, and the rest."""
-    thinking, end, rest = text.rpartition("</think>")
-    return thinking + end, rest
+def _split_thinking(text: str) -> tuple[str, str]:
+    """Returns the thinking at the start of a turn, with its tags, and the text after it."""
+    thinking, end, body = text.rpartition("</think>")
+    return thinking + end, body
 
 
 def _parse_calls(body: str) -> tuple[str, list[WrittenCall]]:

@@ -138,7 +138,7 @@ class TurnFinder:
             )
         calls = last_turn.turn
         for text in (plain_text(messages[-1]), thinking_of(messages[-1])):
-            # It may name the tools that it is about to call.
+            # The text may name the tools that the turn calls.
             calls = calls.replace(text.strip(), "") if text.strip() else calls
         if not all(name in calls for name in _called_names(messages[-1])):
             raise ModelError(
@@ -198,7 +198,7 @@ class TurnFinder:
     def _find_by_header(self, text: str, length: int) -> list[Span]:
         """Returns the spans from each header to the next end-of-turn token.
 
-        Returns none if the text does not have its original `length`.
+        Returns an empty list if masking has changed the `length` of the text.
         """
         header, end_of_turn = self._template.header, self._template.end_of_turn
         spans: list[Span] = []

@@ -86,7 +86,7 @@ def sections_of(row: dict[str, Any]) -> list[Section]:
 def titled_sequences(
     row: dict[str, Any], renderer: ChatRenderer
 ) -> list[tuple[str | None, RenderedConversation]]:
-    """Returns the token sequences of a row in training; if there are several, each has a title."""
+    """Returns the sequences that training makes of a row, with titles if there are several."""
     tools = row.get("tools") or []
     if "chosen" not in row:
         sequences = renderer.sequences(row["messages"], tools)
@@ -98,12 +98,12 @@ def titled_sequences(
     num_given_turns = sum(message["role"] == "assistant" for message in row["prompt"])
     return [
         (
-            side,
+            answer,
             renderer.conversation(
-                [*row["prompt"], *row[side]], tools, num_given_turns=num_given_turns
+                [*row["prompt"], *row[answer]], tools, num_given_turns=num_given_turns
             ),
         )
-        for side in ("chosen", "rejected")
+        for answer in ("chosen", "rejected")
     ]
 
 

@@ -95,7 +95,7 @@ def request_schemas(row: Row) -> list[Row] | None:
 def row_metadata(row: Row) -> Row:
     """Returns the row's metadata and the fields that Stillroom's layout does not have.
 
-    For a name in both, the metadata's value is used.
+    If both have a name, the value in the metadata is used.
     """
     extra = {key: value for key, value in row.items() if key not in _STILLROOM_FIELDS}
     return extra | as_object(row.get("metadata"))

@@ -33,7 +33,7 @@ def _item_problem(item: _Item, where: str) -> Problem | None:
     if fields is None:
         return Problem(
             f"{where}.type",
-            f"items of type {kind!r} cannot be converted to chat messages",
+            f"is {kind!r}, which cannot be converted to a chat message",
             "leave the row out: only messages, reasoning and function calls can be converted",
         )
     if kind == "message" and item.get("role") not in _ROLES:
@@ -119,7 +119,7 @@ class _Turns:
     def add_reasoning(self, text: str) -> None:
         if self._open and (self._open["content"] or "tool_calls" in self._open):
             self.close()
-        turn = self._turn()
+        turn = self._open_turn()
         if text:
             before = turn.get("reasoning_content")
             turn["reasoning_content"] = f"{before}\n{text}" if before else text
@@ -130,7 +130,7 @@ class _Turns:
             return  # Some environments end a rollout with an empty message.
         if self._open and self._open["content"]:
             self.close()
-        turn = self._turn()
+        turn = self._open_turn()
         turn["content"] = content
         # An input may have whole chat messages instead of items.
         if "reasoning_content" in item:
@@ -139,7 +139,7 @@ class _Turns:
             turn["tool_calls"] = [*turn.get("tool_calls", []), *calls]
 
     def add_call(self, call: dict[str, Any]) -> None:
-        self._turn().setdefault("tool_calls", []).append(call)
+        self._open_turn().setdefault("tool_calls", []).append(call)
 
     def add_message(self, message: ChatMessage) -> None:
         self.close()
@@ -150,7 +150,7 @@ class _Turns:
             self.messages.append(self._open)
             self._open = None
 
-    def _turn(self) -> ChatMessage:
+    def _open_turn(self) -> ChatMessage:
         """Returns the assistant message that is not complete; begins one if there is none."""
         if self._open is None:
             self._open = {"role": "assistant", "content": ""}

@@ -30,7 +30,7 @@ def index_of(prompts: list[str], rows: list[str]) -> ContaminationIndex:
     )
     for row in rows:
         index.count_prompt(row)
-    index.close()
+    index.finish_counting()
     return index
 
 
@@ -245,8 +245,10 @@ def test_a_reason_that_takes_a_large_share_is_warned_of(tmp_path: Path) -> None:
     write_rows(tmp_path / "held.jsonl", [{"prompt": text} for text in words[:8]])
 
     result = filtered(tmp_path, decontaminate=["held.jsonl"], max_turns=1)
-    assert result.warnings == ["'evaluation prompt' dropped 8 of the 10 rows of category 'b'"]
+    assert result.warnings == [
+        "8 of the 10 rows of category 'b' were dropped for 'evaluation prompt'"
+    ]
 
     result = filtered(tmp_path, contains="nothing")
-    assert result.warnings[0] == "'contains: no match' dropped 100 of 100 rows"
+    assert result.warnings[0] == "100 of 100 rows were dropped for 'contains: no match'"
     assert filtered(tmp_path, max_turns=1).warnings == []
