@@ -91,7 +91,7 @@ def gradients(world: DemoWorld, name: str, model: str) -> list[dict]:
         found, _ = divergences.of_tile(
             slice(0, len(student_NV)), student_NV.log(), student_NV, symbols
         )
-        return found.value_N.mean().item(), found.form_gradient().flatten()
+        return found.value_N.mean().item(), found.compute_gradient().flatten()
 
     order_P = torch.from_numpy(pair.teacher_trie.order)
     exact_loss, exact = gradient(
@@ -105,7 +105,7 @@ def gradients(world: DemoWorld, name: str, model: str) -> list[dict]:
         top = logprobs_KV.topk(k)
         pairs = list(zip(top.indices.tolist(), top.values.tolist(), strict=True))
         listed = ListedTokens.of(pairs, own, pair.teacher_trie, torch.device("cpu"))
-        loss, by_k = gradient(lambda part, _, listed=listed: listed.part(part))
+        loss, by_k = gradient(lambda part, _, listed=listed: listed[part])
         results.append(
             {
                 "kind": GRADIENT, "student": name, "seed": world.seed, "k": k,

@@ -122,9 +122,9 @@ def _byte_kl_of_each(
         counts = [member.num_trained for member in members]
         kl_N = _byte_kl(members, read, student, teacher)
         for reading, count, kl_n in zip(read, counts, kl_N.split(counts), strict=True):
-            if count > reading.num_left_out:
+            if count > reading.num_uncompared_tokens:
                 sums.append(kl_n.sum().item())
-                sizes.append(count - reading.num_left_out)
+                sizes.append(count - reading.num_uncompared_tokens)
     if not sizes:
         raise InputError(
             "the teacher's chat template can render no turn of the samples, so there is nothing to "

@@ -24,7 +24,7 @@ from stillroom.export.request import ExportPlan
 from stillroom.files import write_json
 from stillroom.lineage import ModelRecord, record_folder
 from stillroom.models.load import load_tokenizer, stop_token_ids
-from stillroom.models.multimodal import multimodal_config, text_name
+from stillroom.models.multimodal import language_model_name, multimodal_config
 from stillroom.models.resolve import ModelLocation
 from stillroom.settings import Workspace
 
@@ -203,7 +203,7 @@ def _names_in(file: Path) -> list[str]:
 
 def _text_names(names: Sequence[str], text: Mapping[str, Tensor]) -> dict[str, str]:
     """Returns the text weights among the names in the files, with their names in the text model."""
-    renamed = {name: text_name(name) for name in names}
+    renamed = {name: language_model_name(name) for name in names}
     if any(name != new for name, new in renamed.items()):
         heads = ("lm_head.",)
         renamed = {n: new for n, new in renamed.items() if n != new or n.startswith(heads)}

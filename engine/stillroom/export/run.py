@@ -22,7 +22,7 @@ from stillroom.export.weights import write_adapter, write_merged
 from stillroom.files import write_atomic, write_json
 from stillroom.home_paths import restore_home_paths
 from stillroom.lineage import FileRecord, folder_record, now, record_file, write_manifest
-from stillroom.models.gguf.folder import files_of
+from stillroom.models.gguf.folder import pretrained_path
 from stillroom.models.resolve import identify
 from stillroom.reporting import Reporter, stop_if_cancelled
 from stillroom.run_folder import RunFolder
@@ -255,7 +255,7 @@ def _served(export: _Export, written: Written) -> Served:
 
 def _base_path(plan: ExportPlan, served: Served) -> str | None:
     """Returns the location of an adapter's base on this machine."""
-    return files_of(plan.base) if plan.base is not None and served.base is not None else None
+    return pretrained_path(plan.base) if plan.base is not None and served.base is not None else None
 
 
 def _rank(plan: ExportPlan) -> int | None:
@@ -323,6 +323,7 @@ def _warnings(
     if written.read_back is not None and usage.format == "gguf":
         yield _NOT_LOADED
     if usage.format == "adapter" and plan.base is not None and plan.base.is_local:
-        yield f"the adapter needs its base at {files_of(plan.base)}; format merged needs no base"
+        base = pretrained_path(plan.base)
+        yield f"the adapter needs its base at {base}; format merged needs no base"
     if usage.command is None:
         yield "vLLM supports adapters up to rank 512: export with format merged to serve it"

@@ -25,7 +25,7 @@ from stillroom.export.multimodal import MultimodalBase, write_multimodal
 from stillroom.export.request import ExportPlan
 from stillroom.export.serving import PROBE_TOOL, SENTINEL, ReadBack, Written, tool_parser
 from stillroom.files import write_json
-from stillroom.models.gguf.folder import files_of
+from stillroom.models.gguf.folder import pretrained_path
 from stillroom.models.load import attach_adapter, load_tokenizer, read_weights, stop_token_ids
 from stillroom.models.multimodal import (
     convert_to_multimodal,
@@ -169,7 +169,7 @@ def _load_model(plan: ExportPlan, precision: Precision) -> Any:
     if base is None:
         return read_weights(plan.checkpoint, dtype="auto").eval()
     # Checked first, since a quantised model cannot be loaded without the quantiser's library.
-    settings, _ = PretrainedConfig.get_config_dict(files_of(base))
+    settings, _ = PretrainedConfig.get_config_dict(pretrained_path(base))
     if settings.get("quantization_config"):
         raise ModelError(
             f"the base model {base.name!r} is quantised, so no adapter can be merged into it",
@@ -200,7 +200,7 @@ def write_adapter(checkpoint: ModelLocation, base: ModelLocation, target: Path) 
         shutil.copyfile(path, target / path.name)
     config = msgspec.json.decode((checkpoint.folder / "adapter_config.json").read_bytes())
     write_json(
-        target / "adapter_config.json", {**config, "base_model_name_or_path": files_of(base)}
+        target / "adapter_config.json", {**config, "base_model_name_or_path": pretrained_path(base)}
     )
     multimodal = multimodal_config(base)
     if multimodal is not None and not is_for_multimodal(weight_names(target)):
@@ -219,7 +219,7 @@ def _stored_dtype(base: ModelLocation) -> str:
     The serving command needs it: by default, some servers load fp32 weights in half precision.
     """
     try:
-        settings, _ = PretrainedConfig.get_config_dict(files_of(base))
+        settings, _ = PretrainedConfig.get_config_dict(pretrained_path(base))
     except OSError:
         return "auto"
     text: dict[str, Any] = settings.get("text_config") or {}

@@ -16,7 +16,7 @@ from stillroom.models.rope import RopeBoundary, length_class
 from stillroom.types import TokenTrace
 
 PassLayout = Literal["packed", "padded", "alone"]
-"""packed: all sequences in one row; padded: a row each; alone: a forward pass each."""
+"""packed: all sequences in one row; padded: one row each; alone: one forward pass each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class TokenSequence:
 
     @property
     def trained_ids(self) -> list[int]:
-        """The trained tokens."""
+        """The ids of the trained tokens."""
         pairs = zip(self.ids, self.trained, strict=True)
         return [token for token, is_trained in pairs if is_trained]
 
@@ -47,13 +47,13 @@ class TokenSequence:
 def sampled_sequence(trace: TokenTrace, for_teacher: TokenTrace | None = None) -> TokenSequence:
     """Returns a rollout as a sequence in which the tokens that the policy sampled are trained on.
 
-    for_teacher: the same rollout after the teacher's own prompt; None: the teacher has the same.
+    for_teacher: the same rollout after the teacher's own prompt; None if its prompt is the same.
     Tokens after the last sampled one (such as a tool reply that exceeds the context) are dropped:
     no trained token depends on them.
     """
     end = max((i for i, is_sampled in enumerate(trace.sampled, start=1) if is_sampled), default=0)
-    own = for_teacher and sampled_sequence(for_teacher)
-    return TokenSequence(trace.ids[:end], trace.sampled[:end], own)
+    teacher_sequence = for_teacher and sampled_sequence(for_teacher)
+    return TokenSequence(trace.ids[:end], trace.sampled[:end], teacher_sequence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ def _pack_rows(
     starts: list[int] = []
     for piece in layout.pieces:
         starts.append(len(ids))
-        ids += sequences[piece.holder].ids[piece.start : piece.stop]
+        ids += sequences[piece.sequence].ids[piece.start : piece.stop]
         positions += range(piece.start, piece.stop)
     # For each trained token: its sequence, the position that predicts it, and its id.
     rows: list[int] = []
@@ -226,7 +226,7 @@ def _pack_rows(
     for row, sequence in enumerate(sequences):
         # The position in the pack of each token of the sequence.
         packed_positions: list[int] = []
-        for index in layout.of_sequence[row]:
+        for index in layout.piece_indices[row]:
             piece = layout.pieces[index]
             packed_positions += range(starts[index], starts[index] + piece.stop - piece.start)
         trained = [i for i in range(1, len(sequence.ids)) if sequence.trained[i]]

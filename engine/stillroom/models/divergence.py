@@ -31,21 +31,21 @@ class Divergence:
     """A divergence at each position, with a function that computes its gradient."""
 
     value_N: Tensor
-    form_gradient: Callable[[], Tensor]
+    compute_gradient: Callable[[], Tensor]
     """Returns the gradient with respect to the student's logits, [N, V]; call it at most once,
     since it overwrites the buffers of the value."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """Student and teacher scores of each sampled token, from which losses are computed."""
+    """Student and teacher scores of each sampled token, the input of losses."""
 
     student_N: Tensor
     """The student's log-probability (nats), with gradient."""
     teacher_N: Tensor
     """The teacher's log-probability (nats), without gradient."""
     divergence_N: Tensor
-    """The loss's divergence (with gradient) or its baseline's (without); zeros if neither."""
+    """The divergence in the loss (with gradient) or its baseline (without), or zeros."""
     entropy_N: Tensor
     """The student's entropy, without gradient: exact if the loss uses the whole vocabulary, else
     the negative log-probability of the token."""
@@ -125,7 +125,7 @@ def bucket_reverse_kl(
     gaps_NB = torch.where(student_probabilities_NB > 0, student_NB - teacher_NB, 0.0)
     value_N = (student_probabilities_NB * gaps_NB).sum(-1)
 
-    def form_gradient() -> Tensor:
+    def compute_gradient() -> Tensor:
         slopes_NB = gaps_NB - value_N[:, None]
         # All tokens of the bucket share its gradient. Where the K tokens are the whole vocabulary
         # there is no bucket: the last column is then a token's, and the scatter overwrites this.
@@ -133,7 +133,7 @@ def bucket_reverse_kl(
         of_tokens_NK = (student_probabilities_NB * slopes_NB)[:, : ids_NK.shape[1]]
         return gradient_NV.scatter_(1, ids_NK, of_tokens_NK)
 
-    return Divergence(value_N, form_gradient)
+    return Divergence(value_N, compute_gradient)
 
 
 def bucket_logprobs(logits_NV: Tensor, ids_NK: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ class _WithGradient(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             # Saved as a tensor, not as a closure, because activation checkpointing can drop only
             # tensors.
-            ctx.save_for_backward(divergence.form_gradient())
+            ctx.save_for_backward(divergence.compute_gradient())
         return divergence.value_N
 
     @staticmethod
@@ -231,12 +231,14 @@ class TopTokens:
     rest_N: Tensor
     """The log-probability of all other tokens together; -inf if there are none."""
 
-    def part(self, part: slice) -> "TopTokens":
+    def __getitem__(self, positions: slice) -> "TopTokens":
         """Returns the tokens at the positions of a slice."""
-        return TopTokens(self.ids_NK[part], self.logprobs_NK[part], self.rest_N[part])
+        return TopTokens(
+            self.ids_NK[positions], self.logprobs_NK[positions], self.rest_N[positions]
+        )
 
     def first(self, k: int) -> "TopTokens":
-        """Returns the top `k` tokens; the others are added to the rest."""
+        """Returns the top `k` tokens; the probability of the others moves to `rest_N`."""
         if k >= self.ids_NK.shape[1]:
             return self
         parts = [self.logprobs_NK[:, k:], self.rest_N[:, None]]
@@ -256,35 +258,35 @@ def top_tokens(logits_NV: Tensor, k: int) -> TopTokens:
 
 
 def at_temperature(
-    form: Callable[[Tensor, Tensor, Tensor], Divergence],
+    divergence: Callable[[Tensor, Tensor, Tensor], Divergence],
     student_NV: Tensor,
     teacher_NV: Tensor,
     probabilities_NV: Tensor,
     *,
     temperature: float,
 ) -> Divergence:
-    """Returns T² times the divergence `form`, of both distributions at temperature T.
+    """Returns T² times `divergence`, computed from both distributions at temperature T.
 
     T² keeps the gradient's scale; at T = 1 this is the divergence itself.
     May overwrite `teacher_NV`.
     Source: Hinton et al. 2015 (arXiv 1503.02531), section 2.
     """
     if temperature == 1:
-        return form(student_NV, teacher_NV, probabilities_NV)
+        return divergence(student_NV, teacher_NV, probabilities_NV)
     student_NV = torch.log_softmax(student_NV / temperature, dim=-1)
     teacher_NV = torch.log_softmax(teacher_NV / temperature, dim=-1)
-    divergence = form(student_NV, teacher_NV, student_NV.exp())
+    scaled = divergence(student_NV, teacher_NV, student_NV.exp())
     return Divergence(
-        temperature**2 * divergence.value_N,
+        temperature**2 * scaled.value_N,
         # The logits are divided by T, and so is their gradient.
-        lambda: divergence.form_gradient().mul_(temperature),
+        lambda: scaled.compute_gradient().mul_(temperature),
     )
 
 
 def top_k_forward_kl(
     student_NV: Tensor, teacher: TopTokens, probabilities_NV: Tensor, *, temperature: float
 ) -> Divergence:
-    """Returns KL(teacher || student) in two parts: within the top K tokens, and K against the rest.
+    """Returns KL(teacher || student) within the top K tokens, plus that of K against all others.
 
     The first part compares the distributions within the K tokens at temperature T, times T² and
     the teacher's total probability of them. The second compares the total probability of these
@@ -295,34 +297,34 @@ def top_k_forward_kl(
     """
     ids_NK = teacher.ids_NK
     student_NB = bucket_logprobs(student_NV, ids_NK)
-    own_NK = student_NB[:, : ids_NK.shape[1]]
+    student_NK = student_NB[:, : ids_NK.shape[1]]
     # Rounding in the stored targets leaves a sum that is not exactly 1.
     norm_N1 = torch.logaddexp(teacher.logprobs_NK.logsumexp(dim=1), teacher.rest_N)[:, None]
     logprobs_NK, rest_N = teacher.logprobs_NK - norm_N1, teacher.rest_N - norm_N1[:, 0]
-    mass_N, own_mass_N = logprobs_NK.logsumexp(dim=1), own_NK.logsumexp(dim=1)
-    among_NK = torch.log_softmax(logprobs_NK / temperature, dim=-1)
-    own_among_NK = torch.log_softmax(own_NK / temperature, dim=-1)
-    weights_NK = among_NK.exp()
+    mass_N, student_mass_N = logprobs_NK.logsumexp(dim=1), student_NK.logsumexp(dim=1)
+    within_NK = torch.log_softmax(logprobs_NK / temperature, dim=-1)
+    student_within_NK = torch.log_softmax(student_NK / temperature, dim=-1)
+    weights_NK = within_NK.exp()
     # A token of teacher probability 0 adds nothing, whatever the student gives it.
-    gaps_NK = torch.where(weights_NK > 0, among_NK - own_among_NK, 0.0)
+    gaps_NK = torch.where(weights_NK > 0, within_NK - student_within_NK, 0.0)
     value_N = mass_N.exp() * (
-        temperature**2 * (weights_NK * gaps_NK).sum(dim=1) + mass_N - own_mass_N
+        temperature**2 * (weights_NK * gaps_NK).sum(dim=1) + mass_N - student_mass_N
     )
-    has_rest, own_rest_N = student_NB.shape[1] > ids_NK.shape[1], student_NB[:, -1]
+    has_rest, student_rest_N = student_NB.shape[1] > ids_NK.shape[1], student_NB[:, -1]
     rest_share_N = rest_N.exp() if has_rest else torch.zeros_like(value_N)
     if has_rest:
-        value_N = value_N + torch.where(rest_share_N > 0, rest_share_N * (rest_N - own_rest_N), 0.0)
+        gap_N = rest_N - student_rest_N
+        value_N = value_N + torch.where(rest_share_N > 0, rest_share_N * gap_N, 0.0)
 
-    def form_gradient() -> Tensor:
+    def compute_gradient() -> Tensor:
         mass_N1 = mass_N.exp()[:, None]
-        of_tokens_NK = mass_N1 * (
-            temperature * (own_among_NK.exp() - weights_NK) - (own_NK - own_mass_N[:, None]).exp()
-        )
-        of_tokens_NK = of_tokens_NK + own_NK.exp()
+        slopes_NK = temperature * (student_within_NK.exp() - weights_NK)
+        slopes_NK = slopes_NK - (student_NK - student_mass_N[:, None]).exp()
+        of_tokens_NK = mass_N1 * slopes_NK + student_NK.exp()
         if not has_rest:
             return torch.empty_like(probabilities_NV).scatter_(1, ids_NK, of_tokens_NK)
         tiny = torch.finfo(value_N.dtype).tiny
-        others_N1 = 1 - (rest_share_N / own_rest_N.exp().clamp_min(tiny))[:, None]
+        others_N1 = 1 - (rest_share_N / student_rest_N.exp().clamp_min(tiny))[:, None]
         return (probabilities_NV * others_N1).scatter_(1, ids_NK, of_tokens_NK)
 
-    return Divergence(value_N, form_gradient)
+    return Divergence(value_N, compute_gradient)

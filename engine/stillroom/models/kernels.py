@@ -48,13 +48,13 @@ class KernelLayout:
     """Cumulative key lengths of the spans, [S + 1] int32, starting with 0."""
     keys_K: Tensor | None
     """The index of the token of each key; None: all tokens in order, as no prefix is shared."""
-    most_queries: int
-    most_keys: int
+    max_queries: int
+    max_keys: int
 
 
 @dataclass(slots=True)
 class Pack:
-    """The spans of a row; what their attention needs is computed once for all layers."""
+    """The spans of a row, with the masks and layouts of their attention, cached for all layers."""
 
     spans: Sequence[PackSpan]
     kernel: PackKernel = "spans"
@@ -80,9 +80,9 @@ class Pack:
         if key not in self._masks:
             queries = torch.arange(num_before, num_before + num_new, device=like.device)[:, None]
             keys = torch.arange(num_before + num_new, device=like.device)
-            seen = (keys <= queries) & (keys > queries - window)
+            is_visible = (keys <= queries) & (keys > queries - window)
             mask = torch.zeros(num_new, num_before + num_new, dtype=like.dtype, device=like.device)
-            self._masks[key] = mask.masked_fill_(~seen, float("-inf"))
+            self._masks[key] = mask.masked_fill_(~is_visible, float("-inf"))
         return self._masks[key]
 
     def layout(self, device: torch.device) -> KernelLayout:
@@ -134,35 +134,35 @@ class KernelCheck:
         Raises ValueError or RuntimeError if `varlen` does not support the call.
         """
         # Both get rounded inputs, since only the error of the kernel itself counts.
-        given = [tensor.detach().to(self.dtype).requires_grad_() for tensor in inputs]
-        exact = [tensor.detach().float().requires_grad_() for tensor in given]
-        with torch.autocast(given[0].device.type, enabled=False):
-            found = _attend_varlen(pack, *given, window=window, scale=scale)
+        rounded = [tensor.detach().to(self.dtype).requires_grad_() for tensor in inputs]
+        exact = [tensor.detach().float().requires_grad_() for tensor in rounded]
+        with torch.autocast(rounded[0].device.type, enabled=False):
+            output = _attend_varlen(pack, *rounded, window=window, scale=scale)
             expected = _attend_by_span(pack, *exact, window=window, scale=scale, dropout=0.0)
-            found_all = [found, *torch.autograd.grad(found.float().sum(), given)]
-            expected_all = [expected, *torch.autograd.grad(expected.sum(), exact)]
-        for ours, reference in zip(found_all, expected_all, strict=True):
-            self.gap = max(self.gap, relative_gap(ours.float(), reference))
+            results = [output, *torch.autograd.grad(output.float().sum(), rounded)]
+            references = [expected, *torch.autograd.grad(expected.sum(), exact)]
+        for result, reference in zip(results, references, strict=True):
+            self.gap = max(self.gap, relative_gap(result.float(), reference))
 
 
-def relative_gap(found: Tensor, expected: Tensor) -> float:
+def relative_gap(actual: Tensor, expected: Tensor) -> float:
     """Returns the largest absolute error divided by the largest expected value; inf for NaN."""
-    gap = (found.to(expected.device) - expected).abs().max() / expected.abs().max()
+    gap = (actual.to(expected.device) - expected).abs().max() / expected.abs().max()
     return gap.nan_to_num(nan=math.inf).item()
 
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """The attention kernel for packs on a device, or None with the reason why none is fast."""
+    """The attention kernel for packs on a device; None with a reason if packing is not faster."""
 
     kernel: PackKernel | None
     reason: str = ""
 
 
 def choose_kernel(device: torch.device, dtype: torch.dtype) -> KernelChoice:
-    """Returns the kernel of packs on a device where attention is computed in `dtype`.
+    """Returns the attention kernel for packs on a device, where attention computes in `dtype`.
 
-    `models.probe` tests whether it supports the model's attention heads.
+    `models.probe` tests whether the kernel supports the model's attention heads.
     """
     # On CUDA a call for each span would start far more kernels than one padded pass does.
     if device.type != "cuda":
@@ -200,8 +200,8 @@ def _attend_by_span(
     for index, span in enumerate(pack.spans):
         query, key, value = (part[index] for part in parts)
         if span.before:
-            seen = (*span.before, index)
-            key, value = (torch.cat([part[i] for i in seen], dim=2) for part in parts[1:])
+            attended_to = (*span.before, index)
+            key, value = (torch.cat([part[i] for i in attended_to], dim=2) for part in parts[1:])
         total = key.shape[2]
         num_before = total - span.length
         reach = min(window or total, total)
@@ -243,7 +243,7 @@ def _attend_varlen(
     )
     layout = pack.layout(device)
     keys_K = layout.keys_K
-    reach = -1 if window is None or window >= layout.most_keys else window - 1
+    reach = -1 if window is None or window >= layout.max_keys else window - 1
 
     def attended(query_Thd: Tensor, key_Khd: Tensor, value_Khd: Tensor) -> Tensor:
         if keys_K is not None:
@@ -252,7 +252,7 @@ def _attend_varlen(
         # The last query of a span is aligned with its last key, so that it attends to the prefix.
         return attention(
             query_Thd, key_Khd, value_Khd, layout.query_ends_S, layout.key_ends_S,
-            layout.most_queries, layout.most_keys,
+            layout.max_queries, layout.max_keys,
             window_size=(reach, 0), scale=scale, enable_gqa=query_Thd.shape[1] != key_Khd.shape[1],
         )  # fmt: skip
 
@@ -271,16 +271,16 @@ def _layout(spans: Sequence[PackSpan], device: torch.device) -> KernelLayout:
     keys: list[int] = []
     key_ends = [0]
     for index, span in enumerate(spans):
-        for seen in (*span.before, index):
-            keys += range(starts[seen], starts[seen + 1])
+        for attended in (*span.before, index):
+            keys += range(starts[attended], starts[attended + 1])
         key_ends.append(len(keys))
     is_shared = any(span.before for span in spans)
     return KernelLayout(
         query_ends_S=torch.tensor(starts, dtype=torch.int32, device=device),
         key_ends_S=torch.tensor(key_ends, dtype=torch.int32, device=device),
         keys_K=torch.tensor(keys, device=device) if is_shared else None,
-        most_queries=max(span.length for span in spans),
-        most_keys=max(end - start for start, end in pairwise(key_ends)),
+        max_queries=max(span.length for span in spans),
+        max_keys=max(end - start for start, end in pairwise(key_ends)),
     )
 
 
@@ -297,17 +297,17 @@ def _varlen_attention() -> Callable[..., Any] | None:
 
 PACKED_ATTENTION = "stillroom_packed"
 
-_KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+_PACKED_LAYERS = {"full_attention", "sliding_attention"}
 
 
-def allow_packing(model: Any) -> bool:
+def enable_packing(model: Any) -> bool:
     """Switches the model to packed attention; False if its attention is not supported.
 
     Passes without packs are unchanged. `models.probe` tests whether packs change the logits.
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
-    if getattr(config, "attn_logit_softcapping", None) is not None or not kinds <= _KNOWN_LAYERS:
+    if getattr(config, "attn_logit_softcapping", None) is not None or not kinds <= _PACKED_LAYERS:
         return False
     if model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(PACKED_ATTENTION)

@@ -47,7 +47,7 @@ class HeadRunner:
         scale_by_positions(self._body)
         self.rules = PassRules(boundaries=rope_boundaries(config))
         """Which sequences may share a pass; `choose_passes` sets faster rules."""
-        self.may_embed = True
+        self.accepts_embeddings = True
         """Whether the body accepts embeddings instead of token ids."""
         self.notes: list[str] = []
         """Notes for the user on how rows run: packed on a GPU, or why a slower layout is used."""
@@ -77,15 +77,15 @@ class HeadRunner:
         )
 
     @property
-    def by_hand(self) -> HandGradients | None:
-        """Computes the head's gradients without autograd; None if the head does not support it."""
+    def hand_gradients(self) -> HandGradients | None:
+        """The head's hand-written gradients, without autograd; None for an unsupported head."""
         if self._matrix is None or self._matrix.weight is not self._head.weight:
             self._matrix = matrix_head(self._head, scale=self._scale, softcap=self._softcap)
         if self._matrix is None:
             return None
         # Created each time: it refers to this head, and a reference cycle would keep the model
         # alive after its last use.
-        embeddings = self._base.get_input_embeddings() if self.may_embed else None
+        embeddings = self._base.get_input_embeddings() if self.accepts_embeddings else None
         return HandGradients(self._matrix, embeddings, self.batch_hidden)
 
     def hidden(self, ids_BT: Tensor) -> Tensor:
@@ -140,8 +140,8 @@ class HeadRunner:
 
         Autograd tracks them if gradients are enabled.
         """
-        if not torch.is_grad_enabled() and (by_hand := self.by_hand) is not None:
-            return by_hand.logprobs(batch)
+        if not torch.is_grad_enabled() and (gradients := self.hand_gradients) is not None:
+            return gradients.logprobs(batch)
 
         def logprobs(hidden_nH: Tensor, part: slice) -> Tensor:
             return token_logprobs(self.logits(hidden_nH), batch.targets_N[part])
@@ -181,10 +181,10 @@ class HeadRunner:
 def compute_in_tiles(
     compute: Callable[[Tensor, slice], Tensor], hidden_NH: Tensor, *, tile_size: int
 ) -> Tensor:
-    """Applies `compute` to each tile of `tile_size` hidden states and its slice; joins the results.
+    """Returns the results of `compute` for each tile of hidden states and its slice, joined.
 
-    With several tiles, what a tile's gradient needs is recomputed in the backward pass instead of
-    kept.
+    tile_size: the number of hidden states per tile. With several tiles, the backward pass
+    recomputes a tile's activations instead of keeping them.
     """
     num_positions = hidden_NH.shape[0]
     if num_positions <= tile_size:
@@ -211,7 +211,7 @@ def _softcap(config: Any) -> float | None:
 
 
 def _logit_scale(config: Any) -> float:
-    """Returns the factor that a configuration scales logits by; 1 if it has none."""
+    """Returns the factor by which a model's configuration scales logits; 1 if there is none."""
     multiplier = getattr(config, "logit_scale", getattr(config, "lm_head_multiplier", None))
     divisor = getattr(config, "logits_scaling", None)
     return float(multiplier or 1.0) / float(divisor or 1.0)

@@ -17,15 +17,15 @@ from transformers.utils.hub import cached_file
 
 from stillroom.data.chat.render import ChatRenderer
 from stillroom.errors import ModelError
-from stillroom.models.gguf.folder import files_of
+from stillroom.models.gguf.folder import pretrained_path
 from stillroom.models.multimodal import (
     KEY_MAPPING,
     is_for_multimodal,
     is_multimodal,
+    language_model_name,
     make_standalone,
     renamed_settings,
     silence_unused_weights,
-    text_name,
     text_options,
     text_part_names,
     weight_names,
@@ -42,7 +42,7 @@ from stillroom.models.resolve import ModelLocation, adapter_base
 from stillroom.settings import Workspace
 from stillroom.types import Message
 
-_CHAT: list[Message] = [
+_PROBE_CHAT: list[Message] = [
     {"role": "user", "content": "Hello"},
     {"role": "assistant", "content": "Hello"},
 ]
@@ -71,7 +71,7 @@ class LoadedModel:
         return context_length(self.model)
 
     @property
-    def num_embedded(self) -> int:
+    def num_embeddings(self) -> int:
         """The number of token ids that the model has embeddings for."""
         embeddings: Any = self.model.get_input_embeddings()
         return int(embeddings.weight.shape[0])
@@ -79,28 +79,28 @@ class LoadedModel:
     def check_vocabulary(self) -> None:
         """Raises ModelError if chats need tokens that the model has no embeddings for.
 
-        Tokens that only images or audio need (Gemma 3) may lack one.
+        Tokens for images or audio (Gemma 3) may have no embedding.
         """
         vocabulary: dict[str, int] = self.tokenizer.get_vocab()
-        if max(vocabulary.values()) < self.num_embedded:
+        if max(vocabulary.values()) < self.num_embeddings:
             return
         needed = set(self.stop_ids)
         with suppress(ModelError):
-            [chat, *_] = ChatRenderer(self.tokenizer).sequences(_CHAT, [])
+            [chat, *_] = ChatRenderer(self.tokenizer).sequences(_PROBE_CHAT, [])
             needed |= set(chat.ids)
         self.check_ids([sorted(needed)], "its chat template")
 
-    def check_ids(self, sequences: Iterable[Sequence[int]], user: str) -> None:
+    def check_ids(self, sequences: Iterable[Sequence[int]], needed_by: str) -> None:
         """Raises ModelError for a token that the model has no embedding for.
 
-        user: what needs the tokens, as the error names it.
+        needed_by: what needs the tokens, for the error.
         """
         largest = max((max(ids, default=0) for ids in sequences), default=0)
-        if largest >= (num := self.num_embedded):
+        if largest >= (num := self.num_embeddings):
             text = self.tokenizer.convert_ids_to_tokens(largest)
             raise ModelError(
-                f"{self.location.name!r} has embeddings for {num} tokens, but {user} needs token "
-                f"{largest}, {text!r}",
+                f"{self.location.name!r} has embeddings for {num} tokens, but {needed_by} needs "
+                f"token {largest}, {text!r}",
                 "use the tokenizer that belongs to the model, or save the model again after "
                 f"model.resize_token_embeddings({largest + 1})",
             )
@@ -109,11 +109,11 @@ class LoadedModel:
 def context_length(model: Any) -> int:
     """Returns the maximum number of tokens of a sequence, from the model's configuration."""
     config = model.config.get_text_config()
-    trained = getattr(config, "max_position_embeddings", 1 << 20)
+    max_positions = getattr(config, "max_position_embeddings", 1 << 20)
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     # Dynamic RoPE extends the context beyond the configured one.
-    stretch = rope["factor"] if rope.get("rope_type") == "dynamic" else 1
-    return int(trained * stretch)
+    factor = rope["factor"] if rope.get("rope_type") == "dynamic" else 1
+    return int(max_positions * factor)
 
 
 def load_tokenizer(location: ModelLocation, *, chat_template: str | None = None) -> Any:
@@ -122,9 +122,9 @@ def load_tokenizer(location: ModelLocation, *, chat_template: str | None = None)
     Raises ModelError unless it has exactly one chat template.
     """
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(files_of(location))
+        tokenizer: Any = AutoTokenizer.from_pretrained(pretrained_path(location))
     except (OSError, ValueError, KeyError) as error:
-        raise _cannot_load("tokenizer", location, error) from error
+        raise _load_error("tokenizer", location, error) from error
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     if not tokenizer.chat_template:
@@ -139,8 +139,7 @@ def load_tokenizer(location: ModelLocation, *, chat_template: str | None = None)
         names = ", ".join(sorted(tokenizer.chat_template))
         raise ModelError(
             f"the tokenizer of {location.name!r} has several chat templates ({names})",
-            "copy the model to a folder, and keep only the template to use there, as "
-            "chat_template.jinja",
+            "copy the model to a folder, and keep only the template to use, as chat_template.jinja",
         )
     return tokenizer
 
@@ -149,7 +148,7 @@ def _processor_template(location: ModelLocation) -> Any:
     """Returns the chat template in a multimodal model's processor files, or None."""
     for name in ("chat_template.json", "processor_config.json"):
         try:
-            path = cached_file(files_of(location), name)
+            path = cached_file(pretrained_path(location), name)
             settings = json.loads(Path(path).read_bytes()) if path is not None else {}
         except (OSError, ValueError):
             continue  # most models have no such file
@@ -229,7 +228,7 @@ def read_weights(
         part = text_options(location)
         with silence_unused_weights() if part else nullcontext():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                files_of(location),
+                pretrained_path(location),
                 dtype=dtype,
                 use_safetensors=True,
                 output_loading_info=True,
@@ -237,7 +236,7 @@ def read_weights(
                 **options,
             )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise _cannot_load("model", location, error) from error
+        raise _load_error("model", location, error) from error
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
         # transformers has set the missing weights to random values.
@@ -287,7 +286,8 @@ def attach_adapter(
         config: Any = PeftConfig.from_pretrained(location.location)
         if not is_multimodal(base) and is_for_multimodal(names):
             names = text_part_names(names)
-            for setting, value in renamed_settings(config.to_dict(), names, text_name).items():
+            changed = renamed_settings(config.to_dict(), names, language_model_name)
+            for setting, value in changed.items():
                 setattr(config, setting, set(value) if setting == "target_modules" else value)
             options = {"key_mapping": KEY_MAPPING}
         with warnings.catch_warnings():
@@ -297,7 +297,7 @@ def attach_adapter(
                 base, location.location, config=config, is_trainable=is_trainable, **options
             )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise _cannot_load("adapter", location, error) from error
+        raise _load_error("adapter", location, error) from error
     except UserWarning as warning:
         raise ModelError(
             f"the files of the adapter {location.name!r} lack weights: {warning}",
@@ -306,15 +306,15 @@ def attach_adapter(
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
-    """Returns the ids of the tokens that end an assistant turn."""
+    """Returns the ids of the tokens that end an assistant turn, by the model and its tokenizer."""
     configured = getattr(model.generation_config, "eos_token_id", None)
     listed: list[Any] = configured if isinstance(configured, list) else [configured]
-    own = frozenset(token for token in listed if isinstance(token, int))
-    return own | stop_ids_of_tokenizer(tokenizer)
+    model_ids = frozenset(token for token in listed if isinstance(token, int))
+    return model_ids | stop_ids_of_tokenizer(tokenizer)
 
 
 def stop_ids_of_tokenizer(tokenizer: Any) -> frozenset[int]:
-    """Returns the tokens that end an assistant turn, from its tokenizer and template alone."""
+    """Returns the ids of the tokens that end an assistant turn by tokenizer and chat template."""
     listed: list[Any] = [tokenizer.eos_token_id]
     # A base model's end of text often differs from the token with which its template ends turns.
     with suppress(ModelError):
@@ -330,7 +330,7 @@ def set_num_threads(model: PreTrainedModel) -> None:
     torch.set_num_threads(1 if is_small else max(1, (os.cpu_count() or 2)))
 
 
-def _cannot_load(kind: str, location: ModelLocation, error: BaseException) -> ModelError:
+def _load_error(kind: str, location: ModelLocation, error: BaseException) -> ModelError:
     """Returns the error for a model, tokenizer or adapter (`kind`) that failed to load."""
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
     fix = (

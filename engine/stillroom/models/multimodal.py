@@ -20,12 +20,12 @@ from transformers.utils import logging
 
 from stillroom.errors import ModelError
 from stillroom.files import write_json
-from stillroom.models.gguf.folder import files_of
+from stillroom.models.gguf.folder import pretrained_path
 from stillroom.models.resolve import ModelLocation
 
 # Text parts that transformers has no causal language model for, and equivalent model types: their
 # three-dimensional positions are equal in all dimensions if there are no images.
-_SAME_AS = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
+_EQUIVALENT_TYPES = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
 _IMAGE_ROPE_KEYS = ("mrope_section", "mrope_interleaved", "type")
 # Name prefixes of the text part's weights: in the files, and in a language model.
 _PREFIXES = {
@@ -34,7 +34,7 @@ _PREFIXES = {
     "language_model.lm_head.": "lm_head.",
 }
 KEY_MAPPING = {f"^{re.escape(begin)}": end for begin, end in _PREFIXES.items()}
-"""Patterns of name prefixes in a multimodal model, with those in a language model."""
+"""Patterns of weight-name prefixes in a multimodal model, each with its replacement."""
 
 # Multimodal models that contain a whole language model, including its head.
 _HOLD_LANGUAGE_MODEL = ("llama4",)
@@ -46,7 +46,7 @@ def multimodal_config(location: ModelLocation) -> Any | None:
     A model that runs as a whole, but whose text part cannot run alone, counts as text-only.
     Raises OSError, ValueError or KeyError if the configuration cannot be read.
     """
-    config: Any = AutoConfig.from_pretrained(files_of(location))
+    config: Any = AutoConfig.from_pretrained(pretrained_path(location))
     return config if _has_text_part(config) else None
 
 
@@ -56,7 +56,7 @@ def language_config(location: ModelLocation) -> Any:
     Raises ModelError if transformers has no causal language model for it, and the errors of
     `multimodal_config`.
     """
-    config: Any = AutoConfig.from_pretrained(files_of(location))
+    config: Any = AutoConfig.from_pretrained(pretrained_path(location))
     language = _text_config(config) if _has_text_part(config) else config
     if type(language) not in MODEL_FOR_CAUSAL_LM_MAPPING and not hasattr(config, "auto_map"):
         part = "" if language is config else f", text part {language.model_type!r}"
@@ -78,8 +78,8 @@ def text_options(location: ModelLocation) -> dict[str, Any]:
     return {"config": config, "key_mapping": KEY_MAPPING} if is_part else {}
 
 
-def text_name(name: str) -> str:
-    """Returns a weight's name in a language model from its name in a multimodal checkpoint.
+def language_model_name(name: str) -> str:
+    """Returns the name in a language model of a weight of a multimodal checkpoint.
 
     Weights outside the text part keep their names.
     """
@@ -90,7 +90,7 @@ def text_name(name: str) -> str:
 
 
 def multimodal_name(name: str, model_type: str) -> str:
-    """Returns the name in a loaded multimodal model of a weight or module of the text part."""
+    """Returns the name that a text-part weight or module has in a loaded multimodal model."""
     if model_type in _HOLD_LANGUAGE_MODEL:
         return f"language_model.{name}"
     return f"model.language_model.{rest}" if (rest := name.removeprefix("model.")) != name else name
@@ -108,7 +108,7 @@ def silence_unused_weights() -> Generator[None]:
 
 
 def is_multimodal(model: Any) -> bool:
-    """Whether a loaded model is multimodal because its text part could not be loaded alone."""
+    """Whether a loaded model is a whole multimodal model, as its text part could not run alone."""
     return hasattr(model.config, "text_config")
 
 
@@ -118,8 +118,8 @@ def make_standalone(model: Any) -> None:
     transformers would save its weights under their names in the multimodal checkpoint, and keep
     tie_word_embeddings even where the files have a separate head.
     """
-    used: Sequence[Any] = getattr(model, "_weight_conversions", None) or []
-    model._weight_conversions = [c for c in used if c.source_patterns[0] not in KEY_MAPPING]
+    conversions: Sequence[Any] = getattr(model, "_weight_conversions", None) or []
+    model._weight_conversions = [c for c in conversions if c.source_patterns[0] not in KEY_MAPPING]
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     model.config.tie_word_embeddings = head.weight is embeddings.weight
 
@@ -136,7 +136,7 @@ def _has_text_part(config: Any) -> bool:
 def _text_config(whole: Any) -> Any:
     """Returns the configuration of a model's text part as a causal language model."""
     text: Any = deepcopy(whole.get_text_config())
-    if (same := _SAME_AS.get(text.model_type)) is not None:
+    if (same := _EQUIVALENT_TYPES.get(text.model_type)) is not None:
         settings = {k: v for k, v in text.to_dict().items() if k != "model_type"}
         rope = settings.get("rope_parameters") or {}
         settings["rope_parameters"] = {k: v for k, v in rope.items() if k not in _IMAGE_ROPE_KEYS}
@@ -150,8 +150,8 @@ def _text_config(whole: Any) -> Any:
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _ROOT = "base_model.model."
-_NARROWER = ("exclude_modules", "layers_to_transform", "layers_pattern")
-"""The adapter settings that exclude target modules; full module names replace them."""
+_MODULE_FILTERS = ("exclude_modules", "layers_to_transform", "layers_pattern")
+"""The adapter settings that exclude target modules; not needed with full module names."""
 
 
 def weight_names(folder: Path) -> list[str]:
@@ -168,7 +168,7 @@ def weight_names(folder: Path) -> list[str]:
 
 def is_for_multimodal(names: Iterable[str]) -> bool:
     """Whether an adapter with these weight names is for a whole multimodal model."""
-    return any(text_name(inner) != inner for inner in map(_wrapped_name, names))
+    return any(language_model_name(inner) != inner for inner in map(_wrapped_name, names))
 
 
 def text_part_names(names: Iterable[str]) -> list[str]:
@@ -176,10 +176,8 @@ def text_part_names(names: Iterable[str]) -> list[str]:
 
     Weights outside the text part are left out.
     """
-    inner = [
-        name for name in map(_wrapped_name, names) if text_name(name) != name or _is_head(name)
-    ]
-    return [_ROOT + text_name(name) for name in inner]
+    wrapped = map(_wrapped_name, names)
+    return [_ROOT + language_model_name(name) for name in wrapped if _is_in_text_part(name)]
 
 
 def trained_other_weights(folder: Path) -> list[str]:
@@ -187,11 +185,7 @@ def trained_other_weights(folder: Path) -> list[str]:
     names = weight_names(folder)
     if not is_for_multimodal(names):
         return []
-    others = [
-        n
-        for n in names
-        if text_name(_wrapped_name(n)) == _wrapped_name(n) and not _is_head(_wrapped_name(n))
-    ]
+    others = [n for n in names if not _is_in_text_part(_wrapped_name(n))]
     with safe_open(folder / ADAPTER_WEIGHTS, "pt") as weights:
         # A new LoRA adapter is a no-op: its second matrix is zero.
         return [n for n in others if ".lora_A." not in n and bool(weights.get_tensor(n).any())]
@@ -209,7 +203,7 @@ def renamed_settings(
     wrapped = tuple(parameter.rpartition(".")[0] for parameter in parameters)
     modules = {_wrapped_name(name).partition(".lora_")[0] for name in names if ".lora_" in name}
     targets = {module.removesuffix(".base_layer") for module in modules}
-    changed: dict[str, Any] = {name: None for name in _NARROWER if settings.get(name)}
+    changed: dict[str, Any] = {name: None for name in _MODULE_FILTERS if settings.get(name)}
     changed["target_modules"] = sorted(m for m in targets if not m.endswith(wrapped or "/"))
     if parameters:
         changed["target_parameters"] = [rename(parameter) for parameter in parameters]
@@ -254,5 +248,6 @@ def _wrapped_name(name: str) -> str:
     return name.removeprefix(_ROOT)
 
 
-def _is_head(name: str) -> bool:
-    return name.startswith("lm_head.")
+def _is_in_text_part(name: str) -> bool:
+    """Whether a weight with this name in the wrapped model belongs to its text part."""
+    return language_model_name(name) != name or name.startswith("lm_head.")

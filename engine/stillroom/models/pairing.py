@@ -30,7 +30,7 @@ _API_MODELS = re.compile(
     re.IGNORECASE,
 )
 # The number of characters that an error shows of each chat template, from where they differ.
-_SHOWN = 40
+_SHOWN_CHARS = 40
 
 
 def alternatives(*fixes: str) -> str:
@@ -58,11 +58,11 @@ def check_pair(student: "LoadedModel", teacher: "LoadedModel") -> None:
     for model in (student, teacher):
         model.check_vocabulary()
     vocabulary: dict[str, int] = student.tokenizer.get_vocab()
-    sampled = [token for token in vocabulary.values() if token < student.num_embedded]
+    sampled = [token for token in vocabulary.values() if token < student.num_embeddings]
     teacher.check_ids([sampled], "the student")
-    beyond = teacher.stop_ids - student.stop_ids
-    if student.stop_ids and beyond:
-        marks = ", ".join(repr(student.tokenizer.convert_ids_to_tokens(i)) for i in sorted(beyond))
+    extra = teacher.stop_ids - student.stop_ids
+    if student.stop_ids and extra:
+        marks = ", ".join(repr(student.tokenizer.convert_ids_to_tokens(i)) for i in sorted(extra))
         raise ModelError(
             f"{names} have different end-of-turn tokens: the teacher also ends a turn at {marks}, "
             "where the student would continue up to its limit",
@@ -110,5 +110,5 @@ def _difference(student_template: str, teacher_template: str) -> str:
     end = min(len(student_template), len(teacher_template))
     start = next((i for i, (a, b) in pairs if a != b), end)
     line = student_template.count("\n", 0, start) + 1
-    shown = [text[start : start + _SHOWN] for text in (student_template, teacher_template)]
+    shown = [text[start : start + _SHOWN_CHARS] for text in (student_template, teacher_template)]
     return f"from character {start} (line {line}) on {shown[0]!r} and {shown[1]!r}"

@@ -41,11 +41,11 @@ def check_options(device: torch.device, *, quantization: Quantization, spread: b
     """Raises ConfigError if the device is an Apple GPU and an option needs CUDA."""
     if device.type != "mps":
         return
-    named = {"quantization: nf4": quantization is not None, "spread: true": spread}
-    if needing := [option for option, is_set in named.items() if is_set]:
+    cuda_options = {"quantization: nf4": quantization is not None, "spread: true": spread}
+    if unsupported := [option for option, is_set in cuda_options.items() if is_set]:
         raise ConfigError(
-            f"an Apple GPU (mps) does not support {' and '.join(needing)}",
-            f"remove {' and '.join(needing)}; to save memory, set precision: bf16",
+            f"an Apple GPU (mps) does not support {' and '.join(unsupported)}",
+            f"remove {' and '.join(unsupported)}; to save memory, set precision: bf16",
         )
 
 

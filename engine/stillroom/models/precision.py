@@ -40,8 +40,7 @@ def nf4_options(dtype: "torch.dtype", device: "torch.device") -> dict[str, Any]:
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype,
         ),
-        # Each weight is quantised as it is moved to its device, since the whole model may not fit
-        # there.
+        # Each weight is quantised as it is moved, since the whole model may not fit on the device.
         "device_map": {"": str(device)},
     }
 

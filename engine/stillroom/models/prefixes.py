@@ -7,19 +7,21 @@ from dataclasses import dataclass, field
 MIN_SHARED = 8
 """A shorter shared prefix does not become a piece of its own."""
 # Tokens after a shared prefix need an explicit mask, with which attention is slower than with the
-# causal one. The cost grows with the square of their number; each shared token saves about this
-# much of it.
-_SQUARE_WORTH = 4096
+# causal one. The cost grows with the square of their number; each shared token makes up for about
+# this many squares.
+_SQUARES_SAVED_PER_TOKEN = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPiece:
-    """The tokens `start` … `stop` - 1 of the sequence `holder`, after the pieces `before`."""
+    """The tokens from `start` up to `stop` of a sequence, and which pieces precede them."""
 
-    holder: int
+    sequence: int
+    """The index of a sequence that has these tokens."""
     start: int
     stop: int
     before: tuple[int, ...]
+    """The indices of the pieces with the tokens before `start`, in order."""
 
 
 @dataclass(slots=True)
@@ -27,7 +29,7 @@ class PackLayout:
     """The pieces that sequences are split into, each listed after the pieces that precede it."""
 
     pieces: list[SharedPiece] = field(default_factory=list[SharedPiece])
-    of_sequence: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
+    piece_indices: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     """The indices of the pieces that make up a sequence, in order, by the sequence's index."""
 
     @property
@@ -36,7 +38,7 @@ class PackLayout:
         return sum(piece.stop - piece.start for piece in self.pieces)
 
 
-def num_common(left_ids: list[int], right_ids: list[int]) -> int:
+def common_prefix_length(left_ids: list[int], right_ids: list[int]) -> int:
     """Returns the length of the longest prefix that two sequences share."""
     shorter = min(len(left_ids), len(right_ids))
     # First one comparison in C: rollouts of one prompt are often equal up to the shorter's end.
@@ -55,7 +57,7 @@ def group_by_prefix(sequences: Sequence[list[int]], *, max_tokens: int) -> Itera
     total = 0
     for index in sorted(range(len(sequences)), key=lambda i: sequences[i]):
         ids = sequences[index]
-        num_new = len(ids) - (num_common(sequences[group[-1]], ids) if group else 0)
+        num_new = len(ids) - (common_prefix_length(sequences[group[-1]], ids) if group else 0)
         if group and total + num_new > max_tokens:
             yield group
             group, total, num_new = [], 0, len(ids)
@@ -68,11 +70,11 @@ def group_by_prefix(sequences: Sequence[list[int]], *, max_tokens: int) -> Itera
 def split_shared_prefixes(sequences: Sequence[Sequence[int]]) -> PackLayout:
     """Splits sequences into pieces; a prefix that several of them share is one piece."""
     layout = PackLayout()
-    _add_members(layout, sequences, list(range(len(sequences))), depth=0, before=())
+    _split_members(layout, sequences, list(range(len(sequences))), depth=0, before=())
     return layout
 
 
-def _add_members(
+def _split_members(
     layout: PackLayout,
     sequences: Sequence[Sequence[int]],
     members: Sequence[int],
@@ -80,37 +82,37 @@ def _add_members(
     depth: int,
     before: tuple[int, ...],
 ) -> None:
-    """Adds the members' tokens from position `depth` on; all members share those before it."""
+    """Adds the pieces of the members from position `depth` on; they share all tokens before it."""
     by_next: dict[tuple[int, ...], list[int]] = {}
     for index in members:
         following = tuple(sequences[index][depth : depth + MIN_SHARED])
         by_next.setdefault(following, []).append(index)
     for following, group in by_next.items():
-        shared = _num_shared(sequences, group)
+        shared = _shared_prefix_length(sequences, group)
         longest = max(len(sequences[index]) for index in group) - shared
-        is_worth_it = (shared - depth) * _SQUARE_WORTH >= longest**2
+        is_worth_it = (shared - depth) * _SQUARES_SAVED_PER_TOKEN >= longest**2
         if len(group) > 1 and len(following) == MIN_SHARED and is_worth_it:
             trunk = _add_piece(layout, SharedPiece(group[0], depth, shared, before))
-            _add_members(layout, sequences, group, depth=shared, before=(*before, *trunk))
+            _split_members(layout, sequences, group, depth=shared, before=(*before, *trunk))
             continue
         for index in group:
             leaf = _add_piece(layout, SharedPiece(index, depth, len(sequences[index]), before))
-            layout.of_sequence[index] = (*before, *leaf)
+            layout.piece_indices[index] = (*before, *leaf)
 
 
 def _add_piece(layout: PackLayout, piece: SharedPiece) -> tuple[int, ...]:
-    """Adds the piece unless it is empty; returns its index, or ()."""
+    """Adds the piece unless it is empty; returns a tuple with its index, or ()."""
     if piece.start == piece.stop:
         return ()
     layout.pieces.append(piece)
     return (len(layout.pieces) - 1,)
 
 
-def _num_shared(sequences: Sequence[Sequence[int]], group: Sequence[int]) -> int:
+def _shared_prefix_length(sequences: Sequence[Sequence[int]], group: Sequence[int]) -> int:
     """Returns the length of the longest prefix that all sequences of the group share."""
     members = [list(sequences[index]) for index in group]
-    # The smallest and the largest in lexicographic order share what all of them share.
-    return num_common(min(members), max(members))
+    # All of them share what the smallest and the largest in lexicographic order share.
+    return common_prefix_length(min(members), max(members))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +130,12 @@ class PrefixIndex:
         self._ordered = sorted((ids, index) for index, ids in enumerate(sequences))
         self._lengths = sorted({len(ids) for ids in sequences}, reverse=True)
 
-    def longest(self, ids: list[int]) -> SharedPrefix | None:
+    def longest_shared(self, ids: list[int]) -> SharedPrefix | None:
         """Returns the longest prefix of `ids` shared with a sequence; None without sequences."""
         position = bisect.bisect_left(self._ordered, (ids, -1))
         # In lexicographic order, one of the two neighbours shares the longest prefix.
         shares = [
-            SharedPrefix(index, num_common(ids, neighbour))
+            SharedPrefix(index, common_prefix_length(ids, neighbour))
             for neighbour, index in self._ordered[max(0, position - 1) : position + 1]
         ]
         return max(shares, key=lambda share: share.num_tokens, default=None)
@@ -151,17 +153,18 @@ class PrefixIndex:
 
 
 def shared_prefixes(sequences: Sequence[list[int]]) -> list[SharedPrefix | None]:
-    """Returns the longest prefix that each sequence copies from an earlier one, or None.
+    """Returns for each sequence the longest prefix that it can copy from another one, or None.
 
-    No two sequences wait for each other. Of equal sequences all but one copy everything, from the
-    one that copies least.
+    The source comes earlier in lexicographic order, so no two sequences wait for each other. Of
+    equal sequences, all but the first copy everything from the first.
     """
     shares: list[SharedPrefix | None] = [None] * len(sequences)
     order = sorted(range(len(sequences)), key=lambda i: sequences[i])
-    # common[k]: how many tokens the kth in lexicographic order shares with the one before it.
+    # common[k]: how many tokens the kth sequence in lexicographic order shares with the one before.
     common = [0]
     common += [
-        num_common(sequences[order[k - 1]], sequences[order[k]]) for k in range(1, len(order))
+        common_prefix_length(sequences[order[k - 1]], sequences[order[k]])
+        for k in range(1, len(order))
     ]
     for k in range(1, len(order)):
         if common[k] == 0:

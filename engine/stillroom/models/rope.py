@@ -2,7 +2,7 @@
 
 Longrope (Phi-3, Phi-4-mini) has one set of frequencies for passes within the original context and
 another for longer ones; dynamic NTK (some Llamas) has different frequencies for each length beyond
-it. A sequence that shares a pass with one of another class would get the wrong ones.
+it. A sequence that shares a pass with a sequence of another class would get the wrong frequencies.
 """
 
 from collections.abc import Iterable, Mapping
@@ -37,8 +37,8 @@ def rope_boundaries(config: Any) -> tuple[RopeBoundary, ...]:
     text = config.get_text_config()
     parameters: Any = getattr(text, "rope_parameters", None) or {}
     # A model with frequencies per layer type has a dictionary for each type.
-    sets = [p for p in parameters.values() if isinstance(p, Mapping)] or [parameters]
-    return tuple(dict.fromkeys(_boundaries(text, sets)))
+    parameter_sets = [p for p in parameters.values() if isinstance(p, Mapping)] or [parameters]
+    return tuple(dict.fromkeys(_boundaries(text, parameter_sets)))
 
 
 def length_class(boundaries: Iterable[RopeBoundary], length: int) -> tuple[int, ...]:
@@ -89,9 +89,9 @@ def _scale_queries(attention: Any, _module: Any, _inputs: Any, query_BTH: Tensor
     return (query_BTH * factor_BT[..., None]).to(query_BTH.dtype)
 
 
-def _boundaries(text: Any, sets: Iterable[Mapping[str, Any]]) -> Iterable[RopeBoundary]:
+def _boundaries(text: Any, parameter_sets: Iterable[Mapping[str, Any]]) -> Iterable[RopeBoundary]:
     """Yields the boundary of each set of RoPE parameters that has one."""
-    for parameters in sets:
+    for parameters in parameter_sets:
         kind = str(parameters.get("rope_type", parameters.get("type", "")))
         if "dynamic" in kind:
             # transformers reads the original context of dynamic frequencies here.

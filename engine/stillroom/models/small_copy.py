@@ -28,7 +28,7 @@ _MAMBA_HEADS = (
     ("num_heads", "head_dim", "n_groups"),
 )
 """The setting names of a Mamba layer's number of heads, head size and number of groups."""
-_FEWER = {
+_MAX_VALUES = {
     "linear_num_heads": _HEADS,
     "linear_num_key_heads": _HEADS // 2,
     "linear_num_value_heads": _HEADS,
@@ -39,7 +39,7 @@ _FEWER = {
     "q_lora_rank": _INNER,
     "kv_lora_rank": _INNER,
 }
-"""Maximum values of settings that can shrink without changing others."""
+"""The copy's maximum values of settings that do not depend on others."""
 _BOUNDARIES = {
     "sliding_window": _WINDOW,
     "attention_window_size": _WINDOW,
@@ -68,14 +68,14 @@ def build_copy(config_class: type[PreTrainedConfig], config: str) -> Any:
 
     Errors of the model's own code are raised. The random state is left unchanged.
     """
-    made = config_class.from_dict(json.loads(config))
+    copied = config_class.from_dict(json.loads(config))
     with torch.device("meta"):
-        size = sum(p.numel() for p in AutoModelForCausalLM.from_config(made).parameters())
+        size = sum(p.numel() for p in AutoModelForCausalLM.from_config(copied).parameters())
     if size > _MAX_PARAMETERS:
         return None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return AutoModelForCausalLM.from_config(made, dtype=torch.float32).eval()
+        return AutoModelForCausalLM.from_config(copied, dtype=torch.float32).eval()
 
 
 def _num_leading_layers(model: Any, text: Any) -> int:
@@ -118,13 +118,13 @@ def _lower_boundaries(config: Mapping[str, Any]) -> dict[str, Any]:
     def lowered(name: str, value: Any) -> Any:
         if isinstance(value, dict):
             return {key: lowered(key, inner) for key, inner in value.items()}
-        near = _BOUNDARIES.get(name)
-        return near if near is not None and isinstance(value, int) and value > near else value
+        low = _BOUNDARIES.get(name)
+        return low if low is not None and isinstance(value, int) and value > low else value
 
-    near = {name: lowered(name, value) for name, value in config.items()}
-    if "dynamic" in json.dumps(near.get("rope_parameters")):
-        near["max_position_embeddings"] = _CONTEXT
-    return near
+    result = {name: lowered(name, value) for name, value in config.items()}
+    if "dynamic" in json.dumps(result.get("rope_parameters")):
+        result["max_position_embeddings"] = _CONTEXT
+    return result
 
 
 def _narrow_layers(config: Mapping[str, Any], text: Any) -> dict[str, Any]:
@@ -155,12 +155,12 @@ def _reduce_heads(narrow: Mapping[str, Any]) -> dict[str, Any]:
     Some families need other settings adapted to the number of heads.
     """
     few = dict(narrow)
-    heads, shared = few.get("num_attention_heads"), few.get("num_key_value_heads")
+    heads, kv_heads = few.get("num_attention_heads"), few.get("num_key_value_heads")
     if heads:
         few["num_attention_heads"] = min(_HEADS, heads)
-    if shared:
-        few["num_key_value_heads"] = min(_HEADS if shared == heads else _HEADS // 2, shared)
-    few |= {name: _cap(few[name], most) for name, most in _FEWER.items() if name in few}
+    if kv_heads:
+        few["num_key_value_heads"] = min(_HEADS if kv_heads == heads else _HEADS // 2, kv_heads)
+    few |= {name: _cap(few[name], limit) for name, limit in _MAX_VALUES.items() if name in few}
     inner = int(few.get("mamba_expand") or few.get("expand") or 2) * int(few["hidden_size"])
     for num_heads, head_size, num_groups in _MAMBA_HEADS:
         if few.get(num_heads):
@@ -172,8 +172,8 @@ def _reduce_heads(narrow: Mapping[str, Any]) -> dict[str, Any]:
     return few
 
 
-def _cap(value: Any, most: int) -> Any:
-    """Returns a number, or each number of a list, limited to `most`; other values unchanged."""
+def _cap(value: Any, limit: int) -> Any:
+    """Returns a number, or each number of a list, reduced to `limit`; other values unchanged."""
     if isinstance(value, list):
-        return [_cap(one, most) for one in value]
-    return min(value, most) if isinstance(value, int) else value
+        return [_cap(one, limit) for one in value]
+    return min(value, limit) if isinstance(value, int) else value

@@ -123,7 +123,7 @@ class SlotTable:
         longest = (
             slots.longest_prefix_of(newcomer.ids[:most])
             if self._copies_whole_slots
-            else slots.longest(newcomer.ids)
+            else slots.longest_shared(newcomer.ids)
         )
         if longest is None:
             return None

@@ -1,4 +1,4 @@
-"""Replaces secrets in command lines and URLs with placeholders, and restores them on start.
+"""Replaces secrets in command lines and URLs with placeholders, and restores them for use.
 
 A placeholder contains a hash of its secret, so equal commands stay equal, and commands that differ
 only in a secret stay different.
@@ -48,7 +48,7 @@ WITHOUT_SECRETS = PlainSerializer(_serialize_without_secrets)
 def hide_secrets(command: str) -> tuple[str, dict[str, str]]:
     """Returns a command line or URL with placeholders, and the secret of each placeholder.
 
-    The values of environment variables whose names are those of secrets count as secrets too.
+    The values of environment variables with names of secrets, such as API_KEY, are secrets too.
     """
     secrets: dict[str, str] = {}
     for value in sorted(_find_secrets(command), key=len, reverse=True):
@@ -85,7 +85,7 @@ def redactor_for_commands(commands: Iterable[str]) -> Redactor:
 
 
 def secrets_of_commands(secrets: Mapping[str, str]) -> dict[str, str]:
-    """Returns the secrets of command lines among `secrets`, which also has endpoints' keys."""
+    """Returns those of `secrets` that a command line's placeholder stands for."""
     return {name: value for name, value in secrets.items() if _PLACEHOLDER.fullmatch(name)}
 
 

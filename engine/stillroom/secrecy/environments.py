@@ -82,12 +82,12 @@ def tool_environment() -> dict[str, str]:
     Its only secrets are those that the user's keys.yml allows for tools.
     """
     tools = _tool_variables()
-    given = {
+    allowed = {
         name: value
         for name, value in os.environ.items()
         if name in tools or (_is_listed(name, _PROGRAMS) and not _has_login(value))
     }
-    return bare_environment() | given
+    return bare_environment() | allowed
 
 
 def bare_environment() -> dict[str, str]:
@@ -110,7 +110,7 @@ def ssh_environment() -> dict[str, str]:
     """Returns the environment of ssh. It has no API keys, which `SendEnv` could forward."""
     agent_names = re.compile(r"SSH_AUTH_SOCK|SSH_AGENT_PID|KRB5CCNAME|DISPLAY|WAYLAND_DISPLAY")
     agents = {name: value for name, value in os.environ.items() if agent_names.fullmatch(name)}
-    # The ssh process of a jump host does not get our options, and could ask in a window.
+    # The ssh process of a jump host does not get our options, and could open a password dialog.
     return bare_environment() | agents | {"SSH_ASKPASS_REQUIRE": "never"}
 
 

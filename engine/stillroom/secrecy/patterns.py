@@ -21,7 +21,7 @@ class SensitiveKind:
     keywords: tuple[str, ...]
     """The pattern is searched for only in texts with one of these; if empty, in every text."""
     pattern: re.Pattern[str]
-    """Its group `data`, if it has one, is the data; the rest of the match is around it."""
+    """Its group `data` matches the data, if only a part of the match is data."""
     is_real: _Check
     """Returns whether a match of the pattern is real data, not a placeholder or a random number."""
     end_of: _EndOf
@@ -175,10 +175,11 @@ def _is_mailbox(address: str) -> bool:
     return _RESERVED_DOMAIN.fullmatch(address.rpartition("@")[2]) is None
 
 
-def _is_phone(number: str, least: int = 8) -> bool:
+def _is_phone(number: str, min_digits: int = 8) -> bool:
+    """Returns whether a number has a phone number's length and is not an obvious placeholder."""
     digits = re.sub(r"\D", "", number)
     # 555-01xx is reserved for fiction, and one or two repeated digits are a placeholder.
-    return least <= len(digits) <= 15 and len(set(digits)) > 2 and "55501" not in digits
+    return min_digits <= len(digits) <= 15 and len(set(digits)) > 2 and "55501" not in digits
 
 
 _DATE_OR_AMOUNT = re.compile(
@@ -316,7 +317,7 @@ def _candidate_kinds(text: str, kinds: tuple[SensitiveKind, ...]) -> Sequence[Se
 class _KeywordIndex:
     """The keywords of kinds, grouped by a character, so that a few searches rule out most texts.
 
-    A kind is given by its index in `kinds`. `gates` has for each character the keywords with it.
+    `gates` lists for each character the keywords that contain it, with their kind's index.
     """
 
     def __init__(self, kinds: tuple[SensitiveKind, ...]) -> None:

@@ -85,4 +85,5 @@ def parse_error_message(path: Path, error: Exception) -> str:
     where = f"{path}:{mark.line + 1}" if mark is not None else str(path)
     is_safe = isinstance(error, msgspec.DecodeError | OSError)
     text = str(error) if is_safe else getattr(error, "problem", None) or type(error).__name__
-    return f"{where}: not readable: {_QUOTED.sub('…', str(text))}"
+    verb = "read" if isinstance(error, OSError) else "parsed"
+    return f"{where}: cannot be {verb}: {_QUOTED.sub('…', str(text))}"

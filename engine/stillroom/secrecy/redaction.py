@@ -35,8 +35,8 @@ or its last `_MAX_CUT_BYTES` bytes if that is less."""
 class Redactor:
     """Replaces secrets in texts: plain, in base64 at any offset, percent-encoded or JSON-escaped.
 
-    A text takes a few substring searches, which is fast enough for everything that an endpoint
-    sends.
+    Scanning a text takes a few substring searches, which is fast enough for everything that an
+    endpoint sends.
     """
 
     def __init__(self, secrets: Iterable[str | None]) -> None:
@@ -61,7 +61,7 @@ class Redactor:
 
     @functools.cached_property
     def _pattern(self) -> re.Pattern[bytes]:
-        # Made when it is needed: it takes milliseconds, and most texts contain no secret.
+        # Compiled on first use: it takes milliseconds, and most texts contain no secret.
         return _pattern_of(self._plain, self._encoded)
 
     @property
@@ -106,9 +106,9 @@ class Redactor:
                 if found.start() >= start + _BLOCK:
                     break
                 # A long secret may end after this block.
-                whole = self._pattern.match(data, found.start()) or found
-                spans.append(whole.span())
-                done = whole.end()
+                match = self._pattern.match(data, found.start()) or found
+                spans.append(match.span())
+                done = match.end()
         return spans
 
     def text(self, text: str) -> str:
@@ -168,9 +168,9 @@ def _base64_forms(key: bytes) -> Iterator[bytes]:
     In the base64 of a longer text, the key appears in one of these forms.
     """
     for skipped in range(3):
-        whole = key[skipped : skipped + (len(key) - skipped) // 3 * 3]
-        yield base64.b64encode(whole)
-        yield base64.urlsafe_b64encode(whole)
+        groups = key[skipped : skipped + (len(key) - skipped) // 3 * 3]
+        yield base64.b64encode(groups)
+        yield base64.urlsafe_b64encode(groups)
 
 
 def _may_be_encoded(data: bytes) -> bool:
@@ -198,18 +198,18 @@ def _pattern_of(plain: Sequence[bytes], encoded: Sequence[bytes]) -> re.Pattern[
     longest = max(map(len, plain)) - MAX_COMPARED_BYTES
     rest = _BASE64_REST % (4 + 2 * max(_MAX_CUT_BYTES, longest))
     around = [_BASE64_AROUND + _encoding_tolerant(form) + rest for form in encoded]
-    return re.compile(b"|".join([*map(_truncated_or_whole, plain), *around]))
+    return re.compile(b"|".join([*map(_truncatable_pattern, plain), *around]))
 
 
-def _truncated_or_whole(key: bytes) -> bytes:
-    """Returns a pattern for a key, whole or with only the first part that identifies it."""
-    least, rest = _min_recognised_length(key), b""
+def _truncatable_pattern(key: bytes) -> bytes:
+    """Returns a pattern for a key, which may be truncated after the part that identifies it."""
+    length, rest = _min_recognised_length(key), b""
     if len(key) > MAX_COMPARED_BYTES:
         blank = b"" if any(map(key.__contains__, b" \t")) else rb"\s"
-        return _encoding_tolerant(key[:least]) + _ANY_CHARACTER % (blank, len(key) - least)
-    for byte in reversed(key[least:]):
+        return _encoding_tolerant(key[:length]) + _ANY_CHARACTER % (blank, len(key) - length)
+    for byte in reversed(key[length:]):
         rest = b"(?:%b%b)?" % (_byte_pattern(byte), rest)
-    return _encoding_tolerant(key[:least]) + rest
+    return _encoding_tolerant(key[:length]) + rest
 
 
 def _encoding_tolerant(needle: bytes) -> bytes:

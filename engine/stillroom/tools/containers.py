@@ -148,17 +148,17 @@ class DockerEngine:
         """Returns what a command prints. Raises DockerError if it fails."""
         try:
             with anyio.fail_after(timeout_s):
-                done = await anyio.run_process(
+                proc = await anyio.run_process(
                     [self.executable, *arguments], check=False, env=container_environment()
                 )
         except (TimeoutError, OSError) as error:
             reason = str(error) or f"timed out after {timeout_s:g} s"
             raise DockerError(f"`{Path(self.executable).name} {arguments[0]}`: {reason}") from error
-        out, err = (part.decode("utf-8", errors="replace") for part in (done.stdout, done.stderr))
-        if done.returncode != 0:
+        out, err = (part.decode("utf-8", errors="replace") for part in (proc.stdout, proc.stderr))
+        if proc.returncode != 0:
             raise DockerError(
                 f"`{Path(self.executable).name} {arguments[0]}` exited with code "
-                f"{done.returncode}: {(err or out).strip()[-2000:]}"
+                f"{proc.returncode}: {(err or out).strip()[-2000:]}"
             )
         # `logs` prints what the container wrote to standard output and to standard error.
         return out + err if arguments[0] == "logs" else out
@@ -287,7 +287,7 @@ class DockerTools(ToolSource, AsyncContextManagerMixin):
                     await session.close()
 
     @asynccontextmanager
-    async def start(self, task: ToolTask) -> AsyncGenerator[MCPSession]:
+    async def start_container(self, task: ToolTask) -> AsyncGenerator[MCPSession]:
         """Runs the task's container and yields a session with the server in it.
 
         Raises:
@@ -295,7 +295,9 @@ class DockerTools(ToolSource, AsyncContextManagerMixin):
         """
         engine, prepared = self._engine, self._prepared.get(task.docker or "")
         if engine is None or prepared is None:
-            raise CallFailedError(FailureClass.TOOL_HOST, f"docker: {task.docker!r} is not ready")
+            raise CallFailedError(
+                FailureClass.TOOL_HOST, f"docker: {task.docker!r} was not prepared"
+            )
         async with AsyncExitStack() as stack:
             try:
                 container = await stack.enter_async_context(
@@ -315,7 +317,7 @@ class DockerTools(ToolSource, AsyncContextManagerMixin):
             yield session
 
     def _use_fallback(self, reason: NoEngineError) -> None:
-        """Notes that the fallback is used. Raises EngineError if tasks need other containers."""
+        """Records that the fallback is used. Raises EngineError if tasks need other containers."""
         others = [docker for docker in self._env_by_container if docker != PLAYWRIGHT]
         if others or self._fallback is None:
             raise EngineError(
@@ -403,7 +405,7 @@ class _DockerSession:
         async with self._lock:
             if self._session is None:
                 self._session = await self._started.enter_async_context(
-                    self._tools.start(self._task)
+                    self._tools.start_container(self._task)
                 )
             result = await self._session.call(name, arguments)
             if not self._session.is_open:

@@ -24,14 +24,14 @@ _END_TIMEOUT_S = 5.0
 
 
 class Guard(AsyncContextManagerMixin):
-    """Starts the guard process and tells it what to watch. Use as an async context manager."""
+    """The guard process and the list of what it watches. Use as an async context manager."""
 
     def __init__(self) -> None:
         self._process: anyio.abc.Process
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
-        # In a session of its own: it must outlive what ends the rest of our process group.
+        # In its own session, so that a signal to our process group does not end it.
         self._process = await anyio.open_process(
             [sys.executable, "-P", "-m", "stillroom.tools.guard"],
             env=bare_environment(),
@@ -52,7 +52,7 @@ class Guard(AsyncContextManagerMixin):
         """Registers a process to kill; it leads a process group and its environment has `mark`."""
         await self._send(f"+ {pid} {mark}")
 
-    async def forget(self, pid: int, mark: str) -> None:
+    async def unwatch(self, pid: int, mark: str) -> None:
         """Unregisters a process that has exited, since its pid may be reused."""
         await self._send(f"- {pid} {mark}")
 
@@ -61,7 +61,7 @@ class Guard(AsyncContextManagerMixin):
         return cast("ByteSendStream", self._process.stdin)
 
     async def _send(self, line: str) -> None:
-        # Everything works without the guard, but a hung server may outlive a killed process.
+        # Without the guard everything still works, but a hung server may outlive this process.
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             await self._stdin.send(line.encode() + b"\n")
 
@@ -83,8 +83,7 @@ class Background(AsyncContextManagerMixin):
 
 
 def main() -> None:
-    """Reads the processes to watch from standard input, and kills their process trees at its
-    end."""
+    """Reads from standard input which processes to watch, and kills their trees when it ends."""
     pids = dict[str, int]()
     for line in sys.stdin:
         sign, pid, mark = line.split()

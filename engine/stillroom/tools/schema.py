@@ -11,7 +11,7 @@ from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_sch
 from stillroom.errors import ToolFileError
 from stillroom.types import ToolSchema
 
-_INJECTED = "args"
+_TASK_PARAMETER = "args"
 _JSON_TYPES: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
     int: {"type": "integer"},
@@ -115,9 +115,9 @@ def core_schema_of(kind: Any) -> CoreSchema:
     return TypeAdapter(kind).core_schema
 
 
-def wants_task(function: Callable[..., Any]) -> bool:
-    """Returns whether a tool has the parameter `args` that receives the task's metadata."""
-    return _INJECTED in inspect.signature(function).parameters
+def has_task_parameter(function: Callable[..., Any]) -> bool:
+    """Returns whether a tool has the parameter `args`, which receives the task's metadata."""
+    return _TASK_PARAMETER in inspect.signature(function).parameters
 
 
 def _parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
             raise _tool_error(
                 function, f"has the positional-only parameter {name!r}", "remove the /"
             )
-        if name == _INJECTED:
+        if name == _TASK_PARAMETER:
             continue
         if name not in hints:
             raise _tool_error(
@@ -159,7 +159,7 @@ def _json_type(function: Callable[..., Any], name: str, kind: Any) -> dict[str, 
             "additionalProperties": _json_type(function, name, inner[1]),
         }
     if origin in (Union, types.UnionType):
-        return _union(function, name, inner)
+        return _union_schema(function, name, inner)
     raise _tool_error(
         function,
         f"has a type for parameter {name!r} that JSON schema cannot express: {kind!r}",
@@ -167,7 +167,9 @@ def _json_type(function: Callable[..., Any], name: str, kind: Any) -> dict[str, 
     )
 
 
-def _union(function: Callable[..., Any], name: str, inner: tuple[Any, ...]) -> dict[str, Any]:
+def _union_schema(
+    function: Callable[..., Any], name: str, inner: tuple[Any, ...]
+) -> dict[str, Any]:
     """Returns the JSON schema of a union, in its short form for an optional type."""
     members = [_json_type(function, name, kind) for kind in inner]
     others = [member for member in members if member != {"type": "null"}]

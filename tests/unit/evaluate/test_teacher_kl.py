@@ -136,7 +136,7 @@ def test_a_teacher_with_other_tokens_is_compared_at_each_byte(tiny_models):
     stats = UpdateStats()
     algorithm = AlgorithmSection(loss_fn="byte_reverse_kl")
     accumulate_gradient(made, {0: here}, sequences, algorithm, stats)
-    compared = sum(one.tokens.num_trained - one.reading.num_left_out for one in sequences)
+    compared = sum(one.tokens.num_trained - one.reading.num_uncompared_tokens for one in sequences)
     assert found.value == pytest.approx(stats.loss / compared, rel=1e-5)
     assert found.low < found.value < found.high
     assert "per byte" in notes[0]

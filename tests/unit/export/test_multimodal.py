@@ -17,7 +17,7 @@ from stillroom.export.request import ExportModel
 from stillroom.export.run import export_model
 from stillroom.files import write_json
 from stillroom.models.load import load_model, load_tokenizer, read_weights
-from stillroom.models.multimodal import text_name
+from stillroom.models.multimodal import language_model_name
 from stillroom.models.resolve import RECORD, CheckpointRecord, ModelLocation, identify, locate_model
 from stillroom.settings import Workspace
 from stillroom.trace.request import ShowLineage
@@ -80,7 +80,7 @@ def test_a_text_part_goes_back_into_its_multimodal_model(tmp_path, name):
     assert before.keys() == after.keys()
     changed = [key for key in before if not torch.equal(before[key], after[key])]
     assert changed
-    assert all(".layers.1." in text_name(key) for key in changed)
+    assert all(".layers.1." in language_model_name(key) for key in changed)
     assert not [key for key in changed if "visi" in key or "visual" in key]
     for file in ("config.json", "tokenizer.json", "preprocessor_config.json",
                  "processor_config.json", "chat_template.jinja"):  # fmt: skip

@@ -9,8 +9,8 @@ from stillroom.models.prefixes import (
     MIN_SHARED,
     PrefixIndex,
     SharedPrefix,
+    common_prefix_length,
     group_by_prefix,
-    num_common,
     shared_prefixes,
     split_shared_prefixes,
 )
@@ -21,8 +21,8 @@ small = st.integers(0, 2)
 
 
 def reported(layout, sequences, index):
-    pieces = [layout.pieces[i] for i in layout.of_sequence[index]]
-    return [token for p in pieces for token in sequences[p.holder][p.start : p.stop]]
+    pieces = [layout.pieces[i] for i in layout.piece_indices[index]]
+    return [token for p in pieces for token in sequences[p.sequence][p.start : p.stop]]
 
 
 def test_a_system_prompt_of_all_and_the_prompt_of_each_pair_are_shared_in_turn():
@@ -81,11 +81,11 @@ def test_the_longest_common_beginning_is_found():
         held = drawn(rng, rng.randrange(1, 8))
         ids = drawn(rng, 1)[0]
 
-        share = PrefixIndex(held).longest(ids)
+        share = PrefixIndex(held).longest_shared(ids)
 
         assert share is not None
-        assert share.num_tokens == num_common(held[share.index], ids)
-        assert share.num_tokens == max(num_common(other, ids) for other in held)
+        assert share.num_tokens == common_prefix_length(held[share.index], ids)
+        assert share.num_tokens == max(common_prefix_length(other, ids) for other in held)
 
 
 def test_every_token_that_sequences_begin_with_alike_is_run_once():

@@ -69,7 +69,7 @@ def test_rows_that_padding_would_change_run_one_by_one(monkeypatch):
         return output
 
     monkeypatch.setattr(body, "forward", mixing)
-    monkeypatch.setattr("stillroom.models.probe.allow_packing", lambda _model: False)
+    monkeypatch.setattr("stillroom.models.probe.enable_packing", lambda _model: False)
     head = HeadRunner(model)
     choose_passes(head)
 

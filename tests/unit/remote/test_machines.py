@@ -115,9 +115,9 @@ cluster: {ray: "ray://head:10001"}
         ("a: {ssh: h}\nlocal: {ssh: g}\n", 2, "not a valid machine name"),
         ("a: {ssh: h}\n../b: {ssh: g}\n", 2, "not a valid machine name"),
         ("- a\n", 1, "mapping of machine names"),
-        ("a: [ssh\nb: c\n", 2, "not readable"),
+        ("a: [ssh\nb: c\n", 2, "cannot be parsed"),
         ("a: host\n", 1, "must be a mapping"),
-        ("? [a]\n: {ssh: h}\n? [b]\n: {ssh: g}\n", 1, "not readable"),
+        ("? [a]\n: {ssh: h}\n? [b]\n: {ssh: g}\n", 1, "cannot be parsed"),
         # PyYAML reads only the key `=` of a mapping that is tagged as a string.
         ("a: !!str\n  ? [b]\n  : 1\n  ? [c]\n  : 2\n  =: h\n", 1, "must be a mapping"),
         ("a: {hf_jobs: {flavor: x, timeout: soon}}", 1, "timeout"),

@@ -11,8 +11,8 @@ from stillroom.tools.schema import (
     ArgumentChecker,
     ArgumentError,
     core_schema_of,
+    has_task_parameter,
     tool_schema,
-    wants_task,
 )
 from stillroom.tools.user.file import ToolArgs
 
@@ -246,5 +246,5 @@ def test_a_type_is_checked_as_pydantic_checks_it(kind: Any) -> None:
 
 
 def test_only_a_tool_that_asks_for_its_task_gets_it() -> None:
-    assert wants_task(everything)
-    assert not wants_task(numbers)
+    assert has_task_parameter(everything)
+    assert not has_task_parameter(numbers)

@@ -1,1 +1,1 @@
-"""Hand-written gradients for models on the CPU; import this package through `gradients`."""
+"""Hand-written gradients for models on the CPU; other packages import `gradients` only."""

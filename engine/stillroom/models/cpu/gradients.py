@@ -1,7 +1,7 @@
-"""Hand-written gradients for models on the CPU; the only module of this package to import.
+"""Hand-written gradients for models on the CPU; other packages import only this module.
 
 Everywhere else, and for models that this does not support, autograd computes the gradients.
-`HeadRunner.by_hand` is a `HandGradients` for supported models, else None.
+`HeadRunner.hand_gradients` is a `HandGradients` for supported models, else None.
 
 They exist for speed where there is no GPU. With a vocabulary of 152k and a hidden size of
 256 (benchmarks/on_policy, full reverse KL) an update by autograd takes 1.40 times the CPU time
@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from stillroom.models.batches import TokenBatch
-from stillroom.models.cpu.matrix_head import TILE_NUMBERS, MatrixHead, MatrixScores, matrix_head
+from stillroom.models.cpu.matrix_head import TILE_LOGITS, MatrixHead, MatrixScores, matrix_head
 from stillroom.models.divergence import Divergence, TokenScores
 
 __all__ = ["HandGradients", "MatrixHead", "TeacherTile", "matrix_head", "tile_positions"]
 
 # A loss of two distributions holds four buffers of a tile's size, so its tiles are smaller.
-_LOSS_TILE_NUMBERS = 1 << 24
+_LOSS_TILE_LOGITS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class TeacherTile:
 
 def tile_positions(vocab_size: int) -> int:
     """Returns the number of positions per tile."""
-    return max(1, TILE_NUMBERS // vocab_size)
+    return max(1, TILE_LOGITS // vocab_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class HandGradients:
 
     matrix: MatrixHead
     embeddings: nn.Module | None
-    """The token embeddings, if their gradient is computed by hand too; None: by autograd."""
+    """The token embeddings, if their gradient is hand-written too; None: by autograd."""
     batch_hidden: Callable[[TokenBatch, Callable[[Tensor], Tensor] | None], Tensor]
     """The function that returns the hidden states that predict a batch's trained tokens, [N, H];
     its second argument embeds token ids, or is None."""
@@ -110,7 +110,7 @@ class HandGradients:
                 gradient_nV = probabilities_nV
                 gradient_nV.mul_(0.0 if of_token_n1 is None else -of_token_n1)
             else:
-                gradient_nV = teacher.divergence.form_gradient().mul_(divergence_n.grad[:, None])
+                gradient_nV = teacher.divergence.compute_gradient().mul_(divergence_n.grad[:, None])
                 if of_token_n1 is not None:
                     gradient_nV.addcmul_(probabilities_nV, of_token_n1, value=-1.0)
             if of_token_n1 is not None:
@@ -119,7 +119,7 @@ class HandGradients:
 
         hidden_NH = self._hidden(batch)
         gradient_NH = self.matrix.add_gradient(
-            hidden_NH.detach(), logit_gradient, tile_numbers=_LOSS_TILE_NUMBERS
+            hidden_NH.detach(), logit_gradient, tile_logits=_LOSS_TILE_LOGITS
         )
         hidden_NH.backward(gradient_NH)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-TILE_NUMBERS = 1 << 25
+TILE_LOGITS = 1 << 25
 """The maximum number of logits per tile, unless one position has more."""
 
 
@@ -28,7 +28,7 @@ class MatrixHead:
         # such a buffer (the system clears every page of it) costs as much as filling it.
         self._tile: Tensor | None = None
         self._gradient: Tensor | None = None
-        self._num_tiles_formed = 0
+        self._num_tiles_computed = 0
 
     @property
     def vocab_size(self) -> int:
@@ -50,12 +50,12 @@ class MatrixHead:
             hidden_nH = hidden_NH[part]
             logprobs_N[part], gradient_nV = self._nll_gradient(hidden_nH, targets_N[part])
             gradient_NH[part] = (gradient_nV @ self.weight).mul_(scale)
-            self._add_to_weight(gradient_nV, hidden_nH, scale)
+            self._add_weight_gradient(gradient_nV, hidden_nH, scale)
         return logprobs_N, gradient_NH
 
     @torch.no_grad()
     def score(self, hidden_NH: Tensor, targets_N: Tensor) -> "MatrixScores":
-        """Returns the tokens' log-probabilities, for a loss whose gradient is not known yet."""
+        """Returns the tokens' log-probabilities, with what `score_gradient` needs later."""
         logprobs_N = hidden_NH.new_empty(len(targets_N), dtype=torch.float32)
         gradient_NH = torch.empty_like(hidden_NH)
         gradient_nV = None
@@ -69,7 +69,7 @@ class MatrixHead:
             targets_N,
             gradient_NH,
             gradient_nV if len(tiles) == 1 else None,
-            self._num_tiles_formed,
+            self._num_tiles_computed,
         )
 
     @torch.no_grad()
@@ -84,10 +84,10 @@ class MatrixHead:
                 gradient_nV = scores.logit_gradient_NV
                 # Recomputed unless the head's buffer still holds it from the only tile: another
                 # caller may have used the buffer.
-                if gradient_nV is None or scores.num_tiles_formed != self._num_tiles_formed:
+                if gradient_nV is None or scores.num_tiles_computed != self._num_tiles_computed:
                     _, gradient_nV = self._nll_gradient(hidden_nH, scores.targets_N[part])
                 weighted_nH = hidden_nH * weights_N[part, None].to(hidden_nH.dtype)
-                self._add_to_weight(gradient_nV, weighted_nH, -1.0)
+                self._add_weight_gradient(gradient_nV, weighted_nH, -1.0)
         return scores.gradient_NH.mul_(-weights_N[:, None].to(scores.gradient_NH.dtype))
 
     @torch.no_grad()
@@ -96,20 +96,20 @@ class MatrixHead:
         hidden_NH: Tensor,
         logit_gradient: Callable[[slice, Tensor], Tensor],
         *,
-        tile_numbers: int,
+        tile_logits: int,
     ) -> Tensor:
         """Adds the weight's gradient of any loss, tile by tile; returns the hidden states', [N, H].
 
         logit_gradient: takes a tile's slice and its logits, which it may overwrite, and returns the
         gradient of the loss with respect to them.
-        tile_numbers: the maximum number of logits per tile.
+        tile_logits: the maximum number of logits per tile.
         """
         gradient_NH = torch.empty_like(hidden_NH)
-        for part in self._tiles(len(hidden_NH), tile_numbers):
+        for part in self._tiles(len(hidden_NH), tile_logits):
             logits_nV, slope_nV = self._scale_and_cap(self._product(hidden_NH[part]))
             gradient_nV = self._product_gradient(logit_gradient(part, logits_nV), slope_nV)
             torch.mm(gradient_nV, self.weight, out=gradient_NH[part])
-            self._add_to_weight(gradient_nV, hidden_NH[part], 1.0)
+            self._add_weight_gradient(gradient_nV, hidden_NH[part], 1.0)
         return gradient_NH
 
     @torch.no_grad()
@@ -126,9 +126,9 @@ class MatrixHead:
         ]
         return torch.cat(parts) if parts else hidden_NH.new_empty(0, dtype=torch.float32)
 
-    def _tiles(self, count: int, tile_numbers: int | None = None) -> Iterator[slice]:
+    def _tiles(self, count: int, tile_logits: int | None = None) -> Iterator[slice]:
         """Yields slices of `count` tokens, one for each tile."""
-        size = max(1, (tile_numbers or TILE_NUMBERS) // self.vocab_size)
+        size = max(1, (tile_logits or TILE_LOGITS) // self.vocab_size)
         for start in range(0, count, size):
             yield slice(start, min(count, start + size))
 
@@ -168,17 +168,17 @@ class MatrixHead:
 
     def _product(self, hidden_nH: Tensor) -> Tensor:
         """Returns the matrix product in float32, in a buffer that the next product overwrites."""
-        self._num_tiles_formed += 1
+        self._num_tiles_computed += 1
         shape = (len(hidden_nH), self.vocab_size)
         if self.weight.dtype != torch.float32:
             return (hidden_nH @ self.weight.T).float()
-        numbers = shape[0] * shape[1]
-        if self._tile is None or self._tile.numel() < numbers:
-            self._tile = hidden_nH.new_empty(numbers)
-        return torch.mm(hidden_nH, self.weight.T, out=self._tile[:numbers].view(shape))
+        size = shape[0] * shape[1]
+        if self._tile is None or self._tile.numel() < size:
+            self._tile = hidden_nH.new_empty(size)
+        return torch.mm(hidden_nH, self.weight.T, out=self._tile[:size].view(shape))
 
-    def _add_to_weight(self, gradient_nV: Tensor, hidden_nH: Tensor, scale: float) -> None:
-        """Adds a tile's share to the weight's gradient, if the weight is trained."""
+    def _add_weight_gradient(self, gradient_nV: Tensor, hidden_nH: Tensor, scale: float) -> None:
+        """Adds a tile's gradient to the weight's gradient, if the weight is trained."""
         if not self.weight.requires_grad:
             return
         if self.weight.grad is None:
@@ -199,8 +199,8 @@ class MatrixScores:
     """The gradient of each token's negative log-probability with respect to its hidden state."""
     logit_gradient_NV: Tensor | None
     """The gradient with respect to the logits, if all tokens fit one tile; else None."""
-    num_tiles_formed: int
-    """The number of tiles that the head had computed by then; each overwrites the previous one."""
+    num_tiles_computed: int
+    """The number of tiles that the head had computed so far; each overwrites the previous one."""
 
 
 def matrix_head(head: Any, *, scale: float, softcap: float | None) -> MatrixHead | None:

@@ -25,8 +25,8 @@ from transformers import (
 )
 
 from stillroom.errors import ModelError
-from stillroom.models.gguf.header import OTHER_FORM, GgufHeader, StoredTensor, read_header
-from stillroom.models.gguf.tokenizer import check_saved, special_ids, tokenizer_of
+from stillroom.models.gguf.header import HF_FORMAT_FIX, GgufHeader, StoredTensor, read_header
+from stillroom.models.gguf.tokenizer import build_tokenizer, check_saved_tokenizer, special_ids
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16}
 """The dtype of the converted weights by `number_format`; bf16 for all other formats."""
@@ -87,15 +87,15 @@ def write_folder(path: Path, target: Path) -> None:
     # A run must draw the same random numbers whether it converts the file or finds the folder.
     with torch.random.fork_rng(), contextlib.redirect_stderr(io.StringIO()):
         try:
-            tokenizer = tokenizer_of(header)
+            tokenizer = build_tokenizer(header)
             model = _load(header, dtype)
         except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
             raise ModelError(
-                f"{path} cannot be converted: {type(error).__name__}: {error}", OTHER_FORM
+                f"{path} cannot be converted: {type(error).__name__}: {error}", HF_FORMAT_FIX
             ) from error
         tokenizer.save_pretrained(target)
         model.save_pretrained(target)
-        check_saved(tokenizer, target, header)
+        check_saved_tokenizer(tokenizer, target, header)
 
 
 def _load(header: GgufHeader, dtype: torch.dtype) -> Any:
@@ -111,13 +111,13 @@ def _load(header: GgufHeader, dtype: torch.dtype) -> Any:
     if missing := sorted({*report.missing_keys} - tied):
         raise ModelError(
             f"{header.path} lacks {len(missing)} of its model's weights, e.g. {missing[0]}",
-            OTHER_FORM,
+            HF_FORMAT_FIX,
         )
     if unknown := report.unexpected_keys:
         raise ModelError(
             f"{header.path} has {len(unknown)} weights that a {header.architecture} model in "
             f"transformers does not have, e.g. {unknown[0]}",
-            OTHER_FORM,
+            HF_FORMAT_FIX,
         )
     special = special_ids(header)
     model.generation_config = GenerationConfig(
@@ -129,18 +129,18 @@ def _load(header: GgufHeader, dtype: torch.dtype) -> Any:
 def _weights(header: GgufHeader) -> Iterator[tuple[str, Tensor]]:
     """Yields each weight with its name and its layout in transformers."""
     kind = header.architecture
-    inside = _GEMMA_LAYER_NAMES if kind == "gemma3" else _LAYER_NAMES
+    layer_names = _GEMMA_LAYER_NAMES if kind == "gemma3" else _LAYER_NAMES
     heads = {
-        "attn_q": header.of_model("attention.head_count"),
-        "attn_k": header.of_model("attention.head_count_kv"),
+        "attn_q": header.setting("attention.head_count"),
+        "attn_k": header.setting("attention.head_count_kv"),
     }
     for stored, tensor in header.tensors.items():
         if stored == _ROPE_FACTORS:
             continue
         part, _, ending = stored.rpartition(".")
         *layer, part = part.split(".")
-        # A weight of unknown name keeps it, and is reported as unexpected.
-        name = _MODEL_NAMES.get(part) if not layer else inside.get(part)
+        # A weight with an unknown name keeps its name, and is reported as unexpected.
+        name = _MODEL_NAMES.get(part) if not layer else layer_names.get(part)
         data = _read_tensor(header, tensor)
         if kind == "llama" and part in heads:
             data = _deinterleave_heads(data, heads[part])
@@ -165,7 +165,7 @@ def _read_tensor(header: GgufHeader, tensor: StoredTensor) -> Tensor:
 
 
 def _deinterleave_heads(data: Tensor, num_heads: int) -> Tensor:
-    """Returns a projection with the two halves of each head in turn; llama.cpp interleaves them."""
+    """Returns a projection with the halves of each head one after the other, not interleaved."""
     half = data.shape[0] // num_heads // 2
     return data.reshape(num_heads, half, 2, *data.shape[1:]).transpose(1, 2).reshape(data.shape)
 
@@ -174,13 +174,13 @@ def _config(header: GgufHeader) -> Any:
     """Returns the configuration in the file, with llama.cpp's defaults for what it omits."""
 
     def required(key: str) -> Any:
-        if (value := header.of_model(key)) is None:
+        if (value := header.setting(key)) is None:
             raise ValueError(f"its metadata has no {header.architecture}.{key}")
         return value
 
     width, heads = required("embedding_length"), required("attention.head_count")
-    lengths = ("attention.key_length", "rope.dimension_count")
-    head_dim = next((n for key in lengths if (n := header.of_model(key))), width // heads)
+    head_dim_keys = ("attention.key_length", "rope.dimension_count")
+    head_dim = next((n for key in head_dim_keys if (n := header.setting(key))), width // heads)
     special = special_ids(header)
     settings: dict[str, Any] = {
         "vocab_size": header.tensors["token_embd.weight"].shape[0],
@@ -188,7 +188,7 @@ def _config(header: GgufHeader) -> Any:
         "intermediate_size": required("feed_forward_length"),
         "num_hidden_layers": required("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": header.of_model("attention.head_count_kv") or heads,
+        "num_key_value_heads": header.setting("attention.head_count_kv") or heads,
         "max_position_embeddings": required("context_length"),
         "rms_norm_eps": required("attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": "output.weight" not in header.tensors,
@@ -196,14 +196,15 @@ def _config(header: GgufHeader) -> Any:
         "eos_token_id": special.eos,
         "pad_token_id": special.pad,
     }
-    theta = {"rope_type": "default", "rope_theta": header.of_model("rope.freq_base") or 10_000.0}
+    base = header.setting("rope.freq_base") or 10_000.0
+    theta = {"rope_type": "default", "rope_theta": base}
     has_bias = "blk.0.attn_q.bias" in header.tensors
     match header.architecture:
         case "qwen2":
-            own = {"rope_parameters": theta}
+            specific = {"rope_parameters": theta}
         case "gemma3":
             is_largest = required("block_count") == _GEMMA3_27B_LAYERS
-            own = {
+            specific = {
                 "head_dim": head_dim,
                 "sliding_window": required("attention.sliding_window"),
                 "query_pre_attn_scalar": width // heads if is_largest else head_dim,
@@ -214,8 +215,8 @@ def _config(header: GgufHeader) -> Any:
                 },
             }
         case _:
-            own = {"rope_parameters": theta, "head_dim": head_dim, "attention_bias": has_bias}
-    config = _CONFIGS[header.architecture](**settings, **own)
+            specific = {"rope_parameters": theta, "head_dim": head_dim, "attention_bias": has_bias}
+    config = _CONFIGS[header.architecture](**settings, **specific)
     if _ROPE_FACTORS in header.tensors:
         _set_llama3_rope(config, header)
     return config
@@ -236,7 +237,7 @@ def _set_llama3_rope(config: Any, header: GgufHeader) -> None:
     raise ModelError(
         f"{header.path} uses a RoPE scaling that matches no Llama 3 release, so it cannot be "
         "converted",
-        OTHER_FORM,
+        HF_FORMAT_FIX,
     )
 
 

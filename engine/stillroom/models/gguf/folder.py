@@ -18,13 +18,13 @@ _POLL_S = 0.2
 _LONGEST_WAIT_S = 2 * 3600.0
 
 
-def files_of(location: ModelLocation) -> str:
-    """Returns the hub id or folder that transformers loads; a GGUF file is converted first."""
+def pretrained_path(location: ModelLocation) -> str:
+    """Returns the hub id or folder for `from_pretrained`; a GGUF file is converted first."""
     return str(convert_gguf(location.folder)) if location.is_gguf else location.location
 
 
 def convert_gguf(path: Path) -> Path:
-    """Converts a GGUF file unless that is cached, and returns the folder with its model.
+    """Returns the folder of a GGUF file's converted model; converts the file unless it is cached.
 
     If several processes need the file, one converts it while the others wait. Raises ModelError for
     a file that cannot be converted, and MissingExtraError if the package gguf is not installed.
@@ -84,11 +84,11 @@ def _convert(path: Path, folder: Path, stamp: tuple[int, int]) -> None:
 
 
 def _acquire(lock: FileLock, path: Path) -> None:
-    """Acquires the lock, and waits for another process that converts the file."""
+    """Acquires the lock; waits while another process converts the file."""
     if not lock.acquire_within(_LONGEST_WAIT_S, poll_s=_POLL_S):
         raise ModelError(
             f"another process has been converting {path} for {_LONGEST_WAIT_S / 3600:g} hours",
-            f"end the process that holds {lock.path}, and repeat the call",
+            f"end the process that holds {lock.path}, then repeat the call",
         )
 
 

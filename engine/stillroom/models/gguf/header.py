@@ -17,11 +17,11 @@ from stillroom.errors import ModelError
 
 SUFFIX = ".gguf"
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
-"""The supported architectures: the conversion of each was compared with llama.cpp's answers."""
+"""The supported architectures: the conversion of each was compared with llama.cpp's outputs."""
 _PRE_TOKENIZERS = ("gpt-2", "smollm", "llama-bpe", "qwen2")
 """The supported pre-tokenizers (`tokenizer.ggml.pre`) of byte-level tokenizers."""
 
-OTHER_FORM = "give the model's Hugging Face folder or hub id"
+HF_FORMAT_FIX = "give the model's Hugging Face folder or hub id"
 
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _STRING, _ARRAY = 8, 9
@@ -40,7 +40,7 @@ _BLOCKS = {
 """By the number of a tensor's type in ggml: its name, the weights per block, and the bytes per
 block."""
 _TYPES = {**_FLOATS, **_BLOCKS}
-_OTHER_TYPES = {34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0"}
+_UNSUPPORTED_TYPES = {34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class GgufHeader:
 
     path: Path
     values: Mapping[str, Any]
-    """The metadata by key; in place of a list of strings its length."""
+    """The metadata by key; a list of strings is replaced by its length."""
     tensors: Mapping[str, StoredTensor]
     weights_start: int
 
@@ -97,8 +97,8 @@ class GgufHeader:
         num_weights = sum(tensor.num_weights for tensor in self.tensors.values())
         return num_weights * (bits or (32 if self.number_format == "F32" else 16)) // 8
 
-    def of_model(self, key: str) -> Any:
-        """Returns the value of a key of its architecture (e.g. `block_count`); None if missing."""
+    def setting(self, key: str) -> Any:
+        """Returns the setting `<architecture>.<key>`, e.g. `qwen3.block_count`; None if missing."""
         return self.values.get(f"{self.architecture}.{key}")
 
 
@@ -117,11 +117,12 @@ def is_gguf(path: Path) -> bool:
 def check_gguf(path: Path) -> None:
     """Raises ModelError, with the reason, for a GGUF file that cannot be converted."""
     stat = path.stat()
-    _check(path, stat.st_size, stat.st_mtime_ns)
+    _check_file(path, stat.st_size, stat.st_mtime_ns)
 
 
 @lru_cache(maxsize=32)
-def _check(path: Path, size: int, _changed: int) -> None:
+def _check_file(path: Path, size: int, _mtime_ns: int) -> None:
+    """Does the checks of `check_gguf`, once per version of the file."""
     header = read_header(path)
     _check_architecture(header)
     _check_tokenizer(header)
@@ -139,7 +140,7 @@ def _check_architecture(header: GgufHeader) -> None:
             header,
             f"has a model of architecture {header.architecture!r}, which cannot be loaded from "
             "GGUF",
-            f"{OTHER_FORM}; supported GGUF architectures: {', '.join(ARCHITECTURES)}",
+            f"{HF_FORMAT_FIX}; supported GGUF architectures: {', '.join(ARCHITECTURES)}",
         )
     if (num_parts := header.values.get("split.count", 0)) > 1:
         raise _error(
@@ -147,18 +148,18 @@ def _check_architecture(header: GgufHeader) -> None:
             f"is one of {num_parts} parts of a split model",
             "join the parts with llama.cpp's `llama-gguf-split --merge`, and give the merged file",
         )
-    if num_experts := header.of_model("expert_count"):
+    if num_experts := header.setting("expert_count"):
         raise _error(
             header,
             f"has a mixture of {num_experts} experts, which cannot be loaded from GGUF",
-            OTHER_FORM,
+            HF_FORMAT_FIX,
         )
-    scaling = header.of_model("rope.scaling.type")
+    scaling = header.setting("rope.scaling.type")
     if scaling not in (None, "none"):
         raise _error(
             header,
             f"has RoPE scaling {scaling!r}, which cannot be loaded from GGUF",
-            OTHER_FORM,
+            HF_FORMAT_FIX,
         )
 
 
@@ -175,7 +176,7 @@ def _check_tokenizer(header: GgufHeader) -> None:
         header,
         f"has a tokenizer {model!r} with the pre-tokenizer {pre_tokenizer!r}, which cannot be "
         "loaded from GGUF: texts would be encoded differently than in training",
-        f"{OTHER_FORM}; supported: Gemma's tokenizer, and gpt2 with one of the pre-tokenizers "
+        f"{HF_FORMAT_FIX}; supported: Gemma's tokenizer, and gpt2 with one of the pre-tokenizers "
         f"{', '.join(_PRE_TOKENIZERS)}",
     )
 
@@ -184,11 +185,11 @@ def _check_weights(header: GgufHeader, size: int) -> None:
     """Raises ModelError for an unsupported tensor type, or a file shorter than its weights."""
     for tensor in header.tensors.values():
         if tensor.kind not in _TYPES:
-            name = _OTHER_TYPES.get(tensor.kind, f"number {tensor.kind}")
+            name = _UNSUPPORTED_TYPES.get(tensor.kind, f"number {tensor.kind}")
             raise _error(
                 header,
                 f"stores the tensor {tensor.name} in the type {name}, which is not supported",
-                f"{OTHER_FORM}, or a GGUF file with only the types "
+                f"{HF_FORMAT_FIX}, or a GGUF file with only the types "
                 f"{', '.join(name for name, _, _ in _TYPES.values())}",
             )
     ends = [tensor.offset + tensor.num_bytes for tensor in header.tensors.values()]
@@ -206,16 +207,16 @@ def read_header(path: Path) -> GgufHeader:
     with path.open("rb") as stream:
         try:
             reader = _Reader(stream, os.fstat(stream.fileno()).st_size)
-            return _read(path, reader)
+            return _parse_header(path, reader)
         except (struct.error, ValueError, OverflowError, KeyError) as error:
             reason = str(error) or "it ends early"
             raise ModelError(
                 f"{path} cannot be read as a GGUF file: {reason}",
-                f"download or copy it again; if that doesn't help, {OTHER_FORM}",
+                f"download or copy it again; if that doesn't help, {HF_FORMAT_FIX}",
             ) from error
 
 
-def _read(path: Path, reader: "_Reader") -> GgufHeader:
+def _parse_header(path: Path, reader: "_Reader") -> GgufHeader:
     """Reads a header. Raises ValueError, or the errors of `struct`, if it is malformed."""
     magic, version, num_tensors, num_values = reader.unpack("<4sIQQ")
     if magic != _MAGIC:
@@ -251,29 +252,29 @@ class _Reader:
     """Reads values in order, never beyond the end of the file or the limit of a header."""
 
     def __init__(self, stream: BinaryIO, size: int) -> None:
-        self._stream, self._left = stream, min(size, bounds.GGUF_HEADER.limit)
+        self._stream, self._bytes_left = stream, min(size, bounds.GGUF_HEADER.limit)
         self.offset = 0
 
-    def _take(self, num_bytes: int) -> None:
-        self._left -= num_bytes
+    def _consume(self, num_bytes: int) -> None:
+        self._bytes_left -= num_bytes
         self.offset += num_bytes
-        if self._left < 0:
+        if self._bytes_left < 0:
             raise ValueError(f"it ends early, or its header exceeds {bounds.GGUF_HEADER.size}")
 
     def unpack(self, layout: str) -> tuple[Any, ...]:
         """Returns the next values, in a layout of `struct`."""
         size = struct.calcsize(layout)
-        self._take(size)
+        self._consume(size)
         return struct.unpack(layout, self._stream.read(size))
 
     def text(self) -> str:
         """Returns the next string."""
         (length,) = self.unpack("<Q")
-        self._take(length)
+        self._consume(length)
         return self._stream.read(length).decode("utf-8", errors="replace")
 
     def value(self) -> Any:
-        """Returns the next value of the metadata; for a list of strings its length."""
+        """Returns the next metadata value; for a list of strings, only its length."""
         (kind,) = self.unpack("<I")
         if kind == _STRING:
             return self.text()
@@ -281,15 +282,15 @@ class _Reader:
             if kind not in _FORMATS:
                 raise ValueError(f"it has a value of the unknown type {kind}")
             return self.unpack(f"<{_FORMATS[kind]}")[0]
-        inner, num = self.unpack("<IQ")
-        if inner in _FORMATS:
-            if num > self._left:
-                raise ValueError(f"it has a list of {num} values, more than the rest of its header")
-            return list(self.unpack(f"<{num}{_FORMATS[inner]}"))
-        if inner != _STRING:
-            raise ValueError(f"it has a list of the unsupported type {inner}")
+        item_kind, num = self.unpack("<IQ")
+        if item_kind in _FORMATS:
+            if num > self._bytes_left:
+                raise ValueError(f"it has a list of {num} values, which exceeds its size")
+            return list(self.unpack(f"<{num}{_FORMATS[item_kind]}"))
+        if item_kind != _STRING:
+            raise ValueError(f"it has a list of the unsupported type {item_kind}")
         for _ in range(num):
             (length,) = self.unpack("<Q")
-            self._take(length)
+            self._consume(length)
             self._stream.seek(length, os.SEEK_CUR)
         return num

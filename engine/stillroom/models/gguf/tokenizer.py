@@ -8,7 +8,7 @@ from tokenizers import Regex, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from stillroom.errors import ModelError
-from stillroom.models.gguf.header import OTHER_FORM, GgufHeader
+from stillroom.models.gguf.header import HF_FORMAT_FIX, GgufHeader
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class SpecialIds:
 
     bos: int | None
     eos: list[int]
-    """The tokens that end a text (`eos`), a turn (`eot`) or a message (`eom`), each once."""
+    """The ids of the tokens that end a text (`eos`), a turn (`eot`) or a message (`eom`)."""
     pad: int | None
 
 
@@ -31,7 +31,7 @@ def special_ids(header: GgufHeader) -> SpecialIds:
     return SpecialIds(token_id("bos"), list(dict.fromkeys(eos)), token_id("padding"))
 
 
-def tokenizer_of(header: GgufHeader) -> Any:
+def build_tokenizer(header: GgufHeader) -> Any:
     """Returns the tokenizer of a GGUF file, with its chat template and special tokens."""
     path, values = header.path, header.values
     # This class reads the vocabulary only; others parse the whole file again, slowly.
@@ -45,21 +45,21 @@ def tokenizer_of(header: GgufHeader) -> Any:
         core.post_processor = processors.TemplateProcessing(
             single=f"{bos[0]} $A", pair=f"{bos[0]} $A {bos[0]}:1 $B:1", special_tokens=[bos]
         )
-    # Not the architecture's own class: some of these rebuild their parts when they are loaded.
+    # Not the architecture's own class: some rebuild the pre-tokenizer when they are loaded.
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core,
         bos_token=loaded.bos_token,
         eos_token=loaded.eos_token,
         pad_token=loaded.pad_token,
         unk_token=loaded.unk_token,
-        model_max_length=header.of_model("context_length"),
+        model_max_length=header.setting("context_length"),
         clean_up_tokenization_spaces=False,
     )
     tokenizer.chat_template = values.get("tokenizer.chat_template")
     return tokenizer
 
 
-def check_saved(tokenizer: Any, folder: Path, header: GgufHeader) -> None:
+def check_saved_tokenizer(tokenizer: Any, folder: Path, header: GgufHeader) -> None:
     """Raises ModelError if the tokenizer encodes texts differently after it was saved and loaded.
 
     transformers rebuilds the tokenizers of some architectures in its own way when it loads them.
@@ -71,7 +71,7 @@ def check_saved(tokenizer: Any, folder: Path, header: GgufHeader) -> None:
                 f"{header.path} states the pre-tokenizer "
                 f"{header.values.get('tokenizer.ggml.pre')!r}, which transformers does not use for "
                 f"{header.architecture}",
-                OTHER_FORM,
+                HF_FORMAT_FIX,
             )
 
 

@@ -33,7 +33,7 @@ _SMALL_VOCABULARY = 2048
 class TrieNodes:
     """The trie nodes of comparison points for one model, one entry per point (see `TrieNode`).
 
-    The fields have M entries for all points of a batch; after `rows`, one for each of its m points.
+    The fields have M entries for all points of a batch; after indexing, one per selected point.
     """
 
     low_M: Tensor
@@ -44,19 +44,10 @@ class TrieNodes:
     is_root_M: Tensor
     """Whether the prefix is empty, so that any token may follow."""
 
-    def part(self, part: slice) -> "TrieNodes":
-        """Returns the entries of a slice."""
+    def __getitem__(self, points: slice | Tensor) -> "TrieNodes":
+        """Returns the entries of some points, given by a slice or by their indices."""
         return TrieNodes(
-            self.low_M[part], self.high_M[part], self.starts_M[part], self.is_root_M[part]
-        )
-
-    def rows(self, indices_m: Tensor) -> "TrieNodes":
-        """Returns the entries at these indices."""
-        return TrieNodes(
-            self.low_M[indices_m],
-            self.high_M[indices_m],
-            self.starts_M[indices_m],
-            self.is_root_M[indices_m],
+            self.low_M[points], self.high_M[points], self.starts_M[points], self.is_root_M[points]
         )
 
 
@@ -96,13 +87,13 @@ class TokenRanges:
             for positions in (nodes.starts_M, nodes.low_M, nodes.high_M):
                 is_cut[positions.flatten().long()] = True
         self.order_P = order_P
-        self.number_P = is_cut.cumsum(0) - 1
+        self.range_of_P = is_cut.cumsum(0) - 1
         """The index of the range that holds each sorted token, and R for the end, [P + 1]."""
         self.first_R = is_cut.nonzero()[:-1, 0]
         """The first sorted token of each range."""
         self.of_token_V = torch.full((vocab_size,), len(self.first_R), device=order_P.device)
         """The index of each token's range; R for tokens that are not text."""
-        self.of_token_V[order_P] = self.number_P[:-1]
+        self.of_token_V[order_P] = self.range_of_P[:-1]
 
     def __len__(self) -> int:
         return len(self.first_R)
@@ -126,15 +117,17 @@ class SortedSums:
             probabilities_nV, self.ranges
         )
 
-    def before(self, rows_m: Tensor, positions: Tensor) -> Tensor:
+    def mass_before(self, rows_m: Tensor, positions: Tensor) -> Tensor:
         """Returns the probability mass before each position of the sorted tokens.
 
         rows_m: the rows of the tile. positions: indices into the sorted tokens, [m] or [m, k],
         not token ids; the result has this shape.
         """
         base = rows_m * self._sums.shape[1]
-        numbers = self.ranges.number_P[positions]
-        return self._sums.flatten()[(base if positions.ndim == 1 else base[:, None]) + numbers]
+        range_indices = self.ranges.range_of_P[positions]
+        return self._sums.flatten()[
+            (base if positions.ndim == 1 else base[:, None]) + range_indices
+        ]
 
 
 def sums_row_by_row(probabilities_nV: Tensor, ranges: TokenRanges) -> Tensor:
@@ -179,10 +172,10 @@ def symbol_probabilities(
 ) -> SymbolProbabilities:
     """Returns next-symbol probabilities at comparison points that share one symbol set."""
     starts = nodes.starts_M.long()
-    edges = sums.before(rows_m, starts)
+    edges = sums.mass_before(rows_m, starts)
     bytes_m = (edges[:, 1:] - edges[:, :-1]).clamp_min(0)
     known_m = starts[:, 1:] > starts[:, :-1]
-    inside_m = sums.before(rows_m, nodes.high_M) - sums.before(rows_m, nodes.low_M)
+    inside_m = sums.mass_before(rows_m, nodes.high_M) - sums.mass_before(rows_m, nodes.low_M)
     total_m = inside_m
     if not symbol_set.is_conditional:
         total_m = torch.where(nodes.is_root_M, torch.ones_like(inside_m), inside_m)
@@ -191,9 +184,9 @@ def symbol_probabilities(
     hidden[:] = not (symbol_set.has_bytes or symbol_set.is_conditional)
     for symbol in symbol_set.symbols:
         ids = symbol.student_ids if is_student else symbol.teacher_ids
-        letters = list(symbol.student_bytes if is_student else symbol.teacher_bytes)
-        mass_m = bytes_m[:, letters].sum(1)
-        is_known = known_m[:, letters].all(1)
+        first_bytes = list(symbol.student_bytes if is_student else symbol.teacher_bytes)
+        mass_m = bytes_m[:, first_bytes].sum(1)
+        is_known = known_m[:, first_bytes].all(1)
         if ids:
             marks_m = to_float64(sums.probabilities_nV[:, list(ids)][rows_m]).sum(1)
             mass_m, is_known = mass_m + marks_m, is_known & nodes.is_root_M
@@ -219,12 +212,13 @@ def with_longer_tokens(
     sure of a longer token: after `c` of an item `candle`, its distribution after the token `c` does
     not count, as that token has no probability. So a next byte's probability is the sum over longer
     tokens and, weighted by the token itself, over what follows it.
-    rows_m, before: the rows of the previous tokens, and their trie nodes; the root for no token.
+    after: the probabilities after the teacher's tokens. rows_m, before: the rows of the previous
+    tokens, and their trie nodes; the root for no token.
     """
     starts = before.starts_M.long()
-    edges = sums.before(rows_m, starts)
+    edges = sums.mass_before(rows_m, starts)
     longer_m = (edges[:, 1:] - edges[:, :-1]).clamp_min(0)
-    low_m, high_m = sums.before(rows_m, before.low_M), sums.before(rows_m, before.high_M)
+    low_m, high_m = sums.mass_before(rows_m, before.low_M), sums.mass_before(rows_m, before.high_M)
     total_m = (high_m - low_m).clamp_min(1e-300)
     share_m = ((edges[:, 0] - low_m) / total_m)[:, None]
     marks = [
@@ -303,7 +297,7 @@ class GradientSums:
         self._ranges = ranges
         shape, device = (num_rows, len(ranges) + 1), ranges.order_P.device
         self._ends = torch.zeros(shape, dtype=torch.float64, device=device)
-        # What is added to all tokens of a row, and to marker tokens: rows, ids and values.
+        # The derivatives of all tokens of a row, and of marker tokens: rows, ids and values.
         self._rows = self._ends.new_zeros(num_rows)
         self._marks: list[tuple[Tensor, tuple[int, ...], Tensor]] = []
 
@@ -322,21 +316,22 @@ class GradientSums:
         slopes_m = slopes_mS[:, :NUM_BYTES]
         for index, symbol in enumerate(symbol_set.symbols):
             of_symbol = slopes_mS[:, NUM_BYTES + index]
-            for letter in symbol.student_bytes:
-                slopes_m[:, letter] = of_symbol
+            for byte in symbol.student_bytes:
+                slopes_m[:, byte] = of_symbol
             if symbol.student_ids:
                 self._marks.append((rows_m, symbol.student_ids, of_symbol))
         ends = torch.nn.functional.pad(slopes_m, (1, 1)).diff(dim=1)
-        self._put(rows_m[:, None], nodes.starts_M.long(), ends)
+        self._add_at(rows_m[:, None], nodes.starts_M.long(), ends)
         base = (others_m - kl.value_m) / student.total_m.clamp_min(1e-300)
         is_all = nodes.is_root_M & (not symbol_set.is_conditional)
         self._rows.index_add_(0, rows_m, base.masked_fill(~is_all, 0.0))
         base = base.masked_fill(is_all, 0.0)
-        self._put(rows_m, nodes.low_M, base)
-        self._put(rows_m, nodes.high_M, -base)
+        self._add_at(rows_m, nodes.low_M, base)
+        self._add_at(rows_m, nodes.high_M, -base)
 
-    def _put(self, rows: Tensor, positions: Tensor, values: Tensor) -> None:
-        flat = rows * self._ends.shape[1] + self._ranges.number_P[positions]
+    def _add_at(self, rows: Tensor, positions: Tensor, values: Tensor) -> None:
+        """Adds values to rows, at the ranges that begin at these sorted tokens."""
+        flat = rows * self._ends.shape[1] + self._ranges.range_of_P[positions]
         self._ends.view(-1).index_add_(0, flat.flatten(), values.flatten())
 
     def gradient(self, probabilities_nV: Tensor, out_nV: Tensor) -> Tensor:
@@ -379,27 +374,27 @@ class ListedTokens:
     def of(
         cls,
         listed: Sequence[tuple[Sequence[int], Sequence[float]]],
-        own: Sequence[tuple[int, float]],
+        written: Sequence[tuple[int, float]],
         trie: ByteTrie,
         device: torch.device,
     ) -> "ListedTokens":
         """Returns the listed tokens of all positions.
 
         listed: the ids of the most likely tokens at each position, and their log-probabilities in
-        nats. own: the token of the text, which need not be among them.
+        nats. written: the same of the token in the text, which need not be among them.
         """
         shape = len(listed), len(listed[0][0]) if listed else 0
         ids_kK = np.array([ids for ids, _ in listed], np.int64).reshape(shape)
         logprobs_kK = np.array([logprobs for _, logprobs in listed], np.float64).reshape(shape)
-        own_ids_k = np.array([token for token, _ in own], np.int64)
-        is_listed_k = (ids_kK == own_ids_k[:, None]).any(1)
-        own_ids_k[is_listed_k] = -1
-        own_k = np.exp(np.array([logprob for _, logprob in own], np.float64)) * ~is_listed_k
-        ids_kK = np.concatenate([ids_kK, own_ids_k[:, None]], 1)
+        written_ids_k = np.array([token for token, _ in written], np.int64)
+        is_listed_k = (ids_kK == written_ids_k[:, None]).any(1)
+        written_ids_k[is_listed_k] = -1
+        written_k = np.exp(np.array([logp for _, logp in written], np.float64)) * ~is_listed_k
+        ids_kK = np.concatenate([ids_kK, written_ids_k[:, None]], 1)
         index_V = np.full(int(max(trie.order.max(initial=0), ids_kK.max(initial=0))) + 1, -1)
         index_V[trie.order] = np.arange(len(trie.order))
         indices_kK = np.where(ids_kK >= 0, index_V[ids_kK], -1)
-        probabilities_kK = np.concatenate([np.exp(logprobs_kK), own_k[:, None]], 1)
+        probabilities_kK = np.concatenate([np.exp(logprobs_kK), written_k[:, None]], 1)
         return cls(
             torch.from_numpy(ids_kK).to(device),
             torch.from_numpy(indices_kK).to(device),
@@ -407,13 +402,13 @@ class ListedTokens:
             len(trie.order),
         )
 
-    def part(self, part: slice) -> "ListedTokens":
+    def __getitem__(self, positions: slice) -> "ListedTokens":
         """Returns the listed tokens at the positions of a slice."""
         return replace(
             self,
-            ids_kK=self.ids_kK[part],
-            indices_kK=self.indices_kK[part],
-            probabilities_kK=self.probabilities_kK[part],
+            ids_kK=self.ids_kK[positions],
+            indices_kK=self.indices_kK[positions],
+            probabilities_kK=self.probabilities_kK[positions],
         )
 
     def probabilities_at(
@@ -425,13 +420,13 @@ class ListedTokens:
         `NextSymbols.probabilities_at`.
         """
         is_all_m = nodes.is_root_M & (not symbol_set.is_conditional)
-        here = self._continuations(rows_m, nodes, is_all_m)
+        current = self._continuations(rows_m, nodes, is_all_m)
         symbols_m = [
-            here.bytes_m[:, list(symbol.teacher_bytes)].sum(1)
+            current.bytes_m[:, list(symbol.teacher_bytes)].sum(1)
             + self._marker_probability(rows_m, symbol.teacher_ids) * nodes.is_root_M
             for symbol in symbol_set.symbols
         ]
-        after_mS = torch.column_stack([here.bytes_m, *symbols_m]) / here.total_m[:, None]
+        after_mS = torch.column_stack([current.bytes_m, *symbols_m]) / current.total_m[:, None]
         # The teacher may prefer a token that is longer than the previous one and includes the bytes
         # at this point: its probability counts too (see `with_longer_tokens`).
         longer = self._continuations((rows_m - 1).clamp_min(0), before, torch.zeros_like(is_all_m))
@@ -441,7 +436,7 @@ class ListedTokens:
         longer_mS = torch.column_stack([longer.bytes_m, *longer_m])
         mixed_mS = (longer_mS + longer.ended_m[:, None] * after_mS) / longer.total_m[:, None]
         probabilities_mS = torch.where(before.is_root_M[:, None], after_mS, mixed_mS)
-        return SymbolProbabilities(probabilities_mS, probabilities_mS > 0, here.total_m)
+        return SymbolProbabilities(probabilities_mS, probabilities_mS > 0, current.total_m)
 
     def _continuations(self, rows_m: Tensor, nodes: TrieNodes, is_all_m: Tensor) -> _Continuations:
         """Returns the continuations of the bytes at `nodes`; `is_all_m`: any token counts."""

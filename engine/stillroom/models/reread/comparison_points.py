@@ -43,8 +43,8 @@ class SymbolSet:
     has_bytes: bool = True
     """Whether each next byte is a symbol of its own."""
     is_conditional: bool = False
-    """Whether only bytes count, because an earlier marker of one model has started text."""
-    of_kind: Mapping[PartKind, int] = field(default_factory=dict[PartKind, int])
+    """Whether probabilities are conditional on text, which one model's marker has begun."""
+    symbol_by_kind: Mapping[PartKind, int] = field(default_factory=dict[PartKind, int])
     """256 plus the index of the symbol that begins the next part, by that part's kind."""
 
 
@@ -61,7 +61,7 @@ class ComparisonPoint(NamedTuple):
     teacher_before: bytes
     """The teacher's previous token, if the position is at its end and it might be longer."""
     symbol_set: int
-    """The index of its symbol set in `SymbolSets.known`."""
+    """The index of its symbol set in `SymbolSets.sets`."""
     symbol: int
     """The sampled byte, or 256 plus the index of a symbol of the set; -1 for neither."""
 
@@ -81,7 +81,7 @@ class SymbolSets:
 
     student: TurnFormat
     teacher: TurnFormat
-    known: list[SymbolSet] = field(default_factory=list[SymbolSet])
+    sets: list[SymbolSet] = field(default_factory=list[SymbolSet])
     _index: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
 
     def within(self, kind: PartKind, text: bytes = b"") -> int:
@@ -89,7 +89,7 @@ class SymbolSets:
 
         text: the part so far; if it ends in whitespace, a marker may have begun with that.
         """
-        return self._get("blank" if text[-1:].isspace() else "within", kind)
+        return self._set_index("blank" if text[-1:].isspace() else "within", kind)
 
     def after(self, kind: PartKind) -> "LeadAndSymbols | None":
         """Returns the symbol set of what follows a part, after the text that always follows.
@@ -100,90 +100,91 @@ class SymbolSets:
         if not texts[0]:
             return None
         student, teacher = (
-            lead(turn_format, following)
+            common_lead(turn_format, following)
             for turn_format, following in zip((self.student, self.teacher), texts, strict=True)
         )
         return LeadAndSymbols(
-            len(student.encode()), len(teacher.encode()), self._get("after", kind)
+            len(student.encode()), len(teacher.encode()), self._set_index("after", kind)
         )
 
     def closing(self, kind: PartKind) -> str:
         """Returns the text that the teacher's template always writes after a part."""
-        return lead(self.teacher, self._texts(kind)[1])
+        return common_lead(self.teacher, self._texts(kind)[1])
 
     def at_first_byte(self, kind: PartKind, before: PartKind) -> int:
         """Returns the index of the symbol set at the first byte of a part."""
         if kind != "text" or before not in ("start", "thought"):
             return self.within(kind)
-        if self.begins_freely(before):
-            return self._get("after", before)
-        return self._get("bytes", "text")
+        if self.text_may_follow(before):
+            return self._set_index("after", before)
+        return self._set_index("bytes", "text")
 
-    def begins_freely(self, kind: PartKind) -> bool:
-        """Whether content may follow such a part without a marker, in both models' formats."""
+    def text_may_follow(self, kind: PartKind) -> bool:
+        """Returns whether content may follow a part without a marker, in both models' formats."""
         texts = self._texts(kind)
         pairs = zip((self.student, self.teacher), texts, strict=True)
         return all(
-            "text" in following and following["text"] == lead(turn_format, following)
+            "text" in following and following["text"] == common_lead(turn_format, following)
             for turn_format, following in pairs
         )
 
     def _texts(self, kind: PartKind) -> tuple[dict[PartKind, str], dict[PartKind, str]]:
         """Returns each template's text before every kind of part that may follow in both."""
-        ours, other = (
+        student, teacher = (
             texts_between(turn_format.marks, kind) for turn_format in (self.student, self.teacher)
         )
-        both = ours.keys() & other.keys()
-        return {k: t for k, t in ours.items() if k in both}, {
-            k: t for k, t in other.items() if k in both
+        both = student.keys() & teacher.keys()
+        return {k: t for k, t in student.items() if k in both}, {
+            k: t for k, t in teacher.items() if k in both
         }
 
-    def _get(self, place: str, kind: PartKind) -> int:
-        """Returns the index of the symbol set for a place in or after a part; see `_build`."""
-        key = (place, kind)
+    def _set_index(self, position: str, kind: PartKind) -> int:
+        """Returns the index of the symbol set for a position in or after a part; see `_build`."""
+        key = (position, kind)
         if key not in self._index:
-            self._index[key] = len(self.known)
-            self.known.append(self._build(place, kind))
+            self._index[key] = len(self.sets)
+            self.sets.append(self._build(position, kind))
         return self._index[key]
 
-    def _build(self, place: str, kind: PartKind) -> SymbolSet:
-        """Returns the symbol set for a place in or after a part.
+    def _build(self, position: str, kind: PartKind) -> SymbolSet:
+        """Returns the symbol set for a position in or after a part.
 
-        place: `within` the part; `blank`, within it after whitespace; `after` the part and its
+        position: `within` the part; `blank`, within it after whitespace; `after` the part and its
         fixed text; or `bytes`, at the first byte of content after a marker.
         """
-        if place == "bytes":
+        if position == "bytes":
             return SymbolSet((), is_conditional=True)
-        if place != "after" and kind == "arguments":
+        if position != "after" and kind == "arguments":
             # Arguments end at their last brace, so no marker can follow one of their bytes.
             return SymbolSet(())
-        ours, other = self._texts(kind)
-        if place == "after":
-            ours, other = _without_lead(self.student, ours), _without_lead(self.teacher, other)
-        has_bytes = place != "after" or self.begins_freely(kind)
+        student, teacher = self._texts(kind)
+        if position == "after":
+            student = _without_lead(self.student, student)
+            teacher = _without_lead(self.teacher, teacher)
+        has_bytes = position != "after" or self.text_may_follow(kind)
         is_text = has_bytes and kind in ("start", "text", "thought")
         starts: dict[PartKind, Symbol] = {}
-        for following in sorted(ours):
-            if ours[following] and other[following]:
+        for following in sorted(student):
+            if student[following] and teacher[following]:
                 is_end = following == "end"
                 starts[following] = _build_symbol(
-                    _marker_start(self.student, ours[following], is_end=is_end),
-                    _marker_start(self.teacher, other[following], is_end=is_end),
+                    _marker_start(self.student, student[following], is_end=is_end),
+                    _marker_start(self.teacher, teacher[following], is_end=is_end),
                     is_text=is_text,
-                    is_after_blank=place == "blank",
+                    is_after_blank=position == "blank",
                 )
         symbols = _merge(list(starts.values()))
-        of_kind: dict[PartKind, int] = {
+        symbol_by_kind: dict[PartKind, int] = {
             following: 256 + index
             for following, start in starts.items()
             for index, symbol in enumerate(symbols)
             if _overlap(start, symbol)
         }
-        return SymbolSet(symbols, has_bytes=has_bytes, of_kind=of_kind)
+        return SymbolSet(symbols, has_bytes=has_bytes, symbol_by_kind=symbol_by_kind)
 
     def symbol_of(self, symbol_set: int, following: PartKind) -> int:
         """Returns 256 plus the index of the symbol that begins the next part; -1 if none does."""
-        return self.known[symbol_set].of_kind.get(following, -1)
+        return self.sets[symbol_set].symbol_by_kind.get(following, -1)
 
 
 class LeadAndSymbols(NamedTuple):
@@ -194,11 +195,11 @@ class LeadAndSymbols(NamedTuple):
     symbol_set: int
 
 
-def lead(turn_format: TurnFormat, texts: Mapping[PartKind, str]) -> str:
-    """Returns the text that a template writes whichever part follows.
+def common_lead(turn_format: TurnFormat, texts: Mapping[PartKind, str]) -> str:
+    """Returns the text that a template writes in any case, whichever part follows.
 
-    texts: the template's text before each kind of part. With one kind, the text up to its first
-    marker.
+    texts: the template's text before each kind of part that may follow. If only one kind may, this
+    is its text up to the first marker.
     """
     if len(texts) != 1:
         return common_prefix(*texts.values())
@@ -213,7 +214,7 @@ def lead(turn_format: TurnFormat, texts: Mapping[PartKind, str]) -> str:
 
 def _without_lead(turn_format: TurnFormat, texts: Mapping[PartKind, str]) -> dict[PartKind, str]:
     """Returns the texts after their common lead, by the kind of the part that follows."""
-    return {kind: text[len(lead(turn_format, texts)) :] for kind, text in texts.items()}
+    return {kind: text[len(common_lead(turn_format, texts)) :] for kind, text in texts.items()}
 
 
 class _MarkerStart(NamedTuple):
@@ -255,7 +256,7 @@ def _build_symbol(
 
 
 def _merge(symbols: Sequence[Symbol]) -> tuple[Symbol, ...]:
-    """Returns the symbols; those that begin with the same token or byte for a model are merged."""
+    """Returns the symbols, merging those that begin with the same token or byte for a model."""
     merged: list[Symbol] = []
     for symbol in symbols:
         one = symbol
@@ -265,7 +266,7 @@ def _merge(symbols: Sequence[Symbol]) -> tuple[Symbol, ...]:
                 one = Symbol(
                     *(
                         tuple(sorted({*a, *b}))
-                        for a, b in zip(_columns(one), _columns(other), strict=True)
+                        for a, b in zip(_start_fields(one), _start_fields(other), strict=True)
                     )
                 )
         merged.append(one)
@@ -273,16 +274,17 @@ def _merge(symbols: Sequence[Symbol]) -> tuple[Symbol, ...]:
 
 
 def _overlap(one: Symbol, other: Symbol) -> bool:
-    """Whether two symbols begin with the same token or byte for a model."""
-    pairs = zip(_columns(one), _columns(other), strict=True)
+    """Whether two symbols begin with the same token or byte for one of the models."""
+    pairs = zip(_start_fields(one), _start_fields(other), strict=True)
     return any(set(a) & set(b) for a, b in pairs)
 
 
-def _columns(symbol: Symbol) -> tuple[tuple[int, ...], ...]:
+def _start_fields(symbol: Symbol) -> tuple[tuple[int, ...], ...]:
+    """Returns the tokens and bytes that begin a symbol, in the order of the fields."""
     return symbol.student_ids, symbol.teacher_ids, symbol.student_bytes, symbol.teacher_bytes
 
 
-def is_whole_call(part: TurnPart) -> bool:
+def is_complete_call(part: TurnPart) -> bool:
     """Whether a part is the complete arguments of a call, a JSON object."""
     if part.kind != "arguments":
         return False
@@ -350,7 +352,7 @@ def turn_points(
     ) -> None:
         """Adds the positions that decide whether a part ends and what follows it."""
         kind: PartKind = before.kind if before is not None else "start"
-        is_call = before is not None and is_whole_call(before)
+        is_call = before is not None and is_complete_call(before)
         if before is not None and not is_call:
             symbol_set = symbol_sets.within(kind, before.text)
             add(
@@ -359,7 +361,7 @@ def turn_points(
                 symbol_sets.symbol_of(symbol_set, following) if following else -1,
             )
         following_symbols = symbol_sets.after(kind) if kind not in ("text", "name") else None
-        is_first_byte = following == "text" and symbol_sets.begins_freely(kind)
+        is_first_byte = following == "text" and symbol_sets.text_may_follow(kind)
         if following_symbols is None or is_first_byte or (following is None and not is_call):
             return
         symbol = symbol_sets.symbol_of(following_symbols.symbol_set, following) if following else -1

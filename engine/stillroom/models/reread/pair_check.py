@@ -109,8 +109,8 @@ def check_reading(pair: ReadingPair) -> None:
     ]
     if is_thinking[1] and not is_thinking[0]:
         raise ModelError(
-            f"{names}: the teacher's chat template always thinks before an answer, and the "
-            "student's does not",
+            f"{names}: by its chat template the teacher always thinks before an answer, and the "
+            "student does not",
             alternatives(
                 "set rollout.reasoning_mode: disabled if the teacher's template supports it",
                 "use a teacher that answers without thinking",

@@ -13,11 +13,11 @@ from stillroom.models.reread.comparison_points import (
     TokenOffsets,
     TurnFormat,
     WrittenParts,
-    is_whole_call,
+    is_complete_call,
     turn_points,
 )
 from stillroom.models.reread.token_bytes import ByteTrie, TokenBytes, encode
-from stillroom.models.reread.turns import PartKind, TurnParts, read_turn, texts_between, turn_marks
+from stillroom.models.reread.turns import PartKind, TurnParts, parse_turn, texts_between, turn_marks
 from stillroom.types import Message, TokenTrace, ToolSchema
 
 
@@ -35,13 +35,13 @@ class ByteReading:
     """The symbol sets that the points refer to by index."""
     num_bytes: int
     """The number of bytes that the student sampled, without markers."""
-    num_compared: int
+    num_compared_bytes: int
     """The number of these bytes that are compared."""
-    num_left_out: int
+    num_uncompared_tokens: int
     """The number of sampled tokens without any comparison point."""
 
-    def of_tokens(self, kept: Sequence[int]) -> "ByteReading":
-        """Returns the reading with the points in the sampled tokens `kept` only, renumbered."""
+    def keep_tokens(self, kept: Sequence[int]) -> "ByteReading":
+        """Returns the reading with only the points in the sampled tokens `kept`, renumbered."""
         new_index = {token: index for index, token in enumerate(kept)}
         points = [
             point._replace(student_token=new_index[point.student_token])
@@ -131,7 +131,7 @@ class _RolloutReader:
         self._symbol_sets, self._renderer = pair.symbol_sets(tools), pair.teacher.renderer
         self._ids: list[int] = []
         self._is_turn: list[bool] = []
-        self._units: list[ComparisonPoint] = []
+        self._points: list[ComparisonPoint] = []
         self._num_bytes = 0
 
     def read(self, num_turns: int) -> ByteReading:
@@ -156,14 +156,14 @@ class _RolloutReader:
             except ModelError:
                 break
             self._add(encode(self._symbol_sets.teacher.tokenizer, between))
-        return self._reading()
+        return self._build_reading()
 
     def _add(self, ids: Sequence[int], *, is_turn: bool = False) -> None:
         self._ids += ids
         self._is_turn += [is_turn] * len(ids)
 
     def _add_turn(self, ids: Sequence[int], message: Message, num_before: int) -> str | None:
-        """Adds a turn and returns the teacher's text, or None if its template cannot render it."""
+        """Adds a turn; returns its text in the teacher's template, or None if that can't render."""
         student, teacher = self._symbol_sets.student, self._symbol_sets.teacher
         text = student.tokens.text(ids)
         has_end = ids[-1] in student.stop_ids
@@ -172,8 +172,8 @@ class _RolloutReader:
             # The student's own template writes calls in a form that cannot be parsed.
             self._num_bytes += len(text) - len(end)
             return None
-        turn = read_turn(text, student.marks, has_calls=bool(message.get("tool_calls")), end=end)
-        self._num_bytes += sum(len(part.text) for part in turn.parts) + len(turn.rest)
+        turn = parse_turn(text, student.marks, has_calls=bool(message.get("tool_calls")), end=end)
+        self._num_bytes += sum(len(part.text) for part in turn.parts) + len(turn.unparsed)
         rendered = render_turn(
             teacher, turn, has_end=has_end, closing=self._symbol_sets.closing("arguments")
         )
@@ -192,7 +192,7 @@ class _RolloutReader:
                 WrittenParts(TokenOffsets(teacher, teacher_ids), rendered.starts),
                 is_ended=turn.is_ended,
             )
-            self._units += [
+            self._points += [
                 point._replace(
                     student_token=point.student_token + num_before,
                     teacher_token=point.teacher_token + num_turn_tokens,
@@ -201,19 +201,19 @@ class _RolloutReader:
             ]
         return rendered.text
 
-    def _reading(self) -> ByteReading:
+    def _build_reading(self) -> ByteReading:
         """Returns the reading of the turns that were added."""
         num_sampled = sum(self._trace.sampled)
-        compared = {point.student_token for point in self._units}
+        compared = {point.student_token for point in self._points}
         # Nothing after the last turn is read: a prompt alone may be longer than the context.
         end = max((i for i, is_turn in enumerate(self._is_turn) if is_turn), default=0) + 1
         return ByteReading(
             TokenSequence(self._ids[:end], self._is_turn[:end]),
-            self._units,
+            self._points,
             self._pair,
             self._symbol_sets,
             self._num_bytes,
-            sum(0 <= point.symbol < 256 for point in self._units),
+            sum(0 <= point.symbol < 256 for point in self._points),
             num_sampled - len(compared),
         )
 
@@ -241,9 +241,9 @@ def render_turn(
         if "end" not in ends:
             return None
         return _TeacherTurn(text + ends["end"], starts)
-    if turn.rest and turn.parts and is_whole_call(turn.parts[-1]):
+    if turn.unparsed and turn.parts and is_complete_call(turn.parts[-1]):
         text += closing
-    text += turn.rest.decode(errors="replace")
+    text += turn.unparsed.decode(errors="replace")
     return _TeacherTurn(text + (teacher.marks.end_text if has_end else ""), starts)
 
 

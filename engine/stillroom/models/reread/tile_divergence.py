@@ -26,7 +26,7 @@ from stillroom.models.reread.rereading import ByteReading
 
 NextSymbolsOf = Callable[[slice, Sequence[TrieNodes]], NextSymbols]
 """Takes a slice of the teacher's tokens, and the trie nodes at which sums are needed; returns the
-teacher's predictions there."""
+teacher's predictions at these tokens."""
 
 
 class ByteDivergences:
@@ -45,22 +45,22 @@ class ByteDivergences:
         prefixes: tuple[list[bytes], list[bytes]] = [], []
         before_words: list[bytes] = []
         # Readings share symbol sets; each is stored once, and found by its identity.
-        known: dict[int, int] = {}
+        index_by_id: dict[int, int] = {}
         self._symbol_sets: list[SymbolSet] = []
         # The number of student and teacher tokens of earlier readings.
         before = [0, 0]
         for reading, num_kept in zip(readings, kept, strict=True):
             for point in reading.points:
-                symbol_set = reading.symbol_sets.known[point.symbol_set]
-                if id(symbol_set) not in known:
-                    known[id(symbol_set)] = len(self._symbol_sets)
+                symbol_set = reading.symbol_sets.sets[point.symbol_set]
+                if id(symbol_set) not in index_by_id:
+                    index_by_id[id(symbol_set)] = len(self._symbol_sets)
                     self._symbol_sets.append(symbol_set)
                 students.append(before[0] + point.student_token)
                 teachers.append(before[1] + point.teacher_token)
                 prefixes[0].append(point.student_prefix)
                 prefixes[1].append(point.teacher_prefix)
                 before_words.append(point.teacher_before)
-                symbol_sets.append(known[id(symbol_set)])
+                symbol_sets.append(index_by_id[id(symbol_set)])
                 symbols.append(point.symbol)
             before[0] += num_kept
             before[1] += reading.tokens.num_trained
@@ -93,16 +93,16 @@ class ByteDivergences:
         num_rows = len(probabilities_nV)
         first, end = np.searchsorted(self._student_of_M, [part.start, part.start + num_rows])
         tile = slice(int(first), int(end))
-        sums = SortedSums(probabilities_nV, self._order_P, [self._nodes[0].part(tile)])
+        sums = SortedSums(probabilities_nV, self._order_P, [self._nodes[0][tile]])
         gradients = GradientSums(sums.ranges, num_rows)
         value_n = probabilities_nV.new_zeros(num_rows, dtype=torch.float64)
         gap_n = torch.zeros_like(value_n)
         for start, stop in self._chunks(tile, num_rows):
-            # One token more: what follows a token depends on longer tokens in its place.
+            # From one token earlier: what follows a token depends on longer tokens in its place.
             low = max(0, self._teacher_of_M[start] - 1)
             high = self._teacher_of_M[stop - 1] + 1
             chunk = slice(start, stop)
-            cuts = [self._nodes[1].part(chunk), self._before.part(chunk)]
+            cuts = [self._nodes[1][chunk], self._before[chunk]]
             symbols_of_teacher = next_symbols(slice(low, high), cuts)
             for index in np.unique(self._symbol_set_of_M[start:stop]):
                 points = start + np.nonzero(self._symbol_set_of_M[start:stop] == index)[0]
@@ -112,14 +112,14 @@ class ByteDivergences:
                 )
                 teacher_rows_m = torch.from_numpy(self._teacher_of_M[points] - low).to(self._device)
                 symbol_set = self._symbol_sets[index]
-                nodes = self._nodes[0].rows(points_m)
+                nodes = self._nodes[0][points_m]
                 student = symbol_probabilities(
                     sums, student_rows_m, nodes, symbol_set, is_student=True
                 )
                 teacher = symbols_of_teacher.probabilities_at(
                     teacher_rows_m,
-                    self._nodes[1].rows(points_m),
-                    self._before.rows(points_m),
+                    self._nodes[1][points_m],
+                    self._before[points_m],
                     symbol_set,
                 )
                 kl = point_kl(student, teacher)
@@ -132,12 +132,12 @@ class ByteDivergences:
         )
         return divergence, gap_n.to(probabilities_nV)
 
-    def _chunks(self, points: slice, most: int) -> list[tuple[int, int]]:
-        """Splits a slice of the points into slices that need at most `most` teacher tokens each."""
+    def _chunks(self, points: slice, max_tokens: int) -> list[tuple[int, int]]:
+        """Splits a slice of points into slices of at most `max_tokens` teacher tokens each."""
         chunks: list[tuple[int, int]] = []
         first, end = points.start, points.stop
         while first < end:
-            limit = self._teacher_of_M[first] + most
+            limit = self._teacher_of_M[first] + max_tokens
             stop = int(np.searchsorted(self._teacher_of_M[first:end], limit)) + first
             chunks.append((first, stop))
             first = stop
@@ -148,8 +148,8 @@ def _columns(symbols_m: Tensor, symbol_set: SymbolSet, is_shared_mS: Tensor) -> 
     """Returns each sampled symbol's column in `PointKl.gaps_mS`; the last if it is not shared."""
     columns_m = symbols_m.clone()
     for index, symbol in enumerate(symbol_set.symbols):
-        for letter in symbol.student_bytes:
-            columns_m[symbols_m == letter] = NUM_BYTES + index
+        for byte in symbol.student_bytes:
+            columns_m[symbols_m == byte] = NUM_BYTES + index
     others = is_shared_mS.shape[1]
     is_shared = is_shared_mS.gather(1, columns_m.clamp_min(0)[:, None])[:, 0] & (columns_m >= 0)
     return torch.where(is_shared, columns_m, others)

@@ -27,13 +27,13 @@ PROBE = (
     "\u043f\u0440\u0438\u0432\u0435\u0442 \ufb01 \uff21 \u2460 \U0001f642\U0001f469\u200d\U0001f469"
     '  {"item": "l\\u00e9", "n": [1, 2.5, null]}\n\n\n def f(x):  # '
 )
-"""A text with what tokenizers change: line ends, spaces, compatibility characters, emoji, escapes.
+"""A text that many tokenizers change: line ends, spaces, compatibility characters, emoji, escapes.
 It is in Unicode form NFC, to which some byte-level tokenizers normalise every text."""
 
 
 @lru_cache(maxsize=1)
-def byte_letters() -> dict[str, int]:
-    """Returns the byte for each character of byte-level vocabularies (GPT-2's encoding)."""
+def gpt2_byte_decoder() -> dict[str, int]:
+    """Returns the byte of each character in byte-level vocabularies, as GPT-2 encodes bytes."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in plain]
     letters = {chr(byte): byte for byte in plain}
@@ -42,7 +42,7 @@ def byte_letters() -> dict[str, int]:
 
 def _byte_level(token: str) -> bytes:
     """Returns the bytes of a token of byte-level BPE, from its string in the vocabulary."""
-    letters = byte_letters()
+    letters = gpt2_byte_decoder()
     if all(letter in letters for letter in token):
         return bytes(letters[letter] for letter in token)
     return token.encode()
@@ -55,7 +55,7 @@ def _sentence_piece(token: str) -> bytes:
     return token.replace("\u2581", " ").encode()
 
 
-_SPELLINGS: tuple[Callable[[str], bytes], ...] = (_byte_level, _sentence_piece)
+_DECODERS: tuple[Callable[[str], bytes], ...] = (_byte_level, _sentence_piece)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +83,13 @@ class TokenBytes:
                 marks.add(token_id)
         ids = encode(tokenizer, PROBE)
         words = {token_id: word for word, token_id in vocabulary.items()}
-        for spell in _SPELLINGS:
-            spelt = [b""] * (max(words) + 1)
+        for decode in _DECODERS:
+            of_token = [b""] * (max(words) + 1)
             for token_id, word in words.items():
                 is_added = token_id in added
-                spelt[token_id] = str(added[token_id]).encode() if is_added else spell(word)
-            if b"".join(spelt[token_id] for token_id in ids) == PROBE.encode():
-                return cls(spelt, frozenset(marks))
+                of_token[token_id] = str(added[token_id]).encode() if is_added else decode(word)
+            if b"".join(of_token[token_id] for token_id in ids) == PROBE.encode():
+                return cls(of_token, frozenset(marks))
         raise _tokenizer_error(tokenizer, name, ids)
 
     def text(self, ids: Sequence[int]) -> bytes:
@@ -103,7 +103,7 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
 
 def _tokenizer_error(tokenizer: Any, name: str, ids: list[int]) -> ModelError:
-    """Returns the error for a tokenizer whose tokens do not join to the text."""
+    """Returns the error for a tokenizer whose tokens, joined, are not the encoded text."""
     decoded: str = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
     first = str(tokenizer.convert_ids_to_tokens(ids[:1])[0]) if ids else ""
     if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
@@ -161,10 +161,10 @@ class ByteTrie:
 
     def node(self, prefix: bytes) -> TrieNode:
         """Returns the tokens that begin with a prefix of a token, grouped by their next byte."""
-        known = self._nodes.get(prefix)
-        if known is not None:
+        cached = self._nodes.get(prefix)
+        if cached is not None:
             self._nodes.move_to_end(prefix)
-            return known
+            return cached
         low, high = self._range(prefix)
         first = bisect_right(self._words, prefix, low, high)
         column = self._flat[self._offsets[first:high] + len(prefix)]

@@ -72,25 +72,25 @@ def turn_marks(renderer: ChatRenderer, tools: Sequence[ToolSchema], name: str) -
             f"the chat template of {name} does not render a plain answer verbatim",
             "fix chat_template.jinja, or use another model",
         )
-    found: dict[str, str] = {}
+    marks: dict[str, str] = {}
     if (
         thinking := texts_around([_THOUGHT, _TEXT], _probe_turn(thought=_THOUGHT, text=_TEXT))
     ) is not None:
-        found |= {"before_thought": thinking[0], "thought_to_text": thinking[1]}
+        marks |= {"before_thought": thinking[0], "thought_to_text": thinking[1]}
     if tools:
         call = [_NAMES[0], _ARGUMENTS[0]]
         if (alone := texts_around(call, _probe_turn(calls=1))) is not None:
-            found |= dict(zip(("before_call", "separator", "end_call"), alone, strict=True))
+            marks |= dict(zip(("before_call", "separator", "end_call"), alone, strict=True))
         if (both := texts_around([_TEXT, *call], _probe_turn(text=_TEXT, calls=1))) is not None:
-            found["text_to_call"] = both[1]
+            marks["text_to_call"] = both[1]
         parts = [*call, _NAMES[1], _ARGUMENTS[1]]
         if (two := texts_around(parts, _probe_turn(calls=2))) is not None:
-            found["call_to_call"] = two[2]
+            marks["call_to_call"] = two[2]
         if (
             thinking := texts_around([_THOUGHT, *call], _probe_turn(thought=_THOUGHT, calls=1))
         ) is not None:
-            found["thought_to_call"] = thinking[1]
-    return TurnMarks(before_text=plain[0], end_text=plain[1], **found)
+            marks["thought_to_call"] = thinking[1]
+    return TurnMarks(before_text=plain[0], end_text=plain[1], **marks)
 
 
 def _probe_turn(*, thought: str = "", text: str = "", calls: int = 0) -> Message:
@@ -113,21 +113,21 @@ def _probe_turn(*, thought: str = "", text: str = "", calls: int = 0) -> Message
 
 def _texts_around(turn: str, parts: Sequence[str]) -> list[str] | None:
     """Returns the texts before, between and after the parts; None unless each occurs once."""
-    found: list[str] = []
+    texts: list[str] = []
     end = 0
     for part in parts:
         start = turn.find(part, end)
         if start < 0 or turn.count(part) != 1:
             return None
-        found.append(turn[end:start])
+        texts.append(turn[end:start])
         end = start + len(part)
-    return [*found, turn[end:]]
+    return [*texts, turn[end:]]
 
 
 def common_prefix(*texts: str | None) -> str:
     """Returns the longest common prefix of the given texts; None arguments are ignored."""
-    given = [text for text in texts if text is not None]
-    letters = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*given, strict=False))
+    present = [text for text in texts if text is not None]
+    letters = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*present, strict=False))
     return "".join(column[0] for column in letters)
 
 
@@ -161,18 +161,18 @@ class TurnParts:
     """The byte offset of each part in the student's text."""
     is_ended: bool
     """Whether the turn is well formed and complete."""
-    rest: bytes = b""
+    unparsed: bytes = b""
     """The text after the last part that could not be parsed; empty for a well-formed turn."""
 
 
-def read_turn(text: bytes, marks: TurnMarks, *, has_calls: bool, end: bytes) -> TurnParts:
+def parse_turn(text: bytes, marks: TurnMarks, *, has_calls: bool, end: bytes) -> TurnParts:
     """Splits a turn into its parts, using the markers of the template that it was sampled with.
 
     has_calls: whether the turn was parsed as tool calls; otherwise all of it is content.
     end: the bytes of the stop token at the end of `text`; empty if generation was cut off by a
     limit.
     """
-    return _TurnParser(text, marks, end).read(has_calls=has_calls)
+    return _TurnParser(text, marks, end).parse(has_calls=has_calls)
 
 
 class _TurnParser:
@@ -184,8 +184,8 @@ class _TurnParser:
         self._parts: list[TurnPart] = []
         self._starts: list[int] = []
 
-    def read(self, *, has_calls: bool) -> TurnParts:
-        """Returns the parts of the turn; see `read_turn`."""
+    def parse(self, *, has_calls: bool) -> TurnParts:
+        """Returns the parts of the turn; see `parse_turn`."""
         if not self._parse_thought():
             return self._malformed()
         call = self._first_call_offset() if has_calls else None
@@ -206,26 +206,26 @@ class _TurnParser:
         return TurnParts(self._parts, self._starts, bool(self._end))
 
     def _closing(self, ending: str) -> bytes:
-        """Returns the template's text before the stop token; empty if the turn does not end so."""
+        """Returns the template's text before the stop token; empty if the turn lacks it."""
         closing = ending.encode()
         closing = closing[: len(closing) - len(self._end)] if self._end else b""
         return closing if self._text.endswith(closing) else b""
 
     def _malformed(self) -> TurnParts:
-        """Returns the parts so far, with the text that could not be parsed as the rest."""
+        """Returns the parts so far and the text that could not be parsed."""
         return TurnParts(self._parts, self._starts, False, self._text[self._offset :])
 
     def _add_part(self, kind: PartKind, stop: int) -> bool:
         """Adds the text up to `stop` as a part; returns False if it is not all valid UTF-8."""
-        taken = self._text[self._offset : stop]
+        text = self._text[self._offset : stop]
         try:
-            taken.decode()
+            text.decode()
         except UnicodeDecodeError as error:
-            taken = taken[: error.start]
-        if taken:
-            self._parts.append(TurnPart(kind, taken))
+            text = text[: error.start]
+        if text:
+            self._parts.append(TurnPart(kind, text))
             self._starts.append(self._offset)
-        self._offset += len(taken)
+        self._offset += len(text)
         return self._offset == stop
 
     def _skip(self, mark: str | None) -> bool:
@@ -254,12 +254,12 @@ class _TurnParser:
         if stop < 0:
             # Unless a marker opened it, thinking without an end is content.
             return True if is_open else self._add_part("thought", len(self._text)) and False
-        blank, _, rest = shared.partition(core)
+        blank, _, after_core = shared.partition(core)
         inner = stop - len(blank) if self._text[:stop].endswith(blank.encode()) else stop
         if inner > self._offset and not self._add_part("thought", inner):
             return False
         self._offset = stop + len(core.encode())
-        self._skip(rest)
+        self._skip(after_core)
         self._skip(after[len(shared) :])
         return True
 
@@ -268,26 +268,26 @@ class _TurnParser:
         marks = self._marks
         opening = marks.before_call or ""
         core = _first_line(opening[len(common_prefix(opening, marks.before_text)) :])
-        found = self._text.find(core, self._offset) if core else -1
-        if found < 0:
+        start = self._text.find(core, self._offset) if core else -1
+        if start < 0:
             return None
         # Whitespace before the first word is the template's only if the template writes it.
         for text in (marks.text_to_call or "", opening):
             blank = text[: len(text) - len(text.lstrip())].encode()
-            if blank and self._text[self._offset : found].endswith(blank):
-                return found - len(blank)
-        return found
+            if blank and self._text[self._offset : start].endswith(blank):
+                return start - len(blank)
+        return start
 
     def _parse_call(self) -> bool:
         """Parses a call's opening, name and arguments; returns False if malformed."""
         marks = self._marks
         openings = [marks.before_call, marks.text_to_call, marks.call_to_call]
         # Longest first, as one may be a prefix of another.
-        known = sorted({text for text in openings if text}, key=len, reverse=True)
+        variants = sorted({text for text in openings if text}, key=len, reverse=True)
         shared = common_prefix(marks.before_call, marks.before_text)
-        known += [text[len(shared) :] for text in known if shared and text.startswith(shared)]
-        known += [text.lstrip() for text in known]
-        if not any(self._skip(text) for text in known):
+        variants += [text[len(shared) :] for text in variants if shared and text.startswith(shared)]
+        variants += [text.lstrip() for text in variants]
+        if not any(self._skip(text) for text in variants):
             return False
         separator = (marks.separator or "").encode()
         stop = self._text.find(separator, self._offset)
@@ -296,11 +296,11 @@ class _TurnParser:
         if not self._add_part("name", stop):
             return False
         self._offset = stop + len(separator)
-        rest = self._text[self._offset :].decode(errors="replace")
-        length = json_object_end(rest)
+        remaining = self._text[self._offset :].decode(errors="replace")
+        length = json_object_end(remaining)
         if length is None:
             return self._add_part("arguments", len(self._text)) and False
-        return self._add_part("arguments", self._offset + len(rest[:length].encode()))
+        return self._add_part("arguments", self._offset + len(remaining[:length].encode()))
 
 
 def _first_line(opening: str) -> bytes:

@@ -74,14 +74,14 @@ class Chromium:
     ) -> None:
         self._playwright, self._browser = playwright, browser
         self._folder, self._drivers = folder, drivers
-        # Listed at the start: once the driver has ended, nothing shows that they were its children.
+        # Listed now: once the driver has ended, its former children cannot be found.
         self._processes = _process_trees(drivers)
 
     @classmethod
     async def launch(cls, options: ChromiumOptions) -> Self:
         """Starts a browser. Raises InputError if none is installed or it does not start."""
         folder = Path(tempfile.mkdtemp(prefix="stillroom-browse-"))
-        before = _own_drivers()
+        before = _child_drivers()
         playwright: Playwright | None = None
         browser: Browser | None = None
         # Shielded: a cancelled launch would leave processes that nobody ends.
@@ -91,13 +91,13 @@ class Chromium:
                     playwright = await async_playwright().start()
                     browser = await _launch(playwright, options, folder)
             except BaseException as error:
-                drivers = _own_drivers() - before
+                drivers = _child_drivers() - before
                 await _stop(playwright, None, _process_trees(drivers) | drivers, folder)
                 if isinstance(error, PlaywrightError | TimeoutError):
                     raise _start_error(error) from error
                 raise
         assert playwright is not None and browser is not None  # noqa: S101, PT018
-        return cls(playwright, browser, folder, _own_drivers() - before)
+        return cls(playwright, browser, folder, _child_drivers() - before)
 
     @property
     def is_alive(self) -> bool:
@@ -136,7 +136,7 @@ class Chromium:
     async def aclose(self, *, is_hung: bool = False) -> None:
         """Stops the browser and its driver, and kills them if they do not exit.
 
-        A browser that hangs is killed at once.
+        A browser that hangs is killed immediately.
         """
         with anyio.CancelScope(shield=True):
             processes = self._processes | _process_trees(self._drivers) | self._drivers
@@ -169,7 +169,7 @@ def _start_error(error: Exception) -> InputError:
     reason = next(iter(str(error).splitlines()), "") or "it timed out"
     fix = "run `playwright install --with-deps chromium`, which also installs what Chromium needs"
     if "sandbox" in str(error).lower():
-        fix = "allow user namespaces (see Chromium's message in the log), or start without sandbox"
+        fix = "allow user namespaces, which Chromium's sandbox needs (its message is in the log)"
     return InputError(f"Chromium for the tool `browse` failed to start: {reason}", fix)
 
 
@@ -179,7 +179,7 @@ async def _stop(
     processes: Iterable[psutil.Process],
     folder: Path,
 ) -> None:
-    """Stops a browser and its driver, kills what is left of their processes, removes the folder."""
+    """Stops a browser and its driver, kills their remaining processes, removes the folder."""
     processes = list(processes)
     drivers = [process for process in processes if _is_driver(process)]
     if browser is not None:
@@ -200,7 +200,7 @@ async def _stop(
     await anyio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
 
 
-def _own_drivers() -> set[psutil.Process]:
+def _child_drivers() -> set[psutil.Process]:
     """Returns the Playwright drivers among this process's children."""
     return {child for child in psutil.Process().children() if _is_driver(child)}
 
@@ -216,7 +216,7 @@ def _process_trees(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
     """Returns all descendants of the processes."""
     children: set[psutil.Process] = set()
     for process in processes:
-        # psutil raises if the process has ended, even if another one has its number by now.
+        # psutil raises if the process has ended, even if another one has its pid by now.
         with suppress(psutil.Error):
             children.update(process.children(recursive=True))
     return children
@@ -244,15 +244,15 @@ def installed_chromium(playwright_path: Path) -> Path:
     playwright_path: the path where Playwright installs its whole browser, which may not exist.
     Raises InputError if there is none.
     """
-    known = chain(
+    candidates = chain(
         _headless_shells(playwright_path),
         map(_program_behind_script, _in_path(_SHELLS)),
         [playwright_path],
         _in_path(_BROWSERS),
         [_MAC_PATH],
     )
-    if (found := next(filter(Path.is_file, known), None)) is not None:
-        return found
+    if (program := next(filter(Path.is_file, candidates), None)) is not None:
+        return program
     raise InputError(
         "no Chromium is installed for the tool `browse`",
         "run `playwright install chromium` in the environment that runs stillroom, or install "

@@ -124,7 +124,7 @@ async def take_snapshot(page: Page) -> Snapshot:
         try:
             return await _take_snapshot(page)
         except PlaywrightError:
-            # The read fails if the browser is just leaving the page for another one.
+            # Reading fails while the browser navigates to another page.
             if attempt == _ATTEMPTS - 1 or page.is_closed():
                 raise
             await page.wait_for_load_state("domcontentloaded")
@@ -206,9 +206,9 @@ def make_document(snapshot: Snapshot, main_text: str, *, max_chars: int) -> Docu
     page is used instead.
     """
     text = main_text.strip()
-    whole = snapshot.text.strip()
-    if len(text) < _MIN_MAIN_CHARS and len(text) < len(whole) / 2:
-        text = whole
+    full_text = snapshot.text.strip()
+    if len(text) < _MIN_MAIN_CHARS and len(text) < len(full_text) / 2:
+        text = full_text
     text = printable(text)
     listed = printable("\n".join(e.line(n) for n, e in enumerate(snapshot.elements, start=1)))
     list_chars = min(len(listed), max(int(max_chars * (1 - _TEXT_SHARE)), max_chars - len(text)))
@@ -235,8 +235,8 @@ def split_text(text: str, max_chars: int) -> list[str]:
             end = start + max_chars
         parts.append(text[start:end].strip("\n"))
         start = end
-    rest = text[start:].strip("\n")
-    return [*parts, rest] if rest else parts
+    last = text[start:].strip("\n")
+    return [*parts, last] if last else parts
 
 
 def _part_at(parts: list[str], number: int) -> str:

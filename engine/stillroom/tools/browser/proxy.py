@@ -76,7 +76,7 @@ class ProxyAccess:
     """The latest reasons why targets were blocked or not reached, by `host:port`."""
     scopes: set[anyio.CancelScope] = field(default_factory=set[anyio.CancelScope])
 
-    def note(self, target: str, reason: str) -> None:
+    def record_failure(self, target: str, reason: str) -> None:
         """Records why a target was not reached, for the message to the model."""
         self.failures.pop(target, None)
         self.failures[target] = reason
@@ -129,8 +129,7 @@ class BrowseProxy(AsyncContextManagerMixin):
 
     @contextmanager
     def open_access(self) -> Generator[ProxyAccess]:
-        """Yields a credential; at the end of the block it is revoked and its connections are
-        closed."""
+        """Yields a credential, which is revoked and its connections closed at the block's end."""
         access = ProxyAccess(username=secrets.token_hex(8), password=secrets.token_urlsafe(32))
         self._accesses[access.username] = access
         try:
@@ -172,7 +171,7 @@ class BrowseProxy(AsyncContextManagerMixin):
             )
             return
         access.scopes.add(browser.scope)
-        # The look-up and the connecting have deadlines of their own, which end before this.
+        # The DNS lookup and the connection have their own, shorter timeouts.
         browser.extend(3 * self._limits.connect_timeout_s)
         try:
             await self._forward(browser, request, access)
@@ -203,19 +202,19 @@ class BrowseProxy(AsyncContextManagerMixin):
             addresses = await self._resolve_checked(target)
         except AddressBlockedError as error:
             self.num_blocked += 1
-            access.note(request.authority, str(error))
+            access.record_failure(request.authority, str(error))
             await browser.stream.send(_encode_reply("403 Forbidden", f"refused: {error}"))
             return
         except (OSError, TimeoutError, UnicodeError):
             reason = "its host name has no address"
-            access.note(request.authority, reason)
+            access.record_failure(request.authority, reason)
             await browser.stream.send(_encode_reply("502 Bad Gateway", reason))
             return
         try:
             server = await self._connect(addresses, target.port)
         except (OSError, TimeoutError) as error:
             reason = f"the connection failed ({error or 'timed out'})"
-            access.note(request.authority, reason)
+            access.record_failure(request.authority, reason)
             await browser.stream.send(_encode_reply("504 Gateway Timeout", reason))
             return
         async with server:
@@ -261,12 +260,12 @@ class BrowseProxy(AsyncContextManagerMixin):
         await browser.stream.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
         async with anyio.create_task_group() as tasks:
 
-            async def send_on() -> None:
+            async def send_upstream() -> None:
                 with suppress(*_DISCONNECTED):
                     await self._forward_bytes(browser, browser.received, server)
                 tasks.cancel_scope.cancel()
 
-            tasks.start_soon(send_on)
+            tasks.start_soon(send_upstream)
             with suppress(*_DISCONNECTED):
                 await self._forward_bytes(browser, server, browser.stream)
             tasks.cancel_scope.cancel()
@@ -275,7 +274,7 @@ class BrowseProxy(AsyncContextManagerMixin):
         self, browser: "_BrowserConnection", server: anyio.abc.ByteStream, request: "_Request"
     ) -> None:
         """Forwards one request and its reply. The connection serves no further request."""
-        await server.send(request.for_server())
+        await server.send(request.head_for_server())
         async with anyio.create_task_group() as tasks:
 
             async def send_body() -> None:
@@ -288,10 +287,11 @@ class BrowseProxy(AsyncContextManagerMixin):
 
             tasks.start_soon(send_body)
             with suppress(*_DISCONNECTED):
-                await self._pass_reply(browser, BufferedByteReceiveStream(server), request.method)
+                reply = BufferedByteReceiveStream(server)
+                await self._forward_reply(browser, reply, request.method)
             tasks.cancel_scope.cancel()
 
-    async def _pass_reply(
+    async def _forward_reply(
         self, browser: "_BrowserConnection", server: BufferedByteReceiveStream, method: str
     ) -> None:
         """Forwards the server's reply to the browser."""
@@ -372,7 +372,7 @@ class _Request:
     def body_bytes(self) -> int:
         return int(self.header("content-length") or 0)
 
-    def for_server(self) -> bytes:
+    def head_for_server(self) -> bytes:
         """Returns the head for the server, in origin form, with `Connection: close`."""
         _, _, rest = self.target.partition("://")
         split = min((rest.find(mark) for mark in "/?#" if mark in rest), default=len(rest))
@@ -427,7 +427,7 @@ def _parse_head(head: bytes) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _body_bytes(method: str, status_line: str, headers: list[tuple[str, str]]) -> int | None:
-    """Returns the length of a reply's body; None if it ends with the connection or in chunks."""
+    """Returns the length of a reply's body; None if it is chunked or ends with the connection."""
     if method == "HEAD" or status_line[9:12] in ("204", "304"):
         return 0
     values = {name.lower(): value for name, value in headers}

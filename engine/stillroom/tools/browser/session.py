@@ -27,7 +27,7 @@ MAX_PAGES = 5
 _SETTLE_MS = 1500.0
 # A click may open another page, which the browser announces a little later.
 _POPUP_S = 0.15
-# How long an element may take to be shown and hold still.
+# How long an element may take to become visible and stable.
 _ACTION_MS = 5000.0
 
 _STATE_LOST = (
@@ -50,7 +50,7 @@ _TEXT_KINDS = frozenset(
 )  # fmt: skip
 
 
-class BrowserSettings(Protocol):
+class SharedBrowser(Protocol):
     """The settings, proxy and browser that all sessions share. BrowseTools implements this."""
 
     policy: AddressPolicy
@@ -66,14 +66,14 @@ class BrowserSettings(Protocol):
         ...
 
     async def discard(self, chromium: Chromium) -> None:
-        """Ends a browser that no longer answers."""
+        """Stops a browser that no longer responds."""
         ...
 
 
 class BrowseSession:
     """Runs the browser tools for one rollout, one call at a time."""
 
-    def __init__(self, shared: BrowserSettings) -> None:
+    def __init__(self, shared: SharedBrowser) -> None:
         self._shared = shared
         self._lock = anyio.Lock()
         self._has_slot = False
@@ -137,7 +137,7 @@ class BrowseSession:
         try:
             await page.goto(url, wait_until="domcontentloaded", timeout=self._nav_ms)
         except PlaywrightError as error:
-            # A browser that hangs reports a timeout as well, so ask whether it still answers.
+            # A browser that hangs reports a timeout as well, so check whether it still responds.
             if not await opened.is_usable():
                 raise _BrowserLostError from error
             if isinstance(error, PlaywrightTimeoutError):
@@ -149,7 +149,7 @@ class BrowseSession:
         opened = self._require_open()
         locator = opened.locate(ref)
         await _act(locator.click(trial=True, timeout=_ACTION_MS), ref)
-        await self._follow(opened, locator.click(timeout=self._nav_ms))
+        await self._act_and_wait(opened, locator.click(timeout=self._nav_ms))
         return await self._show(opened)
 
     async def _type(self, ref: int, text: str, submit: bool = False) -> str:
@@ -162,7 +162,7 @@ class BrowseSession:
         else:
             raise _ActionError(f"[{ref}] is a {kind}, not a text field")
         if submit:
-            await self._follow(opened, locator.press("Enter", timeout=self._nav_ms))
+            await self._act_and_wait(opened, locator.press("Enter", timeout=self._nav_ms))
         return await self._show(opened)
 
     async def _back(self) -> str:
@@ -192,8 +192,8 @@ class BrowseSession:
             raise _ActionError(f"there is no part {page}; this page has {num_parts}")
         return document.render_part(page)
 
-    async def _follow(self, opened: "_OpenContext", action: Awaitable[Any]) -> None:
-        """Performs a click or key press, and waits for the page that it may lead to."""
+    async def _act_and_wait(self, opened: "_OpenContext", action: Awaitable[Any]) -> None:
+        """Performs a click or key press, and waits for the page that it may open."""
         opened.access.failures.clear()
         try:
             await action
@@ -210,7 +210,7 @@ class BrowseSession:
             # A page that never stops fetching is read as it is.
             with suppress(PlaywrightTimeoutError):
                 await opened.current.wait_for_load_state(state, timeout=_SETTLE_MS)
-        await opened.close_surplus()
+        await opened.close_oldest_pages()
         return (await self._read_page(opened)).render_part(1)
 
     async def _read_page(self, opened: "_OpenContext") -> Document:
@@ -222,8 +222,8 @@ class BrowseSession:
             raise _ActionError(f"the page cannot be opened: {opened.last_failure()}")
         if reason and snapshot.status in _PROXY_STATUSES:
             raise _ActionError(f"the page cannot be opened: {reason}")
-        main_text = await self._shared.reader.find_text(snapshot.html, url=snapshot.url)
-        opened.shown, opened.elements = page, snapshot.elements
+        main_text = await self._shared.reader.extract_text(snapshot.html, url=snapshot.url)
+        opened.shown_page, opened.elements = page, snapshot.elements
         opened.document = make_document(snapshot, main_text, max_chars=self._shared.max_chars)
         return opened.document
 
@@ -263,7 +263,7 @@ class _ActionError(Exception):
 
 
 class _BrowserLostError(Exception):
-    """The browser no longer answers this session."""
+    """The browser no longer responds to this session."""
 
 
 class _OpenContext:
@@ -282,7 +282,7 @@ class _OpenContext:
         self._has_crashed = False
         self.elements: list[Element] = []
         self.document: Document | None = None
-        self.shown: Page | None = None
+        self.shown_page: Page | None = None
         """The page to which `elements` belong; None before the first one is shown."""
         context.on("page", self._watch_for_crash)
 
@@ -308,17 +308,17 @@ class _OpenContext:
     def locate(self, ref: int) -> Locator:
         """Returns Playwright's locator of the element that is listed under a number."""
         self.element(ref)
-        if self.shown is not self.current:
+        if self.shown_page is not self.current:
             raise _ActionError("another page is open now; browse_read shows it")
         return self.current.locator(f'[{REF_ATTRIBUTE}="{ref}"]').first
 
-    async def close_surplus(self) -> None:
+    async def close_oldest_pages(self) -> None:
         """Closes the oldest pages if more than `MAX_PAGES` are open."""
         for page in self.pages[:-MAX_PAGES]:
             await page.close()
 
     async def is_usable(self) -> bool:
-        """Returns whether the browser still answers for this context."""
+        """Returns whether the browser still responds to this context."""
         if self._has_crashed:
             return False
         try:

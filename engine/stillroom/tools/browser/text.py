@@ -53,14 +53,14 @@ class TextReader(AsyncContextManagerMixin):
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
         # A trial: later, a reader that does not work would look like a page without main content.
-        if await self.find_text(_TRIAL_PAGE, url="https://example.com/") == "":
+        if await self.extract_text(_TRIAL_PAGE, url="https://example.com/") == "":
             raise missing_extra("browse", "reading web pages with trafilatura")
         try:
             yield self
         finally:
             await self._stop()
 
-    async def find_text(self, html: str, *, url: str) -> str:
+    async def extract_text(self, html: str, *, url: str) -> str:
         """Returns a page's main content as Markdown; empty if none is found in time."""
         line = msgspec.json.encode(_PageHTML(html=html, url=url)) + b"\n"
         async with self._lock:
@@ -105,7 +105,7 @@ _TRIAL_PAGE = "<html><body><main><h1>Trial</h1><p>A page to begin with.</p></mai
 _KEPT_VARIABLES = frozenset({"PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH"})
 
 
-def _find_markdown(page: _PageHTML) -> str:
+def _extract_markdown(page: _PageHTML) -> str:
     """Returns the main content of a page as Markdown; empty if there is none."""
     import trafilatura
 
@@ -125,7 +125,7 @@ def _serve() -> None:
     logging.disable(logging.CRITICAL)
     _limit_memory()
     for line in sys.stdin.buffer:
-        text = _find_markdown(msgspec.json.decode(line, type=_PageHTML))
+        text = _extract_markdown(msgspec.json.decode(line, type=_PageHTML))
         sys.stdout.buffer.write(msgspec.json.encode(_PageText(text=text)) + b"\n")
         sys.stdout.buffer.flush()
 

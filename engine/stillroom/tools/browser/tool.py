@@ -68,9 +68,9 @@ class BrowseTools(ToolSource, AsyncContextManagerMixin):
     """The tool source `browse`. Use as an async context manager; Chromium runs while it is open.
 
     allow: addresses that may be reached in addition to the public web, as AddressPolicy takes them.
-    max_contexts: the most sessions with open pages at once; the others wait. max_chars: the most
-    characters of a reply's text and list of elements together. nav_timeout_s: the time limit of a
-    page load. call_timeout_s: the time limit of a call, which must exceed nav_timeout_s. A call
+    max_contexts: the maximum number of sessions with open pages; the others wait. max_chars: the
+    maximum length of a reply's text and list of elements together. nav_timeout_s: the time limit of
+    a page load. call_timeout_s: the time limit of a call, which must exceed nav_timeout_s. A call
     that times out loses the session's pages. executable, sandbox: see ChromiumOptions. dial:
     connects to an address that passed all checks; tests give one that records the addresses.
     """
@@ -145,7 +145,7 @@ class BrowseTools(ToolSource, AsyncContextManagerMixin):
             return self._chromium
 
     async def discard(self, chromium: "Chromium") -> None:
-        """Ends a browser that no longer answers; the next call starts another one."""
+        """Stops a browser that no longer responds; the next call starts another one."""
         async with self._launching:
             if self._chromium is chromium:
                 await self._end_chromium(is_hung=True)
@@ -266,21 +266,22 @@ class PlaywrightNames(ToolSource):
     async def session(self, task: ToolTask) -> AsyncGenerator[ToolSession]:
         """Opens a browser context for one rollout."""
         async with self._browser.session(task) as session:
-            run = partial(_call_under_own_name, session)
+            run = partial(_call_browse_tool, session)
             yield _CheckedSession(self._checkers, run, _NEW_NAMES)
 
 
-async def _call_under_own_name(
+async def _call_browse_tool(
     session: ToolSession, name: str, arguments: dict[str, Any]
 ) -> ToolResult:
-    own_name, own_arguments = _own_call(name, arguments)
-    result = await session.call(own_name, own_arguments)
+    """Runs the browse tool for a Playwright tool's call; its result has Playwright's names."""
+    browse_name, browse_arguments = _browse_call(name, arguments)
+    result = await session.call(browse_name, browse_arguments)
     content = _NAME.sub(lambda match: _PLAYWRIGHT_NAMES[match[0]], result.content)
     return ToolResult(content=content, is_error=result.is_error)
 
 
-def _own_call(name: str, arguments: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Returns the browser's own tool and arguments for a call. Raises ArgumentError."""
+def _browse_call(name: str, arguments: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Returns the browse tool and its arguments for a Playwright tool. Raises ArgumentError."""
     match name:
         case "browser_navigate":
             return "browse_open", arguments
@@ -302,7 +303,7 @@ def _own_call(name: str, arguments: dict[str, Any]) -> tuple[str, dict[str, Any]
 
 def _element_number(target: str) -> int:
     """Returns the number in a target such as "3", "[3]" or "e3". Raises ArgumentError."""
-    found = re.fullmatch(r"\[?(?:ref=)?e?(\d+)\]?", target.strip())
-    if found is None:
+    match = re.fullmatch(r"\[?(?:ref=)?e?(\d+)\]?", target.strip())
+    if match is None:
         raise ArgumentError(f"wrong arguments: target: {target!r} is not a number of the snapshot")
-    return int(found[1])
+    return int(match[1])

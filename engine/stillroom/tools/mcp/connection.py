@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mcp import Client, MCPError, types
 
 MAX_RESULT_CHARACTERS = bounds.TOOL_RESULT.limit
-# How long an HTTP server may take to close a session. A process has its own, shorter grace.
+# How long an HTTP server may take to close a session. A process has a shorter grace period.
 CLOSE_TIMEOUT_S = 3.0
 MAX_PAGES = bounds.TOOL_PAGES.limit
 _MAX_EVENT_BYTES = bounds.TOOL_LINE.limit
@@ -36,7 +36,7 @@ class ConnectFailedError(Exception):
         return self.reason
 
 
-class NoAnswerError(ConnectFailedError):
+class NoResponseError(ConnectFailedError):
     """The server runs but does not respond in time."""
 
 
@@ -55,8 +55,8 @@ class Connection:
         self._spec, self._dialect, self._background = spec, dialect, background
         self._output = ServerOutput()
         self._scope = anyio.CancelScope()
-        # Set when opening has succeeded or failed, when the session should end, and at its end.
-        self._settled, self._leave, self._done = anyio.Event(), anyio.Event(), anyio.Event()
+        self._open_finished = anyio.Event()  # set also if opening has failed
+        self._close_requested, self._closed = anyio.Event(), anyio.Event()
         self._calls = set[anyio.CancelScope]()
         self._client: Client | None = None
         self._error: Exception | None = None
@@ -67,20 +67,21 @@ class Connection:
         Raises:
             ConnectFailedError: the server did not start, did not answer, or rejected the dialect.
         """
-        self._background.group.start_soon(self._hold)
+        self._background.group.start_soon(self._run)
         try:
             with anyio.fail_after(timeout_s):
-                await self._settled.wait()
+                await self._open_finished.wait()
         except TimeoutError as error:
             await self.close(now=True)
             reason = f"it timed out after {timeout_s:g} s{self._output.error_suffix()}"
-            raise NoAnswerError(reason) from error
+            raise NoResponseError(reason) from error
         except BaseException:
             await self.close(now=True)
             raise
         if self._client is None:
             await self.close()
-            raise ConnectFailedError(self._reason(), code=_code_of(self._error)) from self._error
+            reason = self._failure_reason()
+            raise ConnectFailedError(reason, code=_code_of(self._error)) from self._error
         if self._dialect.mode == "auto":
             # Servers of the new protocol generation may need parts of a call in HTTP headers, and
             # the SDK can write those only for tools that it has listed.
@@ -147,13 +148,13 @@ class Connection:
         With `now`, the process gets no time to exit by itself.
         """
         with anyio.CancelScope(shield=True):
-            self._leave.set()
+            self._close_requested.set()
             # An HTTP session that is only dropped would stay open on the server.
             if self._client is not None and (not now or self._dialect.transport != "stdio"):
                 with anyio.move_on_after(CLOSE_TIMEOUT_S):
-                    await self._done.wait()
+                    await self._closed.wait()
             self._scope.cancel()
-            await self._done.wait()
+            await self._closed.wait()
 
     def exit_suffix(self) -> str:
         """Returns the exit code as a suffix for an error; empty if no process exited by itself.
@@ -163,7 +164,7 @@ class Connection:
         code = self._output.exit_code
         return "" if code is None else f"; its process exited with code {code}"
 
-    async def _hold(self) -> None:
+    async def _run(self) -> None:
         """Opens the session and holds it open until `close`."""
         from mcp import Client
 
@@ -171,8 +172,8 @@ class Connection:
             with self._scope:
                 async with Client(self._streams(), mode=self._dialect.mode, cache=None) as client:
                     self._client = client
-                    self._settled.set()
-                    await self._leave.wait()
+                    self._open_finished.set()
+                    await self._close_requested.wait()
         # The SDK raises all kinds of errors for what a server does wrong, in nested groups.
         except Exception as error:
             self._error = error
@@ -180,8 +181,8 @@ class Connection:
             self._client = None
             for call in self._calls:
                 call.cancel()
-            self._settled.set()
-            self._done.set()
+            self._open_finished.set()
+            self._closed.set()
 
     def _streams(self) -> AbstractAsyncContextManager[Any]:
         """Returns the streams of the dialect's transport."""
@@ -239,9 +240,9 @@ class Connection:
             return self._output.has_ended
         # This is how the SDK reports that the server no longer knows the session.
         is_forgotten = error.code == INVALID_REQUEST and error.message == "Session terminated"
-        return self._done.is_set() or is_forgotten or error.code == CONNECTION_CLOSED
+        return self._closed.is_set() or is_forgotten or error.code == CONNECTION_CLOSED
 
-    def _reason(self) -> str:
+    def _failure_reason(self) -> str:
         """Returns the reason why the session was not opened."""
         leaf = leaf_of(self._error)
         problem = str(leaf) or type(leaf).__name__ if leaf else "the connection ended"

@@ -8,12 +8,12 @@ import anyio.abc
 
 from stillroom.errors import leaf_of
 from stillroom.tools.guard import Background
-from stillroom.tools.mcp.connection import ConnectFailedError, Connection, NoAnswerError
+from stillroom.tools.mcp.connection import ConnectFailedError, Connection, NoResponseError
 from stillroom.tools.mcp.server_process import ServerOutput, keep_output, server_process
 from stillroom.tools.mcp.spec import ServerDialect, ServerSpec
 
 _POLL_S, _CONNECT_TIMEOUT_S = 0.05, 1.0
-# With more starts at once they all slow down, and even the first one is ready late.
+# More starts at a time slow one another down, and delay even the first.
 _STARTS_PER_CPU = 2
 
 
@@ -51,8 +51,8 @@ class SessionOpener:
         """Opens a session with the process that serves all sessions, started if necessary."""
         spec = await shared.ensure_running(timeout_s=self.timeout_s)
         try:
-            return await self._session(spec, dialect)
-        except NoAnswerError:
+            return await self._open_session(spec, dialect)
+        except NoResponseError:
             # The process hangs for all sessions, so the next one gets a new process.
             await shared.stop(spec)
             raise
@@ -60,9 +60,10 @@ class SessionOpener:
             if not await shared.has_stopped(spec):
                 raise
         # The process had died unnoticed, so this tries once more with a new one.
-        return await self._session(await shared.ensure_running(timeout_s=self.timeout_s), dialect)
+        spec = await shared.ensure_running(timeout_s=self.timeout_s)
+        return await self._open_session(spec, dialect)
 
-    async def _session(self, spec: ServerSpec, dialect: ServerDialect) -> Connection:
+    async def _open_session(self, spec: ServerSpec, dialect: ServerDialect) -> Connection:
         connection = Connection(spec, dialect, self._background)
         await connection.open(timeout_s=self.timeout_s)
         return connection
@@ -125,7 +126,7 @@ class _ListeningProcess:
     def __init__(self, spec: ServerSpec, port: int, background: Background) -> None:
         self.spec, self._port, self._background = spec, port, background
         self._output = ServerOutput()
-        self._leave, self._done = anyio.Event(), anyio.Event()
+        self._stop_requested, self._stopped = anyio.Event(), anyio.Event()
         self._process: anyio.abc.Process | None = None
         self._error: BaseException | None = None
 
@@ -133,7 +134,7 @@ class _ListeningProcess:
     def has_ended(self) -> bool:
         """Whether the process or its background task has ended."""
         process = self._process
-        return self._done.is_set() or (process is not None and process.returncode is not None)
+        return self._stopped.is_set() or (process is not None and process.returncode is not None)
 
     async def start(self, *, timeout_s: float) -> None:
         """Starts the process and returns when it listens.
@@ -141,7 +142,7 @@ class _ListeningProcess:
         Raises:
             ConnectFailedError: the process ended, or does not listen in time.
         """
-        self._background.group.start_soon(self._hold)
+        self._background.group.start_soon(self._run)
         has_ended = False
         try:
             with anyio.move_on_after(timeout_s):
@@ -161,10 +162,10 @@ class _ListeningProcess:
     async def stop(self) -> None:
         """Stops the process tree, also when cancelled."""
         with anyio.CancelScope(shield=True):
-            self._leave.set()
-            await self._done.wait()
+            self._stop_requested.set()
+            await self._stopped.wait()
 
-    async def _hold(self) -> None:
+    async def _run(self) -> None:
         """Runs the process until `stop`."""
         spec, output, guard = self.spec, self._output, self._background.guard
         try:
@@ -179,16 +180,15 @@ class _ListeningProcess:
                     self._process = process
                     group.start_soon(keep_output, process.stdout, output)
                     group.start_soon(keep_output, process.stderr, output)
-                    await self._leave.wait()
+                    await self._stop_requested.wait()
                 group.cancel_scope.cancel()
         except* OSError as errors:
             self._error = leaf_of(errors)
         finally:
-            self._done.set()
+            self._stopped.set()
 
     async def listens(self) -> bool:
-        """Returns whether the port accepts connections, even if the server is too busy to
-        respond."""
+        """Returns whether the port accepts connections; a server too busy to respond does."""
         with anyio.move_on_after(_CONNECT_TIMEOUT_S):
             try:
                 stream = await anyio.connect_tcp("localhost", self._port)

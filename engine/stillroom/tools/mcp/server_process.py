@@ -100,13 +100,13 @@ async def server_process(
         await guard.watch(process.pid, mark)
         yield process
     except anyio.get_cancelled_exc_class():
-        # Either the server hangs, or everything must end at once.
+        # Either the server hangs, or everything must end immediately.
         grace_s = 0.0
         raise
     finally:
         with anyio.CancelScope(shield=True):
-            await _end(process, output, mark, grace_s=grace_s)
-            await guard.forget(process.pid, mark)
+            await _stop(process, output, mark, grace_s=grace_s)
+            await guard.unwatch(process.pid, mark)
 
 
 @asynccontextmanager
@@ -173,8 +173,8 @@ def _parse_message(line: bytes) -> Any:
         pass
     try:
         # JavaScript may cut a text inside a character and escape half a surrogate pair.
-        whole = json.dumps(json.loads(line), ensure_ascii=False).encode("utf-8", errors="replace")
-        return jsonrpc_message_adapter.validate_json(whole, by_name=False)
+        fixed = json.dumps(json.loads(line), ensure_ascii=False).encode("utf-8", errors="replace")
+        return jsonrpc_message_adapter.validate_json(fixed, by_name=False)
     except (ValueError, RecursionError):
         return None
 
@@ -186,7 +186,7 @@ async def _send(session: _Source, stdin: ByteSendStream, incoming: _Sink) -> Non
             data = message.message.model_dump_json(by_alias=True, exclude_unset=True)
             await stdin.send(data.encode("utf-8") + b"\n")
     except _DISCONNECTED:
-        # The server may live on, but without its input no request will be answered.
+        # The server may still run, but without its input it will answer no request.
         incoming.close()
 
 
@@ -204,13 +204,13 @@ async def _watch(process: anyio.abc.Process, session: _Sink, output: ServerOutpu
 
 
 async def keep_output(stream: ByteReceiveStream | None, output: ServerOutput) -> None:
-    """Reads a stream of the server to its end and keeps its tail."""
+    """Reads a server's output stream to its end, and keeps the last lines in `output`."""
     with suppress(*_DISCONNECTED):
         while stream is not None:
             output.add(await stream.receive())
 
 
-async def _end(
+async def _stop(
     process: anyio.abc.Process, output: ServerOutput, mark: str, *, grace_s: float
 ) -> None:
     """Asks the server to end by closing its input, then kills the rest of its process tree."""

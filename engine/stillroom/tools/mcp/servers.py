@@ -44,7 +44,7 @@ class MCPTools(ToolSource, AsyncContextManagerMixin):
     ) -> None:
         """`server` is a URL, a command line, or a command as a list; it runs in `folder`.
 
-        At most `max_sessions` rollouts have a session at once; the others wait. `prefix` is
+        At most `max_sessions` rollouts have a session at a time; the others wait. `prefix` is
         prepended to the tool names, so that those of two servers differ.
         """
         self._prefix = prefix

@@ -30,7 +30,7 @@ class ServerSpec:
 
     @property
     def is_shared(self) -> bool:
-        """Whether one process serves all rollouts over HTTP, on a port that is chosen here."""
+        """Whether one process serves all rollouts over HTTP, on a port that Stillroom chooses."""
         return any(_PORT in argument for argument in self.command)
 
     def at_port(self, port: int) -> "ServerSpec":
@@ -83,7 +83,7 @@ def parse_spec(
 
 
 def is_local_port(server: str, port: int) -> bool:
-    """Returns whether a server is given as a bare local host and port, such as localhost:8931."""
+    """Returns whether `server` is `port` of this machine without a scheme, as localhost:8931."""
     bare = _BARE_ADDRESS.fullmatch(server.strip())
     return bare is not None and bare[1] in _THIS_MACHINE and bare[2] == str(port)
 

@@ -15,7 +15,7 @@ import msgspec
 from stillroom.errors import ToolFileError
 from stillroom.secrecy.readable import check_readable
 from stillroom.tools.user.modules import (
-    FixedModules,
+    InMemoryModules,
     RnowModules,
     how_to_install,
     modules_missing_in_functions,
@@ -190,14 +190,14 @@ def run_user_file(file: UserFile) -> LoadedFile:
     if rnow is None:
         rnow = RnowModules(_PROVIDED)
         sys.meta_path.insert(0, rnow)
-    sys.meta_path.insert(0, FixedModules(path.parent, file.modules))
+    sys.meta_path.insert(0, InMemoryModules(path.parent, file.modules))
     spec = importlib.util.spec_from_file_location(f"_user_{path.stem}", path)
     if spec is None:
         raise ToolFileError(f"{path} is not a Python file", "give a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    bare = names_not_imported(file.code, frozenset(_PROVIDED))
-    module.__dict__.update({name: _PROVIDED[name] for name in bare})
+    unimported = names_not_imported(file.code, frozenset(_PROVIDED))
+    module.__dict__.update({name: _PROVIDED[name] for name in unimported})
     try:
         # Not the spec's loader, which would read the file again, or bytecode of another version.
         exec(compile(file.code, str(path), "exec", dont_inherit=True), module.__dict__)  # noqa: S102
@@ -215,15 +215,16 @@ def run_user_file(file: UserFile) -> LoadedFile:
     codes = (file.code, *file.modules.values())
     imports_rnow = rnow.is_used and any(b"rnow" in code for code in codes)
     missing = modules_missing_in_functions(file.code, path.parent)
-    return LoadedFile(module, _notes(path, bare, missing, imports_rnow=imports_rnow))
+    return LoadedFile(module, _notes(path, unimported, missing, imports_rnow=imports_rnow))
 
 
 def _notes(
-    path: Path, bare: frozenset[str], missing: list[str], *, imports_rnow: bool
+    path: Path, unimported: frozenset[str], missing: list[str], *, imports_rnow: bool
 ) -> list[str]:
     """Returns notes on the names provided to a file, and on imports that will fail when called."""
     provided = ["the rnow modules that it imports"] if imports_rnow else []
-    provided += [", ".join(sorted(bare)) + " (used without an import)"] if bare else []
+    if unimported:
+        provided.append(", ".join(sorted(unimported)) + " (used without an import)")
     notes = [f"{path.name}: stillroom provides {' and '.join(provided)}"] if provided else []
     return notes + [
         f"{path.name}: a function imports {name}, which is not installed, so its calls will fail; "

@@ -1,4 +1,4 @@
-"""The modules that a user's Python file imports: its own, those not installed, and rnow's.
+"""The modules that a user's Python file imports: from its folder, not installed, or rnow's.
 
 Modules in the file's folder are found through its import statements and those of the modules; a
 module whose name is computed at run time is read on import. Projects written for rnow import their
@@ -22,18 +22,18 @@ from stillroom.secrecy.readable import check_readable
 
 def read_modules(file: Path, code: bytes) -> dict[str, bytes]:
     """Returns the code of the modules that a file imports, by path relative to its folder."""
-    found: dict[str, bytes] = {}
+    codes: dict[str, bytes] = {}
     unread = [(code, "")]
     while unread:
         source, package = unread.pop()
         for name in _imported_names(source, package):
             for relative in _module_files(name):
                 path = file.parent / relative
-                if relative not in found and path.is_file():
+                if relative not in codes and path.is_file():
                     check_readable(path)
-                    found[relative] = path.read_bytes()
-                    unread.append((found[relative], relative.rpartition("/")[0].replace("/", ".")))
-    return found
+                    codes[relative] = path.read_bytes()
+                    unread.append((codes[relative], relative.rpartition("/")[0].replace("/", ".")))
+    return codes
 
 
 def _imported_names(code: bytes, package: str) -> Iterator[str]:
@@ -56,7 +56,7 @@ def _imported_names(code: bytes, package: str) -> Iterator[str]:
 
 
 def _parse(code: bytes) -> ast.AST:
-    """Returns the syntax tree of code; an empty one of code with bad syntax.
+    """Returns the syntax tree of code; an empty one if the syntax is invalid.
 
     Running the code reports the error.
     """
@@ -72,7 +72,7 @@ def _module_files(name: str) -> tuple[str, str]:
     return f"{path}/__init__.py", f"{path}.py"
 
 
-class FixedModules(MetaPathFinder):
+class InMemoryModules(MetaPathFinder):
     """Imports the modules of a folder from code read once; later edits have no effect."""
 
     def __init__(self, folder: Path, modules: Mapping[str, bytes]) -> None:
@@ -83,12 +83,12 @@ class FixedModules(MetaPathFinder):
         for relative in _module_files(fullname):
             if relative in self._modules:
                 file = self._folder / relative
-                loader = _FixedLoader(file, self._modules[relative])
+                loader = _InMemoryLoader(file, self._modules[relative])
                 return spec_from_file_location(fullname, file, loader=loader)
         return None
 
 
-class _FixedLoader(SourceLoader):
+class _InMemoryLoader(SourceLoader):
     """Loads one module from code in memory, since bytecode on disk may be outdated."""
 
     def __init__(self, file: Path, code: bytes) -> None:
@@ -123,7 +123,7 @@ _PACKAGES = {
 
 
 def names_not_imported(code: bytes, offered: frozenset[str]) -> frozenset[str]:
-    """Returns the offered names that code uses without importing or defining them.
+    """Returns the names of `offered` that code uses without importing or defining them.
 
     The result is empty if the code has a `from … import *`, which may define any name, or invalid
     syntax.
@@ -145,8 +145,7 @@ def _names_bound_by(node: ast.AST) -> Iterator[str]:
 
 
 def modules_missing_in_functions(code: bytes, folder: Path) -> list[str]:
-    """Returns the modules that only functions import and that are neither in `folder` nor
-    installed.
+    """Returns modules imported within functions that are neither in `folder` nor installed.
 
     An import within `try` is left out, since the code works without it.
     """
@@ -192,7 +191,7 @@ def modules_imported(code: bytes) -> list[str]:
 
 
 def how_to_install(module: str, folder: Path) -> str:
-    """Returns the command that installs a missing module for this Python; `folder` imports it."""
+    """Returns how to install or add a missing module that a file in `folder` imports."""
     name = module.partition(".")[0]
     listed = folder / "requirements.txt"
     package = _PACKAGES.get(name, name.replace("_", "-"))
@@ -217,9 +216,10 @@ _OFFERED = {
 
 
 class RnowModules(MetaPathFinder, Loader):
-    """Finds rnow's modules, which offer Stillroom's objects under the given names."""
+    """Imports rnow's modules, replaced by modules with Stillroom's own objects."""
 
     def __init__(self, names: Mapping[str, Any]) -> None:
+        """`names` holds Stillroom's objects by the names that rnow gives them."""
         self._names = names
         self.is_used = False
         """Whether a file has imported rnow."""
@@ -242,7 +242,7 @@ class RnowModules(MetaPathFinder, Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Returns the package, with all its modules in it.
 
-        All are created at once: a module imported later would replace the decorator of the same
+        All are created together: a module imported later would replace the decorator of the same
         name in `rnow.core`.
         """
         modules = {name: _module(name, offered, self._names) for name, offered in _OFFERED.items()}

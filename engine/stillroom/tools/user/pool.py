@@ -1,6 +1,6 @@
 """A pool of child processes for a user's tools.py and rewards.py, as large as the calls need.
 
-The path of a call: `UserPool.call` (or `reward`) waits for a free worker, and `Worker.answer` sends
+The path of a call: `UserPool.call` (or `reward`) waits for a free worker, and `Worker.run` sends
 the call to its process and enforces the deadline. A worker that misses it is killed and replaced.
 """
 
@@ -33,7 +33,7 @@ from stillroom.secrecy.keys import tool_variables
 from stillroom.tools.source import ToolResult, ToolSource, ToolTask, error_result
 from stillroom.tools.user.file import UserFile, read_user_file
 from stillroom.tools.user.worker import (
-    Answer,
+    CallResult,
     CallReward,
     CallTool,
     LoadFailed,
@@ -52,7 +52,7 @@ _END_TIMEOUT_S = 5.0
 _POLL_S = 0.005
 # -P keeps the user's folder off the path, where their json.py would shadow the library's.
 _COMMAND = (sys.executable, "-P", "-m", "stillroom.tools.user.worker")
-_REPLY = msgspec.json.Decoder(Ready | LoadFailed | Answer)
+_REPLY = msgspec.json.Decoder(Ready | LoadFailed | CallResult)
 _DISCONNECTED = (
     anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError,
     OSError,
@@ -60,7 +60,7 @@ _DISCONNECTED = (
 
 
 class WorkerDiedError(Exception):
-    """The worker's process exited during a call, or its answer is invalid."""
+    """The worker's process exited during a call, or its result is invalid."""
 
 
 class Worker:
@@ -72,8 +72,8 @@ class Worker:
         self._stdout: BufferedByteReceiveStream
         self._num_calls = 0
         self.ready = Ready(tools=[], rewards=[])
-        self.begun_at = 0.0
-        """The time, by the event loop's clock, when the worker began its latest call."""
+        self.last_started_at = 0.0
+        """The event loop's time at which the worker started its latest call."""
 
     @property
     def has_ended(self) -> bool:
@@ -114,23 +114,23 @@ class Worker:
             raise
         self.ready = cast("Ready", reply)
 
-    async def answer(self, call: CallTool | CallReward, timeout_s: float) -> Answer:
-        """Returns the answer to a call. After an error the worker can't be used any more.
+    async def run(self, call: CallTool | CallReward, timeout_s: float) -> CallResult:
+        """Returns the result of a call. After an error the worker can't be used any more.
 
         Raises TimeoutError or WorkerDiedError.
         """
         self._num_calls += 1
         call = msgspec.structs.replace(call, number=self._num_calls)
         reply = await self._exchange(call, timeout_s)
-        if not isinstance(reply, Answer) or reply.number != self._num_calls:
+        if not isinstance(reply, CallResult) or reply.number != self._num_calls:
             raise WorkerDiedError("its process sent an answer without a call")
         return reply
 
     async def _exchange(
         self, message: UserFiles | CallTool | CallReward, timeout_s: float
-    ) -> Ready | LoadFailed | Answer:
+    ) -> Ready | LoadFailed | CallResult:
         """Sends a message and returns the reply. Raises TimeoutError or WorkerDiedError."""
-        self.begun_at = anyio.current_time()
+        self.last_started_at = anyio.current_time()
         with anyio.fail_after(timeout_s):
             try:
                 await self._stdin.send(msgspec.json.encode(message) + b"\n")
@@ -250,14 +250,14 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
         timeout_s = self._timeouts_by_tool[name] or self._timeouts[0]
         call = CallTool(name=name, arguments=arguments, metadata=metadata, timeout_s=timeout_s)
         try:
-            answer = await self._run(call, timeout_s)
+            result = await self._run(call, timeout_s)
         except TimeoutError:
             return error_result(f"{name} timed out after {timeout_s:g} s")
         except WorkerDiedError as error:
             return error_result(f"{name} crashed ({error})")
-        if answer.error is not None:
-            return error_result(answer.error)
-        return ToolResult(content=answer.content, is_error=False)
+        if result.error is not None:
+            return error_result(result.error)
+        return ToolResult(content=result.content, is_error=False)
 
     async def reward(
         self,
@@ -282,31 +282,31 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
             timeout_s=timeout_s,
         )
         try:
-            answer = await self._run(call, timeout_s)
+            result = await self._run(call, timeout_s)
         except TimeoutError as error:
             message = f"reward {name} timed out after {timeout_s:g} s"
             raise CallFailedError(FailureClass.REWARD_TIMEOUT, message) from error
         except WorkerDiedError as error:
             message = f"reward {name} crashed ({error})"
             raise CallFailedError(FailureClass.REWARD, message) from error
-        if answer.error is not None:
-            raise CallFailedError(FailureClass.REWARD, f"reward {name}: {answer.error}")
-        return answer.reward
+        if result.error is not None:
+            raise CallFailedError(FailureClass.REWARD, f"reward {name}: {result.error}")
+        return result.reward
 
-    async def _run(self, call: CallTool | CallReward, timeout_s: float) -> Answer:
-        """Returns the answer to a call. Raises TimeoutError or WorkerDiedError."""
-        worker = await self._free_worker()
+    async def _run(self, call: CallTool | CallReward, timeout_s: float) -> CallResult:
+        """Returns the result of a call. Raises TimeoutError or WorkerDiedError."""
+        worker = await self._wait_for_worker()
         try:
-            answer = await worker.answer(call, timeout_s)
+            result = await worker.run(call, timeout_s)
         except BaseException:
-            # The worker's answer may still arrive, so it can serve no other call.
+            # The worker's result may still arrive, so it can serve no other call.
             await self._discard(worker)
             raise
         self._to_calls.send_nowait(worker)
-        return answer
+        return result
 
-    async def _free_worker(self) -> Worker:
-        """Waits for a free worker. Raises ToolFileError if another one could not be started."""
+    async def _wait_for_worker(self) -> Worker:
+        """Returns a free worker, once there is one. Raises ToolFileError if one fails to start."""
         while True:
             try:
                 worker = self._free.receive_nowait()
@@ -331,7 +331,7 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
             while self._waiting:
                 if self._num_workers:
                     await anyio.sleep(PATIENCE_S / 2)
-                    # First read the answers that came while the loop was busy.
+                    # First read the results that arrived while the loop was busy.
                     await anyio.lowlevel.checkpoint()
                     if not self._should_add_worker():
                         continue
@@ -341,24 +341,23 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
                     self._to_calls.send_nowait(error)
 
     def _should_add_worker(self) -> bool:
-        """Returns whether the first call in the queue has waited too long and another worker would
-        help.
+        """Returns whether a call has waited too long and another worker would help.
 
         With one worker per processor already, another one helps only if all of them have been busy
         for long, which means that they are not CPU-bound.
         """
-        long_ago = anyio.current_time() - PATIENCE_S
+        latest_start = anyio.current_time() - PATIENCE_S
         if (
             self._num_workers >= self._max_workers
-            or min(self._waiting, default=math.inf) > long_ago
+            or min(self._waiting, default=math.inf) > latest_start
         ):
             return False
-        is_stuck = all(worker.begun_at <= long_ago for worker in self._workers)
-        return self._num_workers < _NUM_PROCESSORS or is_stuck
+        are_all_busy = all(worker.last_started_at <= latest_start for worker in self._workers)
+        return self._num_workers < _NUM_PROCESSORS or are_all_busy
 
     async def _start_worker(self) -> Worker:
         """Starts a worker. Raises ToolFileError."""
-        # Counted before it is up, so that waiting calls do not start more than allowed.
+        # Counted before it runs, so that waiting calls do not start more than allowed.
         self._num_workers += 1
         worker = Worker()
         try:
@@ -389,7 +388,7 @@ TOOLS_FILE = "tools.py"
 
 
 def schemas_in(file: UserFile) -> NamedTools:
-    """Returns the schemas of a tools.py by name, loaded in a temporary process.
+    """Returns the tool schemas of a tools.py by name; a temporary process loads the file.
 
     Call it outside of an event loop. Raises ToolFileError if the file cannot be loaded.
     """
@@ -409,5 +408,5 @@ def tools_named_in(rows: Path, *folders: Path) -> NamedTools | None:
     if not rows.is_file() or not has_tool_names(rows):
         return None
     candidates = [folder / TOOLS_FILE for folder in (rows.parent, *folders)]
-    found = next((candidate for candidate in candidates if candidate.is_file()), None)
-    return None if found is None else schemas_in(read_user_file(found))
+    file = next((candidate for candidate in candidates if candidate.is_file()), None)
+    return None if file is None else schemas_in(read_user_file(file))

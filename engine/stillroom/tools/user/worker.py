@@ -1,9 +1,9 @@
 """The child process that runs a user's tools.py and rewards.py, one call at a time.
 
 The first line of its standard input contains the files. It loads them and writes one JSON line to
-its standard output, a Ready or LoadFailed. Then it reads calls as JSON lines, and writes an Answer
-to each. What the user's code prints goes to standard error. When the parent exits, the worker kills
-its process group.
+its standard output, a Ready or LoadFailed. Then it reads calls as JSON lines, and writes a
+CallResult for each. What the user's code prints goes to standard error. When the parent exits, the
+worker kills its process group.
 """
 
 import inspect
@@ -25,7 +25,7 @@ from stillroom.processes import (
     limit_this_process,
     user_code_memory_limit,
 )
-from stillroom.tools.schema import ArgumentChecker, ArgumentError, tool_schema, wants_task
+from stillroom.tools.schema import ArgumentChecker, ArgumentError, has_task_parameter, tool_schema
 from stillroom.tools.user.file import (
     RewardArgs,
     RewardMark,
@@ -83,7 +83,7 @@ class CallTool(msgspec.Struct, frozen=True, kw_only=True, tag="tool"):
     timeout_s: float | None = None
     """The deadline, which also limits the processor time of the worker; None for no limit."""
     number: int = 0
-    """The number of the call among those of its worker, which the answer repeats."""
+    """The number of the call among those of its worker, which the result repeats."""
 
 
 class CallReward(msgspec.Struct, frozen=True, kw_only=True, tag="reward"):
@@ -98,8 +98,8 @@ class CallReward(msgspec.Struct, frozen=True, kw_only=True, tag="reward"):
     number: int = 0
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
-    """The outcome of one call: the tool's text or the reward, or the error."""
+class CallResult(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
+    """The result of one call: the tool's text or the reward, or the error."""
 
     content: str = ""
     reward: float = 0.0
@@ -146,7 +146,7 @@ class UserCode:
         # Made before the checkers, since its error names the tool whose type is not supported.
         self._schemas = {name: tool_schema(tool, name=name) for name, tool in self.tools.items()}
         self._checkers = {name: ArgumentChecker(tool) for name, tool in self.tools.items()}
-        self._names_wanting_task = {name for name, tool in self.tools.items() if wants_task(tool)}
+        self._with_task = {name for name, tool in self.tools.items() if has_task_parameter(tool)}
 
     def _load(
         self, file: UserFile | None, kind: type[ToolMark] | type[RewardMark], decorator: str
@@ -190,36 +190,36 @@ class UserCode:
             notes=self._notes,
         )
 
-    def answer(self, call: CallTool | CallReward) -> Answer:
-        """Runs one call; an exception in the user's code becomes the answer's error."""
+    def run(self, call: CallTool | CallReward) -> CallResult:
+        """Runs one call; an exception in the user's code becomes the result's error."""
         try:
             if isinstance(call, CallTool):
                 return self._call_tool(call)
             return self._call_reward(call)
         except ArgumentError as error:
-            return Answer(error=str(error))
+            return CallResult(error=str(error))
         # The user's code may raise anything, SystemExit included; the model reads the message.
         except BaseException as error:
-            return Answer(error=_cut(_message_of(error)))
+            return CallResult(error=_truncate(_message_of(error)))
 
-    def _call_tool(self, call: CallTool) -> Answer:
+    def _call_tool(self, call: CallTool) -> CallResult:
         function = self.tools[call.name]
         arguments = self._checkers[call.name].check(call.arguments)
-        if call.name in self._names_wanting_task:
+        if call.name in self._with_task:
             arguments["args"] = ToolArgs(metadata=call.metadata)
         value = _run(function, **arguments)
-        return Answer(content=_as_text(value))
+        return CallResult(content=_as_text(value))
 
-    def _call_reward(self, call: CallReward) -> Answer:
+    def _call_reward(self, call: CallReward) -> CallResult:
         """Computes one reward; a value that is not a finite number is an error."""
         secrets = _Secrets(self._secrets)
         args = RewardArgs(metadata=call.metadata, variables=call.variables, secrets=secrets)
         value = _run(self.rewards[call.name], args, call.messages)
         if not isinstance(value, int | float):
-            return Answer(error=_cut(f"a reward must return a number, not {value!r}"))
+            return CallResult(error=_truncate(f"a reward must return a number, not {value!r}"))
         if not math.isfinite(value):
-            return Answer(error=f"a reward must return a finite number, not {value!r}")
-        return Answer(reward=float(value))
+            return CallResult(error=f"a reward must return a finite number, not {value!r}")
+        return CallResult(reward=float(value))
 
 
 def _run(function: Callable[..., Any], *positional: Any, **named: Any) -> Any:
@@ -252,11 +252,11 @@ def _message_of(error: BaseException) -> str:
 
 def _as_text(value: Any) -> str:
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode("utf-8")
-    return _cut(text)
+    return _truncate(text)
 
 
-def _cut(text: str) -> str:
-    """Truncates a text to the limit of an answer; lone surrogates become "?".
+def _truncate(text: str) -> str:
+    """Truncates a text to the limit of a tool's result; lone surrogates become "?".
 
     The note that it was cut is added beyond the limit.
     """
@@ -267,22 +267,22 @@ def _cut(text: str) -> str:
 
 
 def _serve(code: UserCode, stream: BinaryIO, replies: BinaryIO) -> None:
-    """Answers calls until the parent closes the input."""
+    """Runs calls until the parent closes the input."""
     decoder, worker_pid = msgspec.json.Decoder(CallTool | CallReward), os.getpid()
     for line in stream:
         call = decoder.decode(line)
         if call.timeout_s is not None:
             limit_this_process(cpu_s=(call.timeout_s + _CPU_SLACK_S) * _NUM_PROCESSORS)
-        answer = code.answer(call)
+        result = code.run(call)
         if os.getpid() != worker_pid:
-            # The user's code has forked and this is the child; only the parent may answer.
+            # The user's code has forked and this is the child; only the parent may reply.
             os._exit(0)
-        _send(replies, msgspec.structs.replace(answer, number=call.number))
+        _send(replies, msgspec.structs.replace(result, number=call.number))
     _kill_and_exit()
 
 
-def _end_with_parent(calls_fd: int) -> None:
-    """Kills this process when the parent exits, since a hung call must not outlive the parent."""
+def _kill_when_parent_exits(calls_fd: int) -> None:
+    """Waits until the parent exits, then kills this process, even during a hung call."""
     poll = select.poll()
     # With an empty event mask poll still reports a hang-up, and nothing else.
     poll.register(calls_fd, 0)
@@ -292,10 +292,10 @@ def _end_with_parent(calls_fd: int) -> None:
 
 def _kill_and_exit() -> None:
     kill_family(os.getpid())
-    os._exit(1)  # reached if it was started by hand, when it leads no process group
+    os._exit(1)  # reached if it was started manually, when it leads no process group
 
 
-def _send(stream: BinaryIO, message: Ready | LoadFailed | Answer) -> None:
+def _send(stream: BinaryIO, message: Ready | LoadFailed | CallResult) -> None:
     stream.write(msgspec.json.encode(message) + b"\n")
     stream.flush()
 
@@ -317,10 +317,10 @@ def _redirect_stdout() -> BinaryIO:
 
 
 def main() -> None:
-    """Loads the given files, announces their functions, and answers calls."""
+    """Loads the given files, announces their functions, and runs calls."""
     calls, replies = _redirect_stdin(), _redirect_stdout()
     # The user's code may hang already while it is imported.
-    threading.Thread(target=_end_with_parent, args=(calls.fileno(),), daemon=True).start()
+    threading.Thread(target=_kill_when_parent_exits, args=(calls.fileno(),), daemon=True).start()
     files = msgspec.json.decode(calls.readline(), type=UserFiles)
     if RUN_MARK_VARIABLE in os.environ:
         # The thread cannot act while a call holds the interpreter, but the system can; what the

@@ -68,9 +68,9 @@ def cross_tokenizer_metrics(sequences: Sequence[TrainingSequence]) -> dict[str, 
         return {}
     num_tokens = sum(one.tokens.num_trained for one in sequences if one.reading is not None)
     metrics = {
-        "byte_share": sum(one.num_compared for one in readings)
+        "byte_share": sum(one.num_compared_bytes for one in readings)
         / max(1, sum(one.num_bytes for one in readings)),
-        "not_compared": sum(one.num_left_out for one in readings) / max(1, num_tokens),
+        "not_compared": sum(one.num_uncompared_tokens for one in readings) / max(1, num_tokens),
         "teacher_tokens": sum(one.tokens.num_trained for one in readings) / max(1, num_tokens),
     }
     tails = [

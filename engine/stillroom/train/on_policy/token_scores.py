@@ -97,7 +97,7 @@ def add_gradient_with_teacher(
 
     teacher_batch: the same sequences, collated for the teacher.
     """
-    by_hand, teacher_by_hand = student.by_hand, teacher.head.by_hand
+    by_hand, teacher_by_hand = student.by_hand, teacher.head.hand_gradients
     if (
         by_hand is not None
         and teacher_by_hand is not None
@@ -257,7 +257,7 @@ class TopTokensScorer(Scorer):
     def compare(self, part: slice, student_nV: Tensor, probabilities_nV: Tensor) -> TeacherTile:
         """Returns the scores of a tile, with the divergence over the stored tokens."""
         divergence = top_k_forward_kl(
-            student_nV, self._top.part(part), probabilities_nV, temperature=self._temperature
+            student_nV, self._top[part], probabilities_nV, temperature=self._temperature
         )
         # The losses on stored tokens do not use the teacher's probability of the target token.
         return TeacherTile(torch.zeros_like(divergence.value_N), divergence)
@@ -312,7 +312,7 @@ def add_gradient_with_listed_tokens(
     listed = listed_tokens(teacher_scores, readings, batch.targets_N.device)
 
     def symbols(part: slice, _: Sequence[TrieNodes]) -> NextSymbols:
-        return listed.part(part)
+        return listed[part]
 
     add_gradient(student, _ByteScorer(batch, readings, symbols), batch, losses)
 
@@ -368,7 +368,7 @@ class _LocalSymbols:
     def __call__(self, part: slice, cuts: Sequence[TrieNodes]) -> NextSymbols:
         """Returns the symbols at some of the teacher's positions."""
         hidden_kH = self._hidden_KH[part]
-        if (by_hand := self._head.by_hand) is not None:
+        if (by_hand := self._head.hand_gradients) is not None:
             probabilities_kV = by_hand.probabilities_of_tile(hidden_kH)
         else:
             probabilities_kV = self._head.logits(hidden_kH).softmax(dim=-1)

@@ -117,7 +117,7 @@ def _mask_tokens(special_ids: AbstractSet[int], sequence: TrainingSequence) -> T
         tokens=_mask_ids(tokens, special_ids),
         sampler_logprobs=[sequence.sampler_logprobs[n] for n in kept],
         teacher=teacher,
-        reading=sequence.reading and sequence.reading.of_tokens(kept),
+        reading=sequence.reading and sequence.reading.keep_tokens(kept),
         advantages=sequence.advantages and [sequence.advantages[n] for n in kept],
     )
 

@@ -232,7 +232,7 @@ class Student:
     def by_hand(self) -> HandGradients | None:
         """The student with hand-written gradients of its head; None: autograd only."""
         # A sharded model's weights are full only inside its forward pass.
-        return None if self.root is not None else self.head.by_hand
+        return None if self.root is not None else self.head.hand_gradients
 
     def logprobs(self, batch: TokenBatch) -> Tensor:
         """Returns the log-probability (nats) of each of the batch's trained tokens, [N].

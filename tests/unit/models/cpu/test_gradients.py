@@ -27,9 +27,9 @@ def test_the_models_gradient_is_autograds(architecture):
     loss = -head.batch_logprobs(batch).sum()
     loss.backward()
     expected = found()
-    ours = head.by_hand.add_nll_gradient(batch, scale=1.0)
+    ours = head.hand_gradients.add_nll_gradient(batch, scale=1.0)
     at_once = found()
-    (-head.by_hand.logprobs(batch).sum()).backward()
+    (-head.hand_gradients.logprobs(batch).sum()).backward()
     later = found()
 
     assert ours == pytest.approx(loss.item(), rel=1e-5)
@@ -44,7 +44,7 @@ def test_a_head_is_not_held_by_what_it_gives_out():
     """A circle would hold a model's memory after its last use."""
     head = HeadRunner(build_model("llama", build_tokenizer("chatml")))
     gone = weakref.ref(head)
-    assert head.by_hand is not None
+    assert head.hand_gradients is not None
 
     del head
 

@@ -31,7 +31,7 @@ def exact(weight, hidden, targets, scale, softcap):
 @pytest.fixture(params=[1, 5, 1000])
 def tiles(request, monkeypatch):
     numbers = request.param * VOCABULARY
-    monkeypatch.setattr("stillroom.models.cpu.matrix_head.TILE_NUMBERS", numbers)
+    monkeypatch.setattr("stillroom.models.cpu.matrix_head.TILE_LOGITS", numbers)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -19,7 +19,7 @@ from fakes.mask_families import MASK_FAMILIES, mask_tokenizer
 from fakes.tiny_models import TinyModels, build_tokenizer
 from stillroom.errors import MissingExtraError, ModelError
 from stillroom.files import FileLock, file_sha256
-from stillroom.models.gguf.folder import cache_folder, convert_gguf, files_of
+from stillroom.models.gguf.folder import cache_folder, convert_gguf, pretrained_path
 from stillroom.models.load import LoadedModel, load_model, load_tokenizer, read_weights
 from stillroom.models.resolve import ModelLocation, identify, locate_model
 from stillroom.settings import Workspace
@@ -90,7 +90,7 @@ def test_the_folder_has_the_logits_and_tokens_of_the_model_in_the_file(tmp_path,
     for text in TEXTS:
         ids = before.tokenizer.encode(text, add_special_tokens=False)
         assert after.tokenizer.encode(text, add_special_tokens=False) == ids
-    ids = [number % before.num_embedded for number in range(7, 7 + 40 * 3, 3)]
+    ids = [number % before.num_embeddings for number in range(7, 7 + 40 * 3, 3)]
     assert torch.allclose(logits(after.model, ids), logits(before.model, ids), atol=1e-4)
     assert after.model.dtype == torch.float32
     assert after.tokenizer.chat_template == before.tokenizer.chat_template
@@ -197,7 +197,7 @@ def test_llama_3s_positions_are_found_from_their_factors(tmp_path):
                "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 8192}  # fmt: skip
     before = tiny()
-    config = LlamaConfig(vocab_size=before.num_embedded, **_SIZES, rope_parameters=scaling)
+    config = LlamaConfig(vocab_size=before.num_embeddings, **_SIZES, rope_parameters=scaling)
     scaled = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     inverse = 1 / 500000.0 ** (torch.arange(0, 8, 2) / 8)
     factors = (inverse / scaled.model.rotary_emb.inv_freq).numpy()
@@ -360,7 +360,7 @@ def test_the_record_of_a_model_names_the_file_and_its_hash(tmp_path):
     assert location.inputs == [path]
     assert not location.is_adapter
     assert location.record is None
-    assert files_of(location).startswith(str(tmp_path / "cache"))
+    assert pretrained_path(location).startswith(str(tmp_path / "cache"))
 
 
 def test_a_folder_that_holds_only_gguf_files_is_refused_with_their_names(tmp_path):

@@ -147,7 +147,7 @@ def test_a_tile_keeps_only_the_sums_that_its_units_need_whichever_way_they_are_a
         begun = [i for i in trie.order if words[i].startswith(prefix)]
         expected = probabilities[1, begun].double().sum()
         rows = torch.tensor([1])
-        inside = sums.before(rows, high[None]) - sums.before(rows, low[None])
+        inside = sums.mass_before(rows, high[None]) - sums.mass_before(rows, low[None])
         assert inside.item() == pytest.approx(expected.item(), abs=1e-12)
 
 

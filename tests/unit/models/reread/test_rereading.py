@@ -132,7 +132,7 @@ def check(pair, ids, reading):
         assert (point.teacher_token, len(point.teacher_prefix)) >= (before[2], len(before[3]))
         places.append(tuple(point[:4]))
     compared = {point.student_token for point in reading.points}
-    assert reading.num_left_out == len(ids) - len(compared)
+    assert reading.num_uncompared_tokens == len(ids) - len(compared)
     return bytes(said)
 
 
@@ -186,7 +186,7 @@ def test_a_call_that_the_students_own_template_hides_is_left_out_and_counted():
     reading = read_turn(pair, ids, turn, [SCHEMA])
 
     assert reading.points == []
-    assert (reading.num_compared, reading.num_left_out) == (0, len(ids))
+    assert (reading.num_compared_bytes, reading.num_uncompared_tokens) == (0, len(ids))
     assert reading.num_bytes == len(written) - len("<|endoftext|>")
 
 
@@ -335,7 +335,7 @@ def test_one_distribution_that_is_cut_in_two_ways_teaches_nothing(student, teach
                     SortedSums(all_of[part], order_P, cuts)
                 ),
             )
-            gradient.index_add_(0, torch.tensor(own), weight * divergence.form_gradient())
+            gradient.index_add_(0, torch.tensor(own), weight * divergence.compute_gradient())
         return gradient.abs().sum().item()
 
     assert expected_gradient(weights) <= 0.01 * expected_gradient(0.9 * others + 0.1 * weights)

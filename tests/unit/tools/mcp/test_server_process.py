@@ -11,7 +11,7 @@ import anyio.abc
 
 from fakes.waiting import run_async
 from stillroom.processes import end_process
-from stillroom.tools.mcp.server_process import ServerOutput, _end
+from stillroom.tools.mcp.server_process import ServerOutput, _stop
 
 
 class _EndedServer:
@@ -33,7 +33,7 @@ def test_a_process_that_got_the_number_of_an_ended_server_lives_on() -> None:
 
     async def main() -> None:
         server = cast("anyio.abc.Process", cast("Any", _EndedServer(other.pid)))
-        await _end(server, ServerOutput(), "a mark of no process", grace_s=0)
+        await _stop(server, ServerOutput(), "a mark of no process", grace_s=0)
 
     try:
         run_async(main)

@@ -86,7 +86,7 @@ def test_each_way_to_import_the_decorator_gives_ours(tmp_path: Path, imports: st
         None,
     )
 
-    assert code.answer(CallTool(name="f", arguments={}, metadata={})).content == "x"
+    assert code.run(CallTool(name="f", arguments={}, metadata={})).content == "x"
 
 
 def test_a_bare_decorator_needs_no_import_and_it_is_said(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_bare_decorator_needs_no_import_and_it_is_said(tmp_path: Path) -> None
     code = UserCode(None, rewards)
 
     call = CallReward(name="right", messages=[assistant("7")], metadata={}, variables={})
-    assert code.answer(call).reward == 1.0
+    assert code.run(call).reward == 1.0
     assert code.describe().notes == [
         "rewards.py: stillroom provides RewardArgs, get_response, reward (used without an import)"
     ]
@@ -198,8 +198,8 @@ def test_rewards_receive_the_variables_that_the_user_gives_to_tools(
     def call(name: str) -> CallReward:
         return CallReward(name="named", messages=[], metadata={"name": name}, variables={})
 
-    assert code.answer(call("BUCKET")).reward == 1.0
-    assert "add - {key: OTHER, tools: true} to keys.yml" in (code.answer(call("OTHER")).error or "")
+    assert code.run(call("BUCKET")).reward == 1.0
+    assert "add - {key: OTHER, tools: true} to keys.yml" in (code.run(call("OTHER")).error or "")
 
 
 @pytest.mark.parametrize(

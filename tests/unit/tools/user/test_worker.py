@@ -13,7 +13,7 @@ from stillroom.errors import ToolFileError
 from stillroom.tools.user.file import read_user_file
 from stillroom.tools.user.worker import (
     MAX_RESULT_CHARACTERS,
-    Answer,
+    CallResult,
     CallReward,
     CallTool,
     UserCode,
@@ -22,11 +22,11 @@ from stillroom.tools.user.worker import (
 pytestmark = pytest.mark.usefixtures("same_imports")
 
 
-def answer_of(folder: Path, code: str, **arguments: Any) -> Answer:
+def answer_of(folder: Path, code: str, **arguments: Any) -> CallResult:
     """What a file's tool `f` answers."""
     user_code = UserCode(read_user_file(write_tools(folder, code)), None)
-    answer = user_code.answer(CallTool(name="f", arguments=arguments, metadata={"seen": 1}))
-    return msgspec.json.decode(msgspec.json.encode(answer), type=Answer)
+    answer = user_code.run(CallTool(name="f", arguments=arguments, metadata={"seen": 1}))
+    return msgspec.json.decode(msgspec.json.encode(answer), type=CallResult)
 
 
 def tool_code(returned: str, *, signature: str = "") -> str:
@@ -55,7 +55,7 @@ def raising(statement: str) -> str:
     ],
 )
 def test_a_result_is_text_or_json(tmp_path: Path, returned: str, content: str) -> None:
-    assert answer_of(tmp_path, tool_code(returned, signature="args: ToolArgs")) == Answer(
+    assert answer_of(tmp_path, tool_code(returned, signature="args: ToolArgs")) == CallResult(
         content=content
     )
 
@@ -122,11 +122,11 @@ def test_a_tool_is_called_by_the_name_it_has_in_the_file(tmp_path: Path) -> None
     described = [tool.schema["function"]["name"] for tool in user_code.describe().tools]
 
     assert described == ["lamp", "f"]
-    assert answer_of(tmp_path, code, item="x") == Answer(content="9")
+    assert answer_of(tmp_path, code, item="x") == CallResult(content="9")
     assert answer_of(tmp_path, code).error == "wrong arguments: item: Field required"
 
 
-def reward_of(folder: Path, code: str) -> Answer:
+def reward_of(folder: Path, code: str) -> CallResult:
     user_code = UserCode(None, read_user_file(write_tools(folder, code, name="rewards.py")))
     call = CallReward(
         name="r",
@@ -134,7 +134,7 @@ def reward_of(folder: Path, code: str) -> Answer:
         metadata={"weight": 0.5},
         variables={"x": 2},
     )
-    return msgspec.json.decode(msgspec.json.encode(user_code.answer(call)), type=Answer)
+    return msgspec.json.decode(msgspec.json.encode(user_code.run(call)), type=CallResult)
 
 
 def reward_code(returned: str) -> str:
@@ -153,7 +153,7 @@ def reward_code(returned: str) -> str:
     ],
 )
 def test_a_reward_is_a_number(tmp_path: Path, returned: str, value: float) -> None:
-    assert reward_of(tmp_path, reward_code(returned)) == Answer(reward=value)
+    assert reward_of(tmp_path, reward_code(returned)) == CallResult(reward=value)
 
 
 @pytest.mark.parametrize(

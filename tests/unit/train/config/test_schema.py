@@ -392,7 +392,7 @@ def test_a_section_without_keys_says_nothing(tmp_path):
 def test_a_fault_of_syntax_names_its_line(tmp_path):
     error = refusal(tmp_path, "dataset_type: sft\ndata: [1\n")
 
-    assert "config.yml:3: not readable" in error.problem
+    assert "config.yml:3: cannot be parsed" in error.problem
 
 
 @pytest.mark.parametrize("text", ["", "sft", "- a", "7"])

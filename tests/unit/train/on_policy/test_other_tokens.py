@@ -270,4 +270,4 @@ def test_a_teacher_reads_no_more_than_fits_its_context(tiny_models):
 
     assert len(sequence.reading.tokens.ids) <= 8
     assert sequence.reading.points == []
-    assert sequence.reading.num_left_out == sequence.tokens.num_trained
+    assert sequence.reading.num_uncompared_tokens == sequence.tokens.num_trained
