@@ -1,4 +1,4 @@
-"""The answers of tools as an agent reads them, and the schemas of arguments and answers."""
+"""The results of tools as an agent reads them, and the schemas of arguments and results."""
 
 from collections.abc import Collection
 from contextlib import suppress
@@ -13,13 +13,13 @@ from pydantic import BaseModel
 
 from stillroom.api import Operation, RunReport, operation_named, operation_of_run
 from stillroom.settings import Workspace
-from stillroom_mcp.fencing import fenced_answer, names_only
+from stillroom_mcp.fencing import fenced_answer, quotable_result
 from stillroom_mcp.next_steps import after_run, large_result, next_step, poll_after_s
 
 _REF = "#/$defs/{name}"
 
 
-def structured(
+def structured_content(
     workspace: Workspace, operation: Operation, request: Any, result: msgspec.Struct
 ) -> dict[str, Any]:
     """Returns the result as JSON values with `next_step`, and `poll_after_s` for a run.
@@ -28,12 +28,12 @@ def structured(
     removed, whichever file they came from.
     """
     answer: dict[str, Any] = _rounded(fenced_answer(result))
-    quotable = names_only(result)
+    quotable = quotable_result(result)
     if isinstance(result, RunReport):
         answer["poll_after_s"] = poll_after_s(result)
         if (inner := large_result(result) or _typed_result(result)) is not None:
             answer["result"] = _rounded(fenced_answer(inner))
-            inner_values = msgspec.to_builtins(names_only(inner))
+            inner_values = msgspec.to_builtins(quotable_result(inner))
             quotable = msgspec.structs.replace(quotable, result=inner_values)
     if isinstance(quotable, RunReport) and operation.may_become_run:
         answer["next_step"] = after_run(request, quotable)
@@ -43,7 +43,7 @@ def structured(
 
 
 def _typed_result(run: RunReport) -> msgspec.Struct | None:
-    """Returns the result of a finished run whose operation says its type; None for other runs."""
+    """Returns the result of a finished run whose operation declares its type; otherwise None."""
     work = operation_of_run(run.kind).run
     if run.result is None or work is None or work.result is None:
         return None
@@ -54,7 +54,7 @@ def _typed_result(run: RunReport) -> msgspec.Struct | None:
 
 
 def structured_result(workspace: Workspace, result: msgspec.Struct) -> dict[str, Any]:
-    """Returns a result without a next step as JSON values, with marks and without secrets."""
+    """Returns a result as JSON values, with marks, without a next step and without secrets."""
     return workspace.redactor().value(_rounded(fenced_answer(result)))
 
 
@@ -68,7 +68,7 @@ def _rounded(value: Any) -> Any:
 
 
 def output_schema(operation: Operation) -> dict[str, Any]:
-    """Returns the JSON schema of what `structured` returns; its root is an object.
+    """Returns the JSON schema of what `structured_content` returns; its root is an object.
 
     It describes the operation's result or, if the call becomes a run, the report of the run.
     """
@@ -79,10 +79,12 @@ def output_schema(operation: Operation) -> dict[str, Any]:
     properties = dict(schema["properties"])
     required = list(schema["required"])
     if operation.may_become_run:
-        (run,), of_run = msgspec.json.schema_components([RunReport], ref_template=_REF)
-        report: dict[str, Any] = of_run.pop(run["$ref"].removeprefix("#/$defs/"))
+        (run_reference,), run_definitions = msgspec.json.schema_components(
+            [RunReport], ref_template=_REF
+        )
+        report: dict[str, Any] = run_definitions.pop(run_reference["$ref"].removeprefix("#/$defs/"))
         schema["anyOf"] = [{"required": required}, {"required": report["required"]}]
-        definitions |= of_run
+        definitions |= run_definitions
         properties |= report["properties"]
         required = []
     if operation.result is RunReport or operation.may_become_run:
@@ -147,15 +149,15 @@ def _shortened(value: Any) -> Any:
     choices = plain.get("anyOf")
     if isinstance(choices, list) and plain.get("default", "") is None:
         non_null = [choice for choice in choices if choice != {"type": "null"}]
-        rest = {key: inner for key, inner in plain.items() if key not in ("anyOf", "default")}
-        return {**rest, **non_null[0]} if len(non_null) == 1 else {**rest, "anyOf": non_null}
+        others = {key: inner for key, inner in plain.items() if key not in ("anyOf", "default")}
+        return {**others, **non_null[0]} if len(non_null) == 1 else {**others, "anyOf": non_null}
     return plain
 
 
-async def writable_answers(
+async def escape_unwritable_text(
     ctx: ServerRequestContext[Any, Any], call_next: CallNext
 ) -> HandlerResult:
-    """Handles a request, and escapes parts of its answer that are not valid Unicode.
+    """Middleware: handles a request, and escapes what is not valid Unicode in its answer.
 
     A transport stops at the first answer that it cannot write, after which no call is answered. For
     example, JSON cannot contain a file name that is not UTF-8.

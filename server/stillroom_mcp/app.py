@@ -14,7 +14,7 @@ from stillroom import __version__, fences
 from stillroom.api import OPERATIONS, Operation
 from stillroom.settings import Workspace
 from stillroom.validation import nearest
-from stillroom_mcp.answers import writable_answers
+from stillroom_mcp.answers import escape_unwritable_text
 from stillroom_mcp.dashboard.chat_views import chat_views
 from stillroom_mcp.resources.prompts import add_completions, add_prompts
 from stillroom_mcp.resources.provide import add_resources, listed_resources
@@ -44,27 +44,27 @@ def build_server(
     operations: Sequence[Operation] = OPERATIONS,
     *,
     more_tasks: Sequence[TaskSource] = (),
-) -> "WholeServer":
+) -> "CompleteServer":
     """Returns an MCP server whose tools work in this workspace.
 
     `more_tasks` are tasks other than runs; only the protocol tests use them.
     """
     listed = {operation.name for operation in operations}
     updates = RunUpdates(workspace)
-    own_middleware = [writable_answers, updates.middleware]
-    server = WholeServer(
+    added_middleware = [escape_unwritable_text, updates.middleware]
+    server = CompleteServer(
         "stillroom",
         title="Stillroom",
         version=__version__,
         instructions=INSTRUCTIONS + ("" if len(listed) == len(OPERATIONS) else _FEWER_TOOLS),
         tools=[tool_for(operation, workspace, listed=listed) for operation in operations],
         extensions=[Tasks(RunTasks(workspace, listed), *more_tasks), chat_views()],
-        middleware=own_middleware,
+        middleware=added_middleware,
         subscriptions=updates.bus,
         lifespan=updates.lifespan,
         log_level="WARNING",
     )
-    server.workspace, server.updates, server.own_middleware = workspace, updates, own_middleware
+    server.workspace, server.updates, server.added_middleware = workspace, updates, added_middleware
     updates.add_to(server)
     add_resources(server, workspace)
     add_prompts(server, workspace)
@@ -72,12 +72,12 @@ def build_server(
     return server
 
 
-class WholeServer(MCPServer[TaskGroup]):
+class CompleteServer(MCPServer[TaskGroup]):
     """The complete server of a workspace, which also lists its runs as resources."""
 
     workspace: Workspace
     updates: RunUpdates
-    own_middleware: list[ServerMiddleware[Any]]
+    added_middleware: list[ServerMiddleware[Any]]
     """The middleware that stillroom adds to the SDK's."""
 
     @property

@@ -51,10 +51,10 @@ def run(options: argparse.Namespace, request: ChatWithModel) -> int:
 
 
 def with_training_system(workspace: Workspace, request: ChatWithModel) -> ChatWithModel:
-    """Returns a request without a system message with the one that the model was trained with.
+    """Returns the request with the system message of the model's training, if it has none.
 
-    Any other request is returned unchanged, as is one whose model's training is not recorded or
-    whose chat begins with a row.
+    A request is returned unchanged if its model's training is not recorded, or if its chat begins
+    with a row.
     """
     if request.provider not in IN_PROCESS or request.system is not None or request.data is not None:
         return request

@@ -143,7 +143,7 @@ def build_parser(
         _add_common(sub)
         if operation.starts_run or operation.may_become_run:
             sub.add_argument(
-                "--detach", action="store_true", help="return at once; the run continues"
+                "--detach", action="store_true", help="return immediately; the run continues"
             )
     by_command["serve"] = _add_serve(subparsers)
     by_command["demo"] = _add_demo(subparsers)
@@ -291,7 +291,7 @@ def _dashboard(options: argparse.Namespace) -> int:
     from stillroom_mcp.dashboard.app import serve_dashboard
 
     workspace = open_workspace(options.workspace)
-    serve_dashboard(workspace, port=options.port, is_opened=options.open)
+    serve_dashboard(workspace, port=options.port, opens_browser=options.open)
     return 0
 
 
@@ -395,7 +395,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _prices(options: argparse.Namespace) -> int:
     workspace = open_workspace(options.workspace)
-    return commands.prices(
+    return commands.print_prices(
         workspace, options.models, is_refreshed=options.refresh, as_json=options.json
     )
 
@@ -404,7 +404,7 @@ _MORE_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "chat": _chat,
     "dashboard": _dashboard,
     "demo": _demo,
-    "docs": lambda options: commands.docs(options.page),
+    "docs": lambda options: commands.print_docs(options.page),
     "prices": _prices,
     "record": _record,
     "serve": _serve,

@@ -15,7 +15,7 @@ from stillroom import api, fences
 from stillroom.api import OPERATIONS, Operation
 from stillroom.fences import printable
 from stillroom.settings import Workspace
-from stillroom_mcp.answers import structured
+from stillroom_mcp.answers import structured_content
 from stillroom_mcp.fencing import quoted_for
 from stillroom_mcp.next_steps import as_cli_commands
 
@@ -78,7 +78,7 @@ def chosen_operations(
     ]
 
 
-def prices(
+def print_prices(
     workspace: Workspace, models: Sequence[str], *, is_refreshed: bool, as_json: bool
 ) -> int:
     """Prints the prices of models and returns the exit code, which is 1 if a price is unknown.
@@ -106,7 +106,7 @@ def prices(
     return 1 if any(entry.price is None for entry in price_report.prices) else 0
 
 
-def docs(page: str | None) -> int:
+def print_docs(page: str | None) -> int:
     """Prints a page of the documentation, or the names of all pages if none is given."""
     from stillroom_mcp.resources.texts import page_text, page_titles
 
@@ -139,7 +139,7 @@ def run_operation(
         if operation.may_become_run and result.status == "succeeded":
             # Printed like the result of an operation that did not start a run.
             result = msgspec.convert(result.result, operation.result)
-    answer = structured(workspace, operation, request, result)
+    answer = structured_content(workspace, operation, request, result)
     if as_json:
         _print(json.dumps(answer, ensure_ascii=False))
     elif isinstance(result, api.Lineage):
@@ -202,7 +202,7 @@ class _ProgressView:
             else None
         )
         self._task: Any = None
-        self._line_at = 0.0
+        self._last_line_at = 0.0
 
     def __enter__(self) -> Self:
         if self._bar:
@@ -220,13 +220,13 @@ class _ProgressView:
 
     def show(self, run: api.RunReport) -> None:
         """Shows the progress of the run's current phase."""
-        if run.unreachable is not None and time.monotonic() - self._line_at >= _LINE_EVERY_S:
+        if run.unreachable is not None and time.monotonic() - self._last_line_at >= _LINE_EVERY_S:
             last = f"last contact: {run.last_contact or 'never'}"
             why = quoted_for(sys.stderr, run.unreachable)
             sys.stderr.write(
                 f"{run.where} does not answer ({last}); the run continues on it: {why}\n"
             )
-            self._line_at = time.monotonic()
+            self._last_line_at = time.monotonic()
         progress = run.progress
         if progress is None:
             return
@@ -239,11 +239,11 @@ class _ProgressView:
                 completed=progress.done,
                 unit=progress.unit,
             )
-        elif time.monotonic() - self._line_at >= _LINE_EVERY_S:
+        elif time.monotonic() - self._last_line_at >= _LINE_EVERY_S:
             eta = "" if progress.eta_s is None else f", about {progress.eta_s:.0f} s left"
             done = f"{progress.done}/{progress.total} {fences.name(progress.unit)}"
             sys.stderr.write(f"{fences.name(progress.phase)}: {done}{eta}\n")
-            self._line_at = time.monotonic()
+            self._last_line_at = time.monotonic()
 
 
 def _show(answer: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ class EarlyServer(MCPServer[TaskGroup]):
             title="Stillroom",
             version=__version__,
             instructions=listing["instructions"],
-            middleware=[self._load_first],
+            middleware=[self._handle_once_loaded],
             lifespan=_lifespan,
             log_level="WARNING",
         )
@@ -46,14 +46,14 @@ class EarlyServer(MCPServer[TaskGroup]):
         # The answer to initialize lists the requests and extensions of the complete server.
         for method in listing["methods"]:
             if self._lowlevel_server.get_request_handler(method) is None:
-                self._lowlevel_server.add_request_handler(method, RequestParams, _unloaded)
+                self._lowlevel_server.add_request_handler(method, RequestParams, _not_loaded)
         self._lowlevel_server.extensions.update(listing["extensions"])
 
     async def list_tools(self) -> list[Tool]:
         """Returns the tools in listing.json."""
         return self._tools
 
-    async def _load_first(
+    async def _handle_once_loaded(
         self, ctx: ServerRequestContext[Any, Any], call_next: CallNext
     ) -> HandlerResult:
         """Handles a request; requests that need the engine wait until it is loaded."""
@@ -76,7 +76,7 @@ class EarlyServer(MCPServer[TaskGroup]):
             if entry is not None and method not in _ANSWERED_EARLY:
                 self._lowlevel_server.add_request_handler(method, entry.params_type, entry.handler)
         group.start_soon(server.updates.watch)
-        return server.own_middleware
+        return server.added_middleware
 
 
 @asynccontextmanager
@@ -93,7 +93,7 @@ def _complete_server(folder: Path) -> Any:
     return build_server(open_workspace(folder))
 
 
-async def _unloaded(_ctx: object, _params: object) -> None:
+async def _not_loaded(_ctx: object, _params: object) -> None:
     raise AssertionError("a request was handled before the complete server was loaded")
 
 

@@ -1,9 +1,9 @@
 """Marks untrusted text in answers and errors, before an agent reads it.
 
 Every string of an answer passes through `fenced_answer`, and every string that a next step may
-quote through `names_only`. Both depend on the type of the result's field: `OwnText` is a sentence
-of Stillroom, `OthersText` is text from others, and any other string is a name, such as that of a
-file, model or column. A name that reads like a sentence is treated as text from others.
+quote through `quotable_result`. Both depend on the type of the result's field: `OwnText` is a
+sentence of Stillroom, `OthersText` is text from others, and any other string is a name, such as
+that of a file, model or column. A name that reads like a sentence is treated as text from others.
 """
 
 import enum
@@ -34,12 +34,12 @@ def fenced_answer(result: msgspec.Struct) -> dict[str, Any]:
     mark = fences.new_mark()
     fencing = _Fencing(mark)
     answer = fencing.struct(result)
-    if fencing.has_fenced:
+    if fencing.has_marks:
         answer["about_marks"] = fences.warning(mark, writer=_WRITER)
     return answer
 
 
-def names_only(result: _Result) -> _Result:
+def quotable_result(result: _Result) -> _Result:
     """Returns a result whose strings a next step may quote: Stillroom's own text, and names.
 
     Other strings are replaced by their length.
@@ -78,13 +78,13 @@ def error_for(stream: TextIO, error: EngineError) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Author:
-    """Who wrote the strings of a field, according to the field's type; by default, names."""
+    """Who wrote the strings of a field, by the field's type; by default, they are names."""
 
     is_own: bool = False
-    """Whether they are Stillroom's own sentences."""
+    """Whether the strings are Stillroom's own sentences."""
     is_others: bool = False
-    """Whether they are text from others."""
-    own_keys: bool = False
+    """Whether the strings are text from others."""
+    has_own_keys: bool = False
     """Whether the keys of an object are Stillroom's own."""
 
 
@@ -106,17 +106,17 @@ def _author(hint: Any) -> _Author:
     inner = [_author(part) for part in typing.get_args(hint)]
     if typing.get_origin(hint) is dict:
         keys, values = inner
-        return _Author(values.is_own, values.is_others, own_keys=keys.is_own)
+        return _Author(values.is_own, values.is_others, has_own_keys=keys.is_own)
     return _Author(
         any(part.is_own for part in inner),
         any(part.is_others for part in inner),
-        any(part.own_keys for part in inner),
+        any(part.has_own_keys for part in inner),
     )
 
 
 def _key_author(key: object, author: _Author) -> _Author:
     """Returns the author of a key; `author` is that of the object's field."""
-    return _Author(is_own=author.own_keys or key in _OWN_KEYS)
+    return _Author(is_own=author.has_own_keys or key in _OWN_KEYS)
 
 
 class _Fencing:
@@ -124,7 +124,7 @@ class _Fencing:
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
-        self.has_fenced = False
+        self.has_marks = False
 
     def struct(self, value: msgspec.Struct) -> dict[str, Any]:
         """Returns a result as JSON values, with each string treated by the type of its field."""
@@ -157,7 +157,7 @@ class _Fencing:
     def _list(self, values: list[Any], author: _Author) -> list[Any]:
         if not values or not author.is_others:
             return [self._value(inner, author) for inner in values]
-        self.has_fenced = True
+        self.has_marks = True
         lines = [fences.printable(str(line)) for line in values]
         return [fences.opening(self._mark), *lines, fences.closing(self._mark)]
 
@@ -166,7 +166,7 @@ class _Fencing:
             return fences.one_line(text)
         if not text or (not author.is_others and fences.is_name(text)):
             return text
-        self.has_fenced = True
+        self.has_marks = True
         return fences.fenced(text, self._mark)
 
 

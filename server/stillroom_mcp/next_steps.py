@@ -12,11 +12,11 @@ from stillroom import api, fences
 from stillroom_mcp.outcomes import first_remark, last_step
 
 _MAX_POLL_S = 110.0
-_MOST_FILES = 3
-_MIN_OLD_MINUTES = 2
+_MAX_FILES_NAMED = 3
+_STALE_MINUTES = 2
+"""The age from which the report of a remote run is called old."""
 _SMALL_STUDENT = 100_000_000
 """A student with fewer parameters is evaluated quickly on a CPU."""
-"""A report of a remote run that is older than this is called old in the next step."""
 
 
 def after_create_project(request: api.CreateProject, result: api.ProjectResult) -> str:
@@ -49,11 +49,11 @@ def after_check_setup(request: api.CheckSetup, result: api.SetupReport) -> str:
         return "first: " + "; ".join(dict.fromkeys([*missing, *notes]))
     if request.where is not None:
         return (
-            f"plan_training(where={request.where}) forecasts memory, time and cost there; then "
+            f"plan_training(where={request.where}) forecasts memory, time and cost on it; then "
             "call start_training with the same arguments (generate_rollouts and evaluate_model "
             "also take where)"
         )
-    return "; ".join(["run_recipe, create_project, or generate_rollouts with own prompts", *notes])
+    return "; ".join(["run_recipe, create_project, or generate_rollouts with your prompts", *notes])
 
 
 def after_list_machines(request: api.ListMachines, result: api.MachineList) -> str:
@@ -72,12 +72,12 @@ def after_list_machines(request: api.ListMachines, result: api.MachineList) -> s
     first = result.machines[0].name
     if not request.check and all(machine.asked_at is None for machine in result.machines):
         return "list_machines(check=true) probes them; then plan_training(where=…) compares them"
-    own = [machine for machine in result.machines if machine.kind == "ssh"]
-    by_hand = [machine.name for machine in own if machine.spent_usd or machine.price_per_hour]
+    ssh_hosts = [machine for machine in result.machines if machine.kind == "ssh"]
+    charged = [machine.name for machine in ssh_hosts if machine.spent_usd or machine.price_per_hour]
     cost = (
-        f"; tell the user that {', '.join(by_hand)} costs money until they stop it, since "
+        f"; tell the user that {', '.join(charged)} costs money until they stop it, since "
         "stillroom did not provision it"
-        if by_hand
+        if charged
         else ""
     )
     if any(machine.spent_usd for machine in result.machines):
@@ -122,9 +122,9 @@ def after_import_rollouts(request: object, result: api.ImportResult) -> str:
     if lost > result.read / 10:
         inspect = f"read why {lost} rows were refused ({result.refused_file}), then {inspect}"
     if result.unread_files:
-        names = ", ".join(map(fences.name, result.unread_files[:_MOST_FILES]))
-        names += " and more" if len(result.unread_files) > _MOST_FILES else ""
-        inspect = f"nothing was read of {names}: see notes before you use the rows; {inspect}"
+        names = ", ".join(map(fences.name, result.unread_files[:_MAX_FILES_NAMED]))
+        names += " and more" if len(result.unread_files) > _MAX_FILES_NAMED else ""
+        inspect = f"nothing was read from {names}: see notes before you use the rows; {inspect}"
     notes = "; tell the user about the notes" if result.notes else ""
     use = f"filter_dataset and convert_rollouts(input={result.output})"
     if result.scores and not result.rewarded:
@@ -203,14 +203,14 @@ def after_plan_training(request: object, result: api.TrainingForecast) -> str:
         return f"the training does not fit: call plan_training again with {changes}{elsewhere}"
     start = "start_training with the same config and overrides"
     if result.machines:
-        start = f"{_price_first(result)}{start}, where={result.machines[0].machine}"
+        start = f"{_price_notice(result)}{start}, where={result.machines[0].machine}"
     if result.skipped:
         return f"tell the user which rows are skipped, then {start}"
     return start
 
 
-def _price_first(result: api.TrainingForecast) -> str:
-    """Returns the advice to tell the user the price first, or to ask for it."""
+def _price_notice(result: api.TrainingForecast) -> str:
+    """Returns what to tell or ask the user about the price before the start."""
     machine = result.machines[0]
     if machine.price_per_hour is None:
         return (
@@ -237,16 +237,16 @@ def after_run(request: object, result: api.RunReport) -> str:
         following = f"get_run(run_id={result.run_id}, wait_s=110) until status is succeeded{then}"
         if result.unreachable is not None:
             return (
-                f"`unreachable` says why {result.where} cannot be followed at the moment; that is "
-                f"retried, so do not start the run again. {following}; if it does not pass, do "
-                f"what it says, or check_setup(where={result.where}); if the machine is gone for "
-                "good, cancel_run says how to continue elsewhere"
+                f"`unreachable` says why {result.where} cannot be followed now; stillroom keeps "
+                f"trying, so do not start the run again. {following}; if it persists, follow its "
+                f"advice, or check_setup(where={result.where}); if the machine is gone "
+                "for good, cancel_run says how to continue elsewhere"
             )
         if result.alarms:
             following = (
                 f"tell the user about the alarms; cancel_run if they persist, otherwise {following}"
             )
-        return _if_old(result) + following
+        return _stale_note(result) + following
     if result.resumed_by is not None:
         return f"another run resumed this one: get_run(run_id={result.resumed_by})"
     if result.status != "succeeded":
@@ -259,17 +259,17 @@ def after_run(request: object, result: api.RunReport) -> str:
     return _after_success(result)
 
 
-def _if_old(result: api.RunReport) -> str:
-    """Returns a remark if the report of a remote run is old, e.g. after a night offline."""
+def _stale_note(result: api.RunReport) -> str:
+    """Returns a note if the report of a remote run is old, e.g. after a night offline."""
     try:
         passed = datetime.now(UTC) - datetime.fromisoformat(result.last_contact or "")
     except ValueError:
         return ""
     minutes = int(passed.total_seconds() // 60)
-    if minutes < _MIN_OLD_MINUTES:
+    if minutes < _STALE_MINUTES:
         return ""
     return (
-        f"this report (also its cost) is {minutes} minutes old and is being updated: look again. "
+        f"this report, with its cost, is {minutes} minutes old and is being updated: call again. "
     )
 
 
@@ -280,11 +280,12 @@ def _resume_step(result: api.RunReport) -> str:
         again = f"start_training(resume={result.run_id}{where})"
         return f"{again} resumes at its last checkpoint, if it has one{elsewhere}"
     if result.kind == "recipe":
-        return "run_recipe with the same arguments goes on where it stopped"
+        return "run_recipe with the same arguments resumes where it stopped"
     return "repeat the call if you still need the result"
 
 
 def _after_success(result: api.RunReport) -> str:
+    """Suggests the next stage after a run that succeeded."""
     outcome = result.result or {}
     if (large := large_result(result)) is not None:
         return _AFTER[api.operation_of_run(result.kind).name](None, large)
@@ -463,7 +464,6 @@ _AFTER: dict[str, Callable[[Any, Any], str]] = {
     "show_lineage": after_show_lineage,
 }
 """The next step after each operation that does not return the report of a run."""
-
 
 _CALL = re.compile(r"\b([a-z]+(?:_[a-z]+)+)\(([^()]*)\)")
 _NAMED = re.compile(r"\b([a-z]+(?:_[a-z]+)+)\b(?!=)")

@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_BY_FIELD = {
+_SHORT_FLAGS = {
     "n": "-n",
     "entries": "-e",
     "model": "-m",
@@ -17,7 +17,7 @@ _BY_FIELD = {
     "concurrency": "-c",
     "system": "-s",
 }
-_OF_COMMAND = {
+_SHORT_FLAGS_OF_COMMAND = {
     "evaluate-model": {"temperature": "-t", "tools": None},
     "create-project": {"template": "-t"},
 }
@@ -60,7 +60,7 @@ OPTIONS = {
     "--reasoning-mode": "--reasoning-effort",
     "--mcp-url": "--mcp-servers",
     "--max-billing": "--budget-usd",
-    "--max-context-window": "--max-tokens (of a turn; the model's context bounds the rest)",
+    "--max-context-window": "--max-tokens (per turn; the model's context limits the conversation)",
     "--pass1": "--samples-per-prompt 1, the default",
     "--no-pass1": "--samples-per-prompt 4 or 8, which also give pass@1",
     "--pass4": "--samples-per-prompt 4",
@@ -86,7 +86,7 @@ OPTIONS = {
 
 def short_flag(command: str, field: str) -> str | None:
     """Returns the short flag of a command's field, or None."""
-    return _OF_COMMAND.get(command, {}).get(field, _BY_FIELD.get(field))
+    return _SHORT_FLAGS_OF_COMMAND.get(command, {}).get(field, _SHORT_FLAGS.get(field))
 
 
 def hint_for_option(option: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from stillroom.types import RunKind
 
-_MANY = 0.05
+_NOTABLE_SHARE = 0.05
 """The share of rows above which a problem is worth a remark."""
 
 
@@ -67,7 +67,7 @@ def _rollout_remarks(outcome: Mapping[str, Any]) -> Iterator[str]:
             f"none of the {succeeded} rollouts succeeded: read some (inspect_examples(path="
             f"{output})); the rewards may be wrong"
         )
-    if (truncated := outcome.get("truncated") or 0) > _MANY * succeeded:
+    if (truncated := outcome.get("truncated") or 0) > _NOTABLE_SHARE * succeeded:
         yield (
             f"{truncated} of {succeeded} rollouts were truncated, and would teach the student to "
             "ramble: raise max_tokens and use another output (unless they fill the model's context)"
@@ -109,10 +109,10 @@ def _evaluation_remarks(outcome: Mapping[str, Any]) -> Iterator[str]:
             f"{unjudged} tasks were left out because they have no expected_answer and no reward: "
             "say so with the accuracy, or evaluate again with rewards or a judge"
         )
-    if (failed := outcome.get("failed") or 0) > _MANY * num > 0:
+    if (failed := outcome.get("failed") or 0) > _NOTABLE_SHARE * num > 0:
         yield f"{failed} rollouts failed because of infrastructure and are left out: evaluate again"
     for reason, advice in _TRUNCATED_ANSWERS.items():
-        if (cut := (outcome.get("cut_by") or {}).get(reason, 0)) > _MANY * num > 0:
+        if (cut := (outcome.get("cut_by") or {}).get(reason, 0)) > _NOTABLE_SHARE * num > 0:
             yield f"{cut} answers {advice}"
     if accuracy.get("value") == 0 and num:
         yield (
@@ -134,10 +134,10 @@ def _training_remarks(outcome: Mapping[str, Any]) -> Iterator[str]:
         steps, planned = outcome.get("steps"), outcome.get("planned_steps")
         yield (
             f"tell the user that it stopped at its time limit after step {steps} of {planned}; "
-            "start_training(resume=<its run id>, overrides=[trainer.max_minutes=…]) takes the rest"
+            "start_training(resume=<its run id>, overrides=[trainer.max_minutes=…]) continues it"
         )
     left_out, rows = sum((outcome.get("skipped") or {}).values()), outcome.get("rows") or 0
-    if left_out > _MANY * (left_out + rows):
+    if left_out > _NOTABLE_SHARE * (left_out + rows):
         yield (
             f"tell the user that {left_out} of {left_out + rows} rows were left out of the "
             "training (skipped says why)"

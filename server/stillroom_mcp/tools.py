@@ -25,9 +25,9 @@ from stillroom.errors import EngineError, writable_text
 from stillroom.reporting import background_tasks
 from stillroom.settings import Workspace
 from stillroom.validation import describe_errors
-from stillroom_mcp.answers import input_schema, output_schema, structured
+from stillroom_mcp.answers import input_schema, output_schema, structured_content
 from stillroom_mcp.consent import with_consent
-from stillroom_mcp.dashboard.chat_views import view_of
+from stillroom_mcp.dashboard.chat_views import view_meta
 from stillroom_mcp.fencing import fenced_error, fenced_quote
 
 _POLL_S = 0.5
@@ -84,7 +84,7 @@ class OperationTool(Tool):
                 f"{redacted(fenced_quote(writable_text(str(error))))}\n"
                 "fix: report this bug in Stillroom, with the traceback in the server's log"
             ) from error
-        answer = structured(self.workspace, operation, request, result)
+        answer = structured_content(self.workspace, operation, request, result)
         text = json.dumps(answer, ensure_ascii=False)
         return CallToolResult(
             content=[TextContent(type="text", text=text)], structured_content=answer
@@ -194,7 +194,7 @@ def tool_for(
         fn_metadata=FuncMetadata(arg_model=ArgModelBase, output_schema=output_schema(operation)),
         is_async=True,
         context_kwarg=None,
-        meta=view_of(operation.name, starts_run=operation.starts_run),
+        meta=view_meta(operation.name, starts_run=operation.starts_run),
         annotations=ToolAnnotations(
             title=operation.title,
             read_only_hint=operation.is_read_only,

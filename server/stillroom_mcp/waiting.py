@@ -12,7 +12,7 @@ from stillroom.api import operation_named
 from stillroom.errors import EngineError
 from stillroom.fences import name, printable
 from stillroom.settings import Workspace, open_workspace
-from stillroom_mcp.answers import structured
+from stillroom_mcp.answers import structured_content
 from stillroom_mcp.fencing import error_for, quoted_for
 from stillroom_mcp.next_steps import as_cli_commands
 
@@ -72,7 +72,7 @@ def wait(
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     codes: list[int] = []
     try:
-        # Checks all ids first, so that a misspelt one is reported at once.
+        # Checks all ids first, so that a misspelt one is reported immediately.
         requests = [api.GetRun(run_id=run_id) for run_id in run_ids]
         runs = [api.get_run(workspace, request) for request in requests]
     except EngineError as error:
@@ -98,14 +98,16 @@ def _wait_for_run(
             return run, reason
         if deadline is not None and time.monotonic() >= deadline:
             return run, "time"
-        left_s = _FOREVER_S if deadline is None else deadline - time.monotonic()
-        time.sleep(max(0.0, min(poll_s, left_s)))
+        remaining_s = _FOREVER_S if deadline is None else deadline - time.monotonic()
+        time.sleep(max(0.0, min(poll_s, remaining_s)))
         poll_s = min(2 * poll_s, _LONGEST_POLL_S)
         run = api.get_run(workspace, api.GetRun(run_id=run.run_id))
 
 
 def _print_status(workspace: Workspace, run: api.RunReport, reason: str, *, as_json: bool) -> None:
-    answer = structured(workspace, operation_named("get_run"), api.GetRun(run_id=run.run_id), run)
+    answer = structured_content(
+        workspace, operation_named("get_run"), api.GetRun(run_id=run.run_id), run
+    )
     if as_json:
         sys.stdout.write(json.dumps({**answer, "answered_at": reason}, ensure_ascii=False) + "\n")
         return

@@ -1,1 +1,1 @@
-"""What a training recipe knows of its data: the forms of prompts, and labels that may be wrong."""
+"""What run_recipe decides: which prompts to hold out, which answers to doubt, how to train."""

@@ -1,6 +1,6 @@
 """The files of a recipe's folder. A file whose content would be the same is left as it is.
 
-So the runs that have read it are recognised as done when the recipe goes on after an interruption.
+So runs that have read it are recognised as done when an interrupted recipe resumes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,34 +42,34 @@ class RecipeFiles:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
-    def prompts(self, name: str, prompts: Iterable[RecipePrompt]) -> Path:
+    def write_prompts(self, name: str, prompts: Iterable[RecipePrompt]) -> Path:
         """Writes prompts, one per line."""
-        return self.listing(name, (one.row for one in prompts))
+        return self.write_rows(name, (one.row for one in prompts))
 
-    def listing(self, name: str, rows: Iterable[dict[str, Any]]) -> Path:
+    def write_rows(self, name: str, rows: Iterable[dict[str, Any]]) -> Path:
         """Writes rows, one per line, without a manifest."""
         data = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
         return self._write(f"{name}.jsonl", data)
 
     def prompts_to_ask(self, name: str, prompts: Iterable[RecipePrompt]) -> list[Path]:
-        """Returns the prompts files of this name, with a new one for those that none has.
+        """Returns the prompts files of this name, after writing prompts that none has to a new one.
 
-        Their runs go on or are done: a prompt is in one file, so it is paid for once.
+        A prompt is in one file only, whose run resumes or is done, so it is paid for once.
         """
         files = [self.folder / f"{name}-{n}.prompts.jsonl" for n in range(1, _MAX_FILES)]
-        there = [file for file in files if file.exists()]
-        known = {task.task_id for file in there for task in load_tasks(file)}
-        new = {one.task_id: one for one in prompts if one.task_id not in known}
+        existing = [file for file in files if file.exists()]
+        written_ids = {task.task_id for file in existing for task in load_tasks(file)}
+        new = {one.task_id: one for one in prompts if one.task_id not in written_ids}
         if new:
-            there.append(self.prompts(f"{name}-{len(there) + 1}.prompts", new.values()))
-        return there
+            existing.append(self.write_prompts(f"{name}-{len(existing) + 1}.prompts", new.values()))
+        return existing
 
-    def answers_tool(self, answers: AnswerForm) -> Path:
-        """Writes the file that reduces answers to those of the form (`convert_rollouts`)."""
+    def write_answers_tool(self, answers: AnswerForm) -> Path:
+        """Writes answers.py, with which convert_rollouts reduces a reply to the answer in it."""
         code = _ANSWERS_TOOL.format(kind=type(answers).__name__, answers=answers)
         return self._write("answers.py", code.encode())
 
-    def code(self, name: str, source: Path) -> None:
+    def copy_code(self, name: str, source: Path) -> None:
         """Copies a user's tools.py or rewards.py, with its modules, next to the configurations."""
         file = read_user_file(source)
         for relative, code in {**file.modules, name: file.code}.items():
@@ -78,37 +78,37 @@ class RecipeFiles:
             self._write(relative, code)
 
     def config_path(self, name: str, key: object) -> Path:
-        """Returns the place of the config.yml of a training with the same `key`."""
+        """Returns the path of the config.yml of trainings with this `key`."""
         return self.folder / f"{name}-{content_hash(key)[:8]}.yml"
 
-    def config(self, path: Path, make: Callable[[], str]) -> Path:
-        """Writes the config.yml of a training, unless it is there.
+    def write_config(self, path: Path, make: Callable[[], str]) -> Path:
+        """Writes the config.yml of a training, unless it exists.
 
         What `make` returns depends on the time that is left, so it would differ after an
-        interruption, and the training could not go on.
+        interruption, and the training could not resume.
         """
         return path if path.exists() else self._write(path.name, make().encode())
 
-    def document(
+    def stored_document(
         self, name: str, key: object, kind: type[_Document], make: Callable[[], _Document]
     ) -> _Document:
-        """Returns what `make` returned for the same `key`, which the folder keeps as JSON."""
+        """Returns the document stored for a `key`; if there is none yet, makes and stores it."""
         path = self.folder / f"{name}-{content_hash(key)[:8]}.json"
         if not path.exists():
             write_json(path, make())
         return read_json(path, kind)
 
-    def rows(
+    def write_extended(
         self,
         name: str,
-        first: Path,
-        more: Sequence[dict[str, object]],
+        base: Path,
+        added: Sequence[dict[str, object]],
         request: BaseModel,
         inputs: Sequence[Path],
     ) -> Path:
-        """Writes the rows of a file and more rows after them, with their manifest."""
-        lines = [*first.read_bytes().splitlines(), *map(msgspec.json.encode, more)]
-        return self.write_recorded(name, lines, request, [first, *inputs])
+        """Writes the rows of the `base` file and then the `added` rows, with their manifest."""
+        lines = [*base.read_bytes().splitlines(), *map(msgspec.json.encode, added)]
+        return self.write_recorded(name, lines, request, [base, *inputs])
 
     def write_recorded(
         self,

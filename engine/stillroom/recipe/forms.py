@@ -1,8 +1,8 @@
 """Recognises prompts made from templates, and rewords prompts.
 
-The form of a text is the template of its most telling sentence. So tickets with one complaint have
-one form, whatever greeting and closing are around it. Templates are not known: sentences of one
-template share most of their words, weighted by how few texts hold a word; the others are fillings.
+The form of a text is the template of its most distinctive sentence. So tickets with one complaint
+have one form, whatever greeting and closing are around it. Templates are inferred: sentences of one
+template share most of their words, weighted by their rarity; the other words are fillings.
 """
 
 import re
@@ -18,10 +18,10 @@ _QUOTED = (
     r"```.*?```|`[^`\n]*`|\"[^\"\n]*\"|“[^”\n]*”|\u2018[^’\n]*’|«[^»\n]*»"
     r"|(?<!\w)'(?:[^'\n]|(?<=\w)'(?=\w))+'(?!\w)"
 )
-_NAMED = r"(?<!\S)\S*[\d@_/\\<>{}\[\]|=$%#*~^]\S*"
+_LITERAL = r"(?<!\S)\S*[\d@_/\\<>{}\[\]|=$%#*~^]\S*"
 """Numbers, ids, emails, URLs, paths and markup, with the punctuation that touches them."""
-_FILLING = re.compile(f"{_QUOTED}|{_NAMED}", re.DOTALL)
-_UNTOUCHED = re.compile(rf"({_QUOTED}|{_NAMED}|\b\w*[A-Z]{{2}}\w*|\b[B-HJ-Z]\b)", re.DOTALL)
+_FILLING = re.compile(f"{_QUOTED}|{_LITERAL}", re.DOTALL)
+_PROTECTED = re.compile(rf"({_QUOTED}|{_LITERAL}|\b\w*[A-Z]{{2}}\w*|\b[B-HJ-Z]\b)", re.DOTALL)
 _SENTENCE_END = re.compile(r"(?<=[.!?;:])\s+|\n+")
 _OPENING = re.compile(r"\s*[^\W\d_]+(?: [^\W\d_]+){0,2}[,!] ")
 """A greeting of at most three words."""
@@ -34,7 +34,7 @@ _MIN_ALIKE = 0.6
 _MIN_FIXED = 1 / 3
 """The least share of a sentence's words that are no fillings, if it may be from a template."""
 _MAX_CANDIDATES = 100
-"""The most templates that hold a word with which a sentence is compared."""
+"""The most templates with a shared word with which a sentence is compared."""
 _MAX_FREE = 0.6
 """A text with more than this share of its words in sentences of no template has its own form."""
 _MIN_FORMS = 5
@@ -96,7 +96,7 @@ def _mask(filling: re.Match[str]) -> str:
 
 
 class _Templates:
-    """Gives each sentence the number of its template: that of the first sentence it is like."""
+    """Groups similar sentences: each is of the template of the first one that it resembles."""
 
     def __init__(self, num_texts_with: Counter[str], num_texts: int) -> None:
         self._num_texts_with = num_texts_with
@@ -107,6 +107,7 @@ class _Templates:
         self._templates_with = defaultdict[str, list[int]](list)
 
     def template_of(self, sentence: tuple[str, ...]) -> int:
+        """Returns the number of a sentence's template."""
         # A word that no other text holds is a filling, and so is a run of them.
         pattern: list[str] = []
         for word in sentence:
@@ -115,20 +116,21 @@ class _Templates:
                 pattern.append(part)
         num_fixed = len(pattern) - pattern.count(_ANY)
         if num_fixed < _MIN_FIXED * len(sentence):
-            # It is like nothing but its copies.
+            # Only its copies have the same template.
             return self._numbers.setdefault(sentence, -1 - len(self._numbers))
         key = tuple(pattern)
         if key not in self._numbers:
-            self._numbers[key] = self._alike_or_new(key)
+            self._numbers[key] = self._similar_or_new(key)
         return self._numbers[key]
 
-    def _alike_or_new(self, pattern: tuple[str, ...]) -> int:
+    def _similar_or_new(self, pattern: tuple[str, ...]) -> int:
+        """Returns the most similar template, or a new one if none is similar enough."""
         weights = {word: self._weight(word) for word in pattern}
-        words = _telling_words(weights)
+        words = _distinctive_words(weights)
         candidates = {
             template for word in words for template in self._templates_with[word][:_MAX_CANDIDATES]
         }
-        alike = {template: _likeness(weights, self._weights[template]) for template in candidates}
+        alike = {template: _similarity(weights, self._weights[template]) for template in candidates}
         best = max(alike, key=lambda template: (alike[template], -template), default=None)
         if best is not None and alike[best] >= _MIN_ALIKE:
             return best
@@ -143,24 +145,24 @@ class _Templates:
         return log(1 + self._num_texts / self._num_texts_with[word])
 
 
-def _telling_words(weights: dict[str, float]) -> list[str]:
+def _distinctive_words(weights: dict[str, float]) -> list[str]:
     """Returns the heaviest words of a sentence: two sentences that are alike share one of them.
 
     Source: the prefix filter of Chaudhuri, Ganti and Kaushik (2006). The other words weigh less
     than alike sentences must share.
     """
-    telling: list[str] = []
-    others = sum(weights.values())
-    least = _MIN_ALIKE * others
+    distinctive: list[str] = []
+    remaining = sum(weights.values())
+    min_shared = _MIN_ALIKE * remaining
     for word in sorted(weights.keys() - {_ANY}, key=lambda word: (-weights[word], word)):
-        if others < least:
+        if remaining < min_shared:
             break
-        telling.append(word)
-        others -= weights[word]
-    return telling
+        distinctive.append(word)
+        remaining -= weights[word]
+    return distinctive
 
 
-def _likeness(one: dict[str, float], other: dict[str, float]) -> float:
+def _similarity(one: dict[str, float], other: dict[str, float]) -> float:
     shared = sum(weight for word, weight in one.items() if word in other)
     return shared / max(sum(one.values()), sum(other.values()))
 
@@ -191,7 +193,7 @@ def _form_key(
     uses: dict[int, _Use],
     num_texts: int,
 ) -> object:
-    """Returns the most telling template of a text; the text's words if it has none."""
+    """Returns the most distinctive template of a text; the text's words if it has none."""
     shared = [
         (template, sentence)
         for template, sentence in zip(templates, sentences, strict=True)
@@ -202,14 +204,14 @@ def _form_key(
     if not shared or num_free > _MAX_FREE * num_words:
         return tuple(sentences)
 
-    def tells(template_and_sentence: tuple[int, tuple[str, ...]]) -> float:
-        """Rare, long sentences with fillings tell more than greetings, closings and remarks."""
+    def distinctiveness(template_and_sentence: tuple[int, tuple[str, ...]]) -> float:
+        """Is higher for rare, long sentences with fillings than for greetings and closings."""
         template, sentence = template_and_sentence
         use = uses[template]
         has_fillings = _ANY in sentence or use.num_wordings > 1
         return log(num_texts / use.num_texts) + 0.5 * log(len(sentence)) + has_fillings
 
-    return max(shared, key=tells)[0]
+    return max(shared, key=distinctiveness)[0]
 
 
 _GREETINGS = ("Hello, ", "Hi, ", "Hi there, ", "Good day, ", "Hello! ", "Hey, ")
@@ -254,7 +256,7 @@ _BEGINNINGS = frozenset((
 
 
 def reword(text: str, rng: Random) -> str:
-    """Returns the text in other words of the same meaning, the same for an equal state of `rng`.
+    """Returns a rewording of the text with the same meaning; `rng` alone decides which.
 
     One to three changes are drawn: a greeting, an introduction or a closing (English texts of one
     paragraph only), a common word in lower case at the beginning of a sentence, no full stop at the
@@ -274,9 +276,9 @@ def reword(text: str, rng: Random) -> str:
     return reworded
 
 
-def _pieces(text: str, change: Callable[[str], str]) -> str:
-    """Returns the text with a change of all that may be touched."""
-    pieces = _UNTOUCHED.split(text)
+def _change_prose(text: str, change: Callable[[str], str]) -> str:
+    """Returns the text with the change made outside of quotes, literals and capitals."""
+    pieces = _PROTECTED.split(text)
     return "".join(change(p) if number % 2 == 0 else p for number, p in enumerate(pieces) if p)
 
 
@@ -303,33 +305,35 @@ def _add_closing(text: str, rng: Random) -> str:
 
 
 def _lower_beginnings(text: str, rng: Random) -> str:
-    """Lowers the first letters of sentences that begin with a common word, which is no name."""
+    """Lowers the first letter of sentences that begin with a common word, not with a name."""
 
     def lower(match: re.Match[str]) -> str:
         return match[0].lower() if match[0].lower() in _BEGINNINGS else match[0]
 
-    return _pieces(text, lambda piece: _SENTENCE_BEGINNING.sub(lower, piece))
+    return _change_prose(text, lambda piece: _SENTENCE_BEGINNING.sub(lower, piece))
 
 
 def _drop_full_stop(text: str, rng: Random) -> str:
     ending = re.search(r"(?<=[a-z])[.!?]\s*$", text)
-    return text[: ending.start()] if ending and _UNTOUCHED.split(text)[-1].strip() else text
+    return text[: ending.start()] if ending and _PROTECTED.split(text)[-1].strip() else text
 
 
 def _add_typos(text: str, rng: Random) -> str:
     """Swaps two inner letters of one or two long words in lower case."""
-    found: list[str] = []
-    _pieces(text, lambda piece: found.extend(_TYPO_WORD.findall(piece)) or piece)
-    words = sorted(set(found))
+    candidates: list[str] = []
+    _change_prose(text, lambda piece: candidates.extend(_TYPO_WORD.findall(piece)) or piece)
+    words = sorted(set(candidates))
     chosen = {
         word: _swap(word, rng) for word in rng.sample(words, min(len(words), rng.randint(1, 2)))
     }
-    return _pieces(text, lambda piece: _TYPO_WORD.sub(lambda w: chosen.get(w[0], w[0]), piece))
+    return _change_prose(
+        text, lambda piece: _TYPO_WORD.sub(lambda w: chosen.get(w[0], w[0]), piece)
+    )
 
 
 def _swap(word: str, rng: Random) -> str:
-    place = rng.randint(1, len(word) - 3)
-    return word[:place] + word[place + 1] + word[place] + word[place + 2 :]
+    at = rng.randint(1, len(word) - 3)
+    return word[:at] + word[at + 1] + word[at] + word[at + 2 :]
 
 
 def _contract(text: str, rng: Random) -> str:
@@ -337,11 +341,11 @@ def _contract(text: str, rng: Random) -> str:
         words = next(v for k, v in _CONTRACTIONS.items() if k.lower() == match[0].lower())
         return match[0][0] + words[1:]
 
-    return _pieces(text, lambda piece: _CONTRACTED.sub(contracted, piece))
+    return _change_prose(text, lambda piece: _CONTRACTED.sub(contracted, piece))
 
 
 def _single_spaces(text: str, rng: Random) -> str:
-    return _pieces(text, lambda piece: re.sub(r"(?<=\S) {2,}(?=\S)", " ", piece))
+    return _change_prose(text, lambda piece: re.sub(r"(?<=\S) {2,}(?=\S)", " ", piece))
 
 
 _CHANGES: tuple[Callable[[str, Random], str], ...] = (

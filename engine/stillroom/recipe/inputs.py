@@ -17,7 +17,7 @@ from stillroom.errors import DataError
 from stillroom.files import content_hash
 from stillroom.importing.records import RejectedRow
 from stillroom.importing.table_rows import read_any_rows
-from stillroom.recipe.answers import known_answers, object_in, spelling_key
+from stillroom.recipe.answers import label_set, object_in, spelling_key
 from stillroom.rollout.rewards.matchers import expected_from
 
 _TEXT_NAMES = ("text", "prompt", "question", "message", "input", "query", "body", "content")
@@ -27,9 +27,9 @@ _ANSWER_NAMES = (
     "kategorie", "klasse", "antwort", "categoria", "etiqueta", "respuesta", "categorie",
     "etiquette",
 )  # fmt: skip
-"""Without accents."""
-_MAX_REJECTED, _MANY = 0.05, 20
-_ANSWERED_FIX = "give texts or prompts alone; `input` may have answers, `labelled` labels"
+"""Names of columns of answers; they are compared without case and accents."""
+_MAX_REJECTED, _MIN_IDS = 0.05, 20
+_ANSWERED_FIX = "give texts with a column of labels, or prompts; only `input` may be conversations"
 _TABLE_FIX = "rename the column of texts to 'text', and that of labels to 'label'"
 
 
@@ -45,7 +45,7 @@ class RecipePrompt:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the row says what is right, as a text or otherwise."""
+        """Whether the row has a right answer, as a text or otherwise."""
         expected = (self.row.get("metadata") or {}).get("expected_answer")
         return expected is not None and not _is_blank(expected)
 
@@ -61,9 +61,9 @@ class RecipePrompt:
         return RecipePrompt({**self.row, "metadata": metadata}, self.text, answer)
 
     def with_object(self) -> "RecipePrompt":
-        """Returns the prompt with a right answer that is a JSON object as one; else itself.
+        """Returns the prompt with its right answer parsed, if that is a JSON object; else itself.
 
-        Its parts are then compared, not the way in which it is written.
+        Answers are then compared by their fields, not as texts.
         """
         expected = (self.row.get("metadata") or {}).get("expected_answer")
         text = json.dumps(expected) if isinstance(expected, dict) else self.answer
@@ -81,7 +81,7 @@ class RecipePrompt:
 
 @dataclass(slots=True)
 class PromptsRead:
-    """The prompts of a file, each once, and what the user should know of rows left out."""
+    """The distinct prompts of a file, and notes for the user on rows that are left out."""
 
     prompts: list[RecipePrompt] = field(default_factory=list[RecipePrompt])
     notes: list[str] = field(default_factory=list[str])
@@ -95,17 +95,17 @@ def read_prompts(path: Path, *, system: str | None, is_labelled: bool = False) -
     Raises DataError if there are no prompts, if over a twentieth of the rows cannot be read, or if
     most answers are missing.
     """
-    read, found = PromptsRead(), dict[str, RecipePrompt]()
+    read, by_hash = PromptsRead(), dict[str, RecipePrompt]()
     contradicted, unlabelled, num_labelled = set[str](), list[str](), 0
     rows = read_rows(path, RowFormat.PROMPTS) if _is_prompts_file(path) else None
     for row in _table_rows(path, read, is_labelled=is_labelled) if rows is None else rows:
-        prompt = _prompt(row, system)
+        prompt = _recipe_prompt(row, system)
         if is_labelled and not prompt.is_answered:
             unlabelled.append(prompt.text)
             continue
         num_labelled += 1
         key = content_hash(prompt.row["messages"])
-        answers = (found.setdefault(key, prompt).answer, prompt.answer)
+        answers = (by_hash.setdefault(key, prompt).answer, prompt.answer)
         if len({answer and spelling_key(answer) for answer in answers}) > 1:
             contradicted.add(key)
     if len(unlabelled) > num_labelled:
@@ -115,18 +115,18 @@ def read_prompts(path: Path, *, system: str | None, is_labelled: bool = False) -
             "put the right answer of every row into metadata.expected_answer, or into the "
             "column 'label'",
         )
-    if not found:
+    if not by_hash:
         raise DataError(f"{path} has no prompts", "write one text per row")
     if unlabelled:
         read.notes.append(f"{path.name}: {len(unlabelled)} texts without a label: left out")
     if contradicted:
         read.notes.append(f"{path.name}: {len(contradicted)} texts have several labels: left out")
-    read.prompts = [prompt for key, prompt in found.items() if key not in contradicted]
+    read.prompts = [prompt for key, prompt in by_hash.items() if key not in contradicted]
     return read
 
 
-def _prompt(row: dict[str, Any], system: str | None) -> RecipePrompt:
-    """Returns a row as a prompt with one form: messages and metadata."""
+def _recipe_prompt(row: dict[str, Any], system: str | None) -> RecipePrompt:
+    """Returns a row of any layout as a prompt with `messages` and `metadata`."""
     task = task_from_row(row)
     messages = Instruction(system=system).put_before(task.messages)
     kept = {k: v for k, v in row.items() if k not in ("prompt", "system", "system_prompt")}
@@ -170,26 +170,26 @@ def _table_rows(path: Path, read: PromptsRead, *, is_labelled: bool) -> Iterator
         for name in dict.fromkeys(name for row in rows for name in row)
         if all(isinstance(row.get(name), str | int | float | None) for row in rows)
     ]
-    text = _named(columns, _TEXT_NAMES) or _longest(columns, rows)
+    text = _column_named(columns, _TEXT_NAMES) or _longest_column(columns, rows)
     if text is None:
         raise DataError(f"{path} has no column of texts", _TABLE_FIX)
     others = [name for name in columns if name != text]
     # A category of texts without labels may be anything, such as that of a product.
-    answer = _named(others, _ANSWER_NAMES if is_labelled else _LABEL_NAMES)
+    answer = _column_named(others, _ANSWER_NAMES if is_labelled else _LABEL_NAMES)
     if answer is None and is_labelled and len(others) == 1:
         values = [value for row in rows if (value := row.get(others[0])) not in (None, "")]
-        # Each another one: they number or date the texts.
-        is_id = len(set(values)) == len(values) >= _MANY
+        # Values that all differ number or date the texts.
+        is_id = len(set(values)) == len(values) >= _MIN_IDS
         answer = None if is_id else others[0]
     if answer is None and is_labelled:
-        answer = _only_known_answers(others, rows)
+        answer = _only_label_column(others, rows)
     if answer is None and is_labelled:
         raise DataError(
             f"{path}: cannot tell which column has the labels: {', '.join(others) or '(none)'}",
             "rename the column with the right answers to 'label'",
         )
     if answer is not None and answer not in _LABEL_NAMES:
-        read.notes.append(f"{path.name}: the labels are those of column {fences.name(answer)!r}")
+        read.notes.append(f"{path.name}: the labels are from column {fences.name(answer)!r}")
     for row in rows:
         if not str(row.get(text) or "").strip():
             continue
@@ -203,7 +203,7 @@ def _table_rows(path: Path, read: PromptsRead, *, is_labelled: bool) -> Iterator
         yield {"messages": [{"role": "user", "content": str(row[text])}], "metadata": metadata}
 
 
-def _only_known_answers(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str | None:
+def _only_label_column(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str | None:
     """Returns the only column of words, apart from ids, if its values are from a small set."""
     values = {
         name: [str(value) for row in rows if not _is_blank(value := row.get(name) or "")]
@@ -218,7 +218,7 @@ def _only_known_answers(columns: Sequence[str], rows: Sequence[dict[str, Any]]) 
     if len(words) != 1:
         return None
     [(name, texts)] = words.items()
-    return name if known_answers(texts) else None
+    return name if label_set(texts) else None
 
 
 def _readable_rows(path: Path, read: PromptsRead) -> list[dict[str, Any]]:
@@ -241,7 +241,8 @@ def _readable_rows(path: Path, read: PromptsRead) -> list[dict[str, Any]]:
     return rows
 
 
-def _named(columns: Sequence[str], names: Sequence[str]) -> str | None:
+def _column_named(columns: Sequence[str], names: Sequence[str]) -> str | None:
+    """Returns the first of the `names` that is a column, as the column spells it, or None."""
     by_name = {_without_accents(column).strip().lower(): column for column in columns}
     return next((by_name[name] for name in names if name in by_name), None)
 
@@ -252,7 +253,7 @@ def _without_accents(text: str) -> str:
     )
 
 
-def _longest(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str | None:
+def _longest_column(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str | None:
     """Returns the column with the longest texts on average; None without columns."""
 
     def mean_length(name: str) -> float:

@@ -24,15 +24,15 @@ from numpy.typing import NDArray
 from stillroom.data.words import words_of
 
 _Floats = NDArray[np.floating[Any]]
-_Numbers = NDArray[np.int64]
-_Truths = NDArray[np.bool_]
+_Ints = NDArray[np.int64]
+_Bools = NDArray[np.bool_]
 
 _NUM_FEATURES = 512
 _PART_LENGTH = 4
 """The characters of a part of a word, with a mark at each end of the word."""
 _RIDGE = 1.0
 _MIN_MARGIN = 0.3
-"""How far the score of the likely label must lie above that of the given one; most lie in 0 to 1.
+"""How far the score of the likely label must be above that of the given one; most lie in 0 to 1.
 Right labels that are hard to predict have small margins, whatever their confidence is."""
 _MIN_CONFIDENCE = 0.6
 _MIN_KAPPA = 0.3
@@ -80,7 +80,7 @@ def doubtful_labels(
     scores_NL = _cross_fit(features_ND, labels_N, folds_N, is_trusted_N)
     is_predictable_L = _kappas(scores_NL, labels_N) >= _MIN_KAPPA
     # Fitted again without the doubtful texts, the classifier contradicts wrong labels more clearly.
-    # Which labels are predictable is measured before: without what contradicts it, any label is.
+    # Predictability is measured before that: without contradicting texts, any label is predictable.
     is_trusted_N = ~_is_doubtful(scores_NL, labels_N, is_trusted_N, is_predictable_L)
     scores_NL = _cross_fit(features_ND, labels_N, folds_N, is_trusted_N)
     is_doubtful_N = _is_doubtful(scores_NL, labels_N, is_trusted_N, is_predictable_L)
@@ -103,8 +103,8 @@ def _features(words: Sequence[tuple[str, ...]]) -> _Floats:
     """Returns the features of texts [N, D]; the length of a row is 1, or 0 without shared words."""
     features = [sorted(set(_features_of(text))) for text in words]
     num_texts_with = Counter(feature for text in features for feature in text)
-    # A feature of a single text says nothing of another one.
-    places = {
+    # A feature of a single text says nothing about others.
+    slots = {
         feature: (zlib.crc32(feature.encode()), np.log(1 + len(words) / count))
         for feature, count in num_texts_with.items()
         if count > 1
@@ -112,28 +112,26 @@ def _features(words: Sequence[tuple[str, ...]]) -> _Floats:
     features_ND = np.zeros((len(words), _NUM_FEATURES))
     for row, text in enumerate(features):
         for feature in text:
-            if feature in places:
-                place, weight = places[feature]
-                sign = 1 if place >> 31 else -1
-                features_ND[row, place % _NUM_FEATURES] += sign * weight
+            if feature in slots:
+                slot, weight = slots[feature]
+                sign = 1 if slot >> 31 else -1
+                features_ND[row, slot % _NUM_FEATURES] += sign * weight
     lengths_N = np.linalg.norm(features_ND, axis=1, keepdims=True)
     return features_ND / np.maximum(lengths_N, 1e-9)
 
 
 def _features_of(words: Sequence[str]) -> Iterator[str]:
-    plain = ["#" if any(map(str.isdigit, word)) else word for word in words]
-    yield from plain
-    for pair in pairwise(plain):
+    masked = ["#" if any(map(str.isdigit, word)) else word for word in words]
+    yield from masked
+    for pair in pairwise(masked):
         yield " ".join(pair)
-    for word in plain:
+    for word in masked:
         marked = f"<{word}>"
         for start in range(len(marked) - _PART_LENGTH + 1):
             yield f"…{marked[start : start + _PART_LENGTH]}"
 
 
-def _folds(
-    words: Sequence[tuple[str, ...]], labels_N: _Numbers, num_folds: int, rng: Random
-) -> _Numbers:
+def _folds(words: Sequence[tuple[str, ...]], labels_N: _Ints, num_folds: int, rng: Random) -> _Ints:
     """Returns the fold of each text: copies share one, and the labels are spread evenly."""
     copies = defaultdict[tuple[str, ...], list[int]](list)
     for row, text in enumerate(words):
@@ -148,7 +146,7 @@ def _folds(
 
 
 def _cross_fit(
-    features_ND: _Floats, labels_N: _Numbers, folds_N: _Numbers, is_trusted_N: _Truths
+    features_ND: _Floats, labels_N: _Ints, folds_N: _Ints, is_trusted_N: _Bools
 ) -> _Floats:
     """Returns the scores of all labels [N, L] for each text, by the trusted texts of other folds.
 
@@ -176,7 +174,7 @@ def _ridge(features_ND: _Floats, targets_NL: _Floats) -> _Floats:
     return np.linalg.solve(products_DD, features_ND.T @ targets_NL)
 
 
-def _kappas(scores_NL: _Floats, labels_N: _Numbers) -> _Floats:
+def _kappas(scores_NL: _Floats, labels_N: _Ints) -> _Floats:
     """Returns Cohen's kappa between having a label and being predicted to have it [L]."""
     numbers_L = np.arange(scores_NL.shape[1])
     is_given_NL = labels_N[:, None] == numbers_L
@@ -188,8 +186,8 @@ def _kappas(scores_NL: _Floats, labels_N: _Numbers) -> _Floats:
 
 
 def _is_doubtful(
-    scores_NL: _Floats, labels_N: _Numbers, is_trusted_N: _Truths, is_predictable_L: _Truths
-) -> _Truths:
+    scores_NL: _Floats, labels_N: _Ints, is_trusted_N: _Bools, is_predictable_L: _Bools
+) -> _Bools:
     rows_N, likely_N = np.arange(len(labels_N)), _likely(scores_NL, labels_N)
     margin_N = scores_NL[rows_N, likely_N] - scores_NL[rows_N, labels_N]
     confidence_N = _confidence(scores_NL, labels_N, is_trusted_N)
@@ -197,14 +195,14 @@ def _is_doubtful(
     return is_clear_N & is_predictable_L[likely_N] & is_predictable_L[labels_N]
 
 
-def _likely(scores_NL: _Floats, labels_N: _Numbers) -> _Numbers:
+def _likely(scores_NL: _Floats, labels_N: _Ints) -> _Ints:
     """Returns the best label of each text other than the given one."""
     others_NL = scores_NL.copy()
     others_NL[np.arange(len(labels_N)), labels_N] = -np.inf
     return others_NL.argmax(axis=1)
 
 
-def _confidence(scores_NL: _Floats, labels_N: _Numbers, is_trusted_N: _Truths) -> _Floats:
+def _confidence(scores_NL: _Floats, labels_N: _Ints, is_trusted_N: _Bools) -> _Floats:
     """Returns the probability of the likely label of each text [N].
 
     It is the softmax of the scores, as sharp as makes the labels of the trusted texts most likely.

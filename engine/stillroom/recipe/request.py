@@ -16,7 +16,7 @@ answers look wrong, or the student is not better than before."""
 
 
 class RunRecipe(StrictModel):
-    """The request of `run_recipe`: data, teacher and student, and the limits of the whole."""
+    """The request of `run_recipe`: data, teacher and student, and limits of money and time."""
 
     input: Annotated[str, Field(description="CSV, .txt or prompts.jsonl of texts, or logs")]
     labelled: Annotated[
@@ -36,15 +36,15 @@ class RunRecipe(StrictModel):
         Field(description="The teacher's system message; the student is trained without it"),
     ] = None
     budget_usd: Annotated[
-        float | None, Field(gt=0, description="Most to pay the teacher, over all calls")
+        float | None, Field(gt=0, description="Spending cap for the teacher over all calls")
     ] = None
-    minutes: Annotated[float | None, Field(gt=0, description="Over all calls")] = None
-    accept: Annotated[tuple[Gate, ...], Field(description="Failed checks to go on after")] = ()
+    minutes: Annotated[float | None, Field(gt=0, description="Time limit over all calls")] = None
+    accept: Annotated[tuple[Gate, ...], Field(description="Failed checks to continue after")] = ()
     seed: int = 0
 
 
 class AnswerCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the teacher's answers. Always prompts = trained + the sum of left_out."""
+    """How many answers are trained on: prompts = trained + the sum of left_out."""
 
     prompts: int
     """The number of prompts that were selected for training."""
@@ -73,7 +73,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that the recipe started, or took over from an earlier call."""
+    """A run that the recipe started, or reused from an earlier call."""
 
     stage: str
     run_id: str
@@ -112,4 +112,4 @@ class RecipeResult(msgspec.Struct, frozen=True, kw_only=True):
     caveats: list[OwnText]
     """What the figures do not show, and what was left undone; for the user."""
     problems: list[OthersText] = []
-    """Why something was left undone, in the words of what failed."""
+    """The messages of the errors because of which something was left undone."""

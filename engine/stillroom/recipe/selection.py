@@ -106,9 +106,9 @@ def read_answers(
             answers.left_out[_OTHER_FORM] += 1
         else:
             answers.usable.append(TeacherAnswer(line, rollout, answer))
-    # Files have them in the order in which they ended, which is another one in each run.
-    places = {task_id: place for place, task_id in enumerate(task_ids)}
-    answers.usable.sort(key=lambda one: (places[one.task_id], one.rollout.sample))
+    # Files list rollouts in the order in which they ended, which differs between runs.
+    positions = {task_id: position for position, task_id in enumerate(task_ids)}
+    answers.usable.sort(key=lambda one: (positions[one.task_id], one.rollout.sample))
     return answers
 
 
@@ -127,19 +127,19 @@ def is_wrong(rollout: AnsweredRollout) -> bool:
 
 def settle(
     doubtful: Iterable[TeacherAnswer],
-    again: Iterable[TeacherAnswer],
+    repeated: Iterable[TeacherAnswer],
     likely: Mapping[str, str],
     form: AnswerForm,
 ) -> dict[str, TeacherAnswer | None]:
-    """Returns what becomes of each doubtful answer, by its rollout's id: the answer to train on.
+    """Returns the answer to train on for each doubtful one, by its rollout's id; None for none.
 
-    likely: what similar texts suggest, by the rollout's id. Of objects only the fields with a fixed
-    set of values are compared. The answer is one from when the teacher was asked again, if at least
-    as many of its answers to the prompt are as suggested as are anything else. Otherwise it is
-    None, and nothing is trained on: either similar texts or the teacher mislead.
+    repeated: the answers when the teacher was asked again. likely: what similar texts suggest, by
+    the rollout's id. Of objects only the fields with a fixed set of values are compared. A repeated
+    answer is taken if it is as suggested, and no other answer to the prompt is more frequent.
+    Otherwise nothing is trained on: either similar texts or the teacher mislead.
     """
     by_task: dict[str, list[TeacherAnswer]] = {}
-    for other in again:
+    for other in repeated:
         by_task.setdefault(other.task_id, []).append(other)
     settled: dict[str, TeacherAnswer | None] = {}
     for answer in doubtful:
@@ -147,10 +147,10 @@ def settle(
         votes = Counter(_closed_values(form, one.answer) for one in (answer, *others))
         suggested = _closed_values(form, likely[answer.rollout.id])
         is_settled = votes[suggested] == max(votes.values())
-        found = (
+        matching = (
             one for one in others if is_settled and _closed_values(form, one.answer) == suggested
         )
-        settled[answer.rollout.id] = next(found, None)
+        settled[answer.rollout.id] = next(matching, None)
     return settled
 
 

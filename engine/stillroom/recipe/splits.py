@@ -15,19 +15,19 @@ _MAX_TEST, _MAX_VALIDATION = 200, 60
 _HELD_OUT_SHARE = 0.1
 _FIRST_SHARE, _MIN_FIRST = 0.5, 150
 _TEMPLATED = 3
-"""Texts for each form on average, from which on texts count as made from templates."""
+"""The mean number of texts per form from which texts count as made from templates."""
 FORM_FIELD, NEW_FORM, TRAINED_FORM = "form", "not trained", "trained"
 """The metadata field of prompts that says whether the first training saw their form."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """The prompts of a recipe by their use; no text is in two parts."""
+class PromptSplit:
+    """The prompts of a recipe by their use; no text has two uses."""
 
-    first: list[RecipePrompt]
+    first_round: list[RecipePrompt]
     """Those of the first training, without any of the held-out forms."""
-    rest: list[RecipePrompt]
-    """The others of the same forms, for the second training."""
+    second_round: list[RecipePrompt]
+    """More prompts of the same forms, for the second training."""
     of_new_forms: list[RecipePrompt]
     """Those of the held-out forms, for the second training."""
     validation: list[RecipePrompt]
@@ -44,51 +44,52 @@ class Parts:
         return self.num_texts >= _TEMPLATED * self.num_forms
 
 
-def split(prompts: Sequence[RecipePrompt], labelled: Sequence[RecipePrompt], *, seed: int) -> Parts:
+def split(
+    prompts: Sequence[RecipePrompt], labelled: Sequence[RecipePrompt], *, seed: int
+) -> PromptSplit:
     """Splits prompts for training and measuring. Raises DataError if there are too few.
 
     labelled: the prompts to measure with; if there are none, a part of `prompts` is taken.
     """
     rng = random.Random(seed)
-    measured = {_plain(prompt) for prompt in labelled}
-    pool = [prompt for prompt in prompts if _plain(prompt) not in measured]
+    measured = {_normalised_text(prompt) for prompt in labelled}
+    pool = [prompt for prompt in prompts if _normalised_text(prompt) not in measured]
     rng.shuffle(pool)
     eval_prompts = list(labelled)
     if not eval_prompts:
         num = min(_MAX_TEST + _MAX_VALIDATION, max(_MIN_MEASURED, len(pool) // 4))
-        eval_prompts = list({_plain(prompt): prompt for prompt in pool[:num]}.values())
-        measured = {_plain(prompt) for prompt in eval_prompts}
-        pool = [prompt for prompt in pool[num:] if _plain(prompt) not in measured]
+        eval_prompts = list({_normalised_text(prompt): prompt for prompt in pool[:num]}.values())
+        measured = {_normalised_text(prompt) for prompt in eval_prompts}
+        pool = [prompt for prompt in pool[num:] if _normalised_text(prompt) not in measured]
     rng.shuffle(eval_prompts)
     if len(pool) < _MIN_TRAINED or len(eval_prompts) < _MIN_MEASURED:
         raise DataError(
             f"too few prompts: {len(pool)} to train on, {len(eval_prompts)} to evaluate on",
             f"give more: at least {_MIN_TRAINED} to train on and {_MIN_MEASURED} to evaluate on; a "
-            "text of the input that is labelled too is only evaluated on",
+            "text that is both in input and in labelled is only evaluated on",
         )
     forms = forms_of([prompt.text for prompt in (*pool, *eval_prompts)])
-    of_pool, of_eval = forms[: len(pool)], forms[len(pool) :]
-    held_out = held_out_forms(of_pool, share=_HELD_OUT_SHARE, rng=rng)
-    # Most prompts to measure with must be of trained forms, as those that follow will be.
-    sizes = Counter(form for form in of_eval if form in held_out)
+    pool_forms, eval_forms = forms[: len(pool)], forms[len(pool) :]
+    held_out = held_out_forms(pool_forms, share=_HELD_OUT_SHARE, rng=rng)
+    # Most prompts to measure with must be of trained forms, as later prompts will be.
+    sizes = Counter(form for form in eval_forms if form in held_out)
     while sizes.total() > len(eval_prompts) // 3:
         largest = max(sizes, key=lambda form: (sizes[form], form))
         held_out.discard(largest)
         del sizes[largest]
-    new = [one for one, form in zip(eval_prompts, of_eval, strict=True) if form in held_out]
-    seen = [one for one, form in zip(eval_prompts, of_eval, strict=True) if form not in held_out]
+    new = [one for one, form in zip(eval_prompts, eval_forms, strict=True) if form in held_out]
+    seen = [one for one, form in zip(eval_prompts, eval_forms, strict=True) if form not in held_out]
     num_validation = min(_MAX_VALIDATION, len(seen) // 3)
-    trainable = [one for one, form in zip(pool, of_pool, strict=True) if form not in held_out]
+    trainable = [one for one, form in zip(pool, pool_forms, strict=True) if form not in held_out]
     num_first = max(_MIN_FIRST, round(len(trainable) * _FIRST_SHARE))
-    first = trainable[:num_first]
-    others = [one for one, form in zip(pool, of_pool, strict=True) if form in held_out]
-    return Parts(
-        first=first,
-        rest=trainable[num_first:],
+    others = [one for one, form in zip(pool, pool_forms, strict=True) if form in held_out]
+    return PromptSplit(
+        first_round=trainable[:num_first],
+        second_round=trainable[num_first:],
         of_new_forms=others,
         validation=[
-            *(_marked(one, NEW_FORM) for one in new[:_MAX_VALIDATION]),
-            *(_marked(one, TRAINED_FORM) for one in seen[:num_validation]),
+            *(_with_form_field(one, NEW_FORM) for one in new[:_MAX_VALIDATION]),
+            *(_with_form_field(one, TRAINED_FORM) for one in seen[:num_validation]),
         ],
         test=seen[num_validation : num_validation + _MAX_TEST],
         num_forms=len(set(forms)),
@@ -96,11 +97,11 @@ def split(prompts: Sequence[RecipePrompt], labelled: Sequence[RecipePrompt], *, 
     )
 
 
-def _plain(prompt: RecipePrompt) -> str:
+def _normalised_text(prompt: RecipePrompt) -> str:
     """Returns a prompt's text without case, punctuation and spaces around words."""
     return " ".join(words_of(prompt.text)) or prompt.text
 
 
-def _marked(prompt: RecipePrompt, form: str) -> RecipePrompt:
+def _with_form_field(prompt: RecipePrompt, form: str) -> RecipePrompt:
     metadata = {**(prompt.row.get("metadata") or {}), FORM_FIELD: form}
     return RecipePrompt({**prompt.row, "metadata": metadata}, prompt.text, prompt.answer)

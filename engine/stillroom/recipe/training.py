@@ -22,7 +22,7 @@ class Pace:
     start_s: float
     """The seconds before the first step."""
     row_s: float
-    """The seconds of an epoch for each row."""
+    """The seconds per row and epoch."""
 
     @staticmethod
     def of(forecast: TrainingForecast) -> "Pace | None":
@@ -33,7 +33,7 @@ class Pace:
         return Pace(start_s, max(0.0, forecast.seconds - start_s) / forecast.rows)
 
     def epochs_within(self, num_rows: int, available_s: float) -> int:
-        """Returns how many epochs over the rows the seconds suffice for; 0 if for none."""
+        """Returns how many epochs over the rows fit into the available seconds."""
         return int(max(0.0, available_s - self.start_s) / max(1e-9, self.row_s * num_rows))
 
 
@@ -48,7 +48,7 @@ def wanted_epochs(num_rows: int, *, are_templated: bool = False) -> int:
     return min(_MAX_EPOCHS, max(_MIN_EPOCHS, math.ceil(_WANTED_STEPS / steps_per_epoch)))
 
 
-def for_templates(settings: SftSettings, epochs: int) -> SftSettings:
+def settings_for_templates(settings: SftSettings, epochs: int) -> SftSettings:
     """Returns the settings for labels of texts made from templates.
 
     A second epoch over them is at half the rate: it otherwise costs accuracy on other templates.
@@ -71,7 +71,7 @@ class PlannedTraining:
     available_s: float | None = None
     """The seconds that the training may take; None without a limit."""
     chat_template: str | None = None
-    """The chat template that the student gets; None: it has its own."""
+    """The chat template to give to the student; None if it has one."""
 
     def sft_config(self) -> str:
         """Returns the text of a config.yml for SFT."""
@@ -92,8 +92,8 @@ class PlannedTraining:
     ) -> str:
         """Returns the text of a config.yml for on-policy distillation from an open model.
 
-        teacher: its section. max_turns, max_tokens: those of the student's rollouts. system: what
-        the student reads in place of the prompts' system messages; None: these.
+        teacher: the config's section. max_turns, max_tokens: for the student's rollouts. system:
+        the student's system message in place of those of the prompts; None keeps them.
         """
         rate = self.settings.learning_rate * _ON_POLICY_SHARE
         schedule = {} if self.available_s is None else {"schedule": "constant"}

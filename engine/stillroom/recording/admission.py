@@ -69,9 +69,9 @@ class Admission:
             )  # fmt: skip
         target, tokens = head.target, [head.headers.get(TOKEN_HEADER, "")]
         if target.startswith(_TOKEN_PATH):
-            in_path, _, rest = target.removeprefix(_TOKEN_PATH).partition("/")
-            target = f"/{rest}"
-            tokens.append(in_path)
+            token, _, path = target.removeprefix(_TOKEN_PATH).partition("/")
+            target = f"/{path}"
+            tokens.append(token)
         if self.token is None or any(self._is_token(text) for text in tokens):
             return target
         raise RefusedError(

@@ -39,7 +39,7 @@ _LAST_EVENT = re.compile(
 )
 """The event after which a client stops reading a stream. Newlines in the JSON of an event are
 escaped, so text inside an event cannot match."""
-_TAIL = 80
+_MAX_TAIL = 80
 """The length in bytes of the longest incomplete line that may still become a `_LAST_EVENT`."""
 _LONGEST_KEY = 4096
 NOT_DECODED = "its content encoding could not be decoded"
@@ -74,7 +74,7 @@ class CapturedBody:
         return data
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether everything that has arrived so far is captured."""
         return self.cut is None
 
@@ -116,15 +116,15 @@ class CallCapture:
 
     def request_content(self) -> bytes:
         """Returns the decoded body of a request that has arrived completely."""
-        self._read_request()
+        self._decode_request()
         return b"".join(self._body.parts)
 
     def prepare(self) -> None:
         """Encodes the record of a request that has arrived completely."""
-        self._read_request()
+        self._decode_request()
         self._prepared = self._call_without_reply()
 
-    def _read_request(self) -> None:
+    def _decode_request(self) -> None:
         """Decodes the part of the request's body that has arrived, and finds the API keys in it."""
         encodings = self._head.headers.get("content-encoding")
         if encodings:
@@ -160,8 +160,8 @@ class CallCapture:
         self._stream.add(data)
         window = self._tail + data
         start = window.rfind(b"\n")
-        # A longer line is not a last event; "-" keeps its rest from looking like a new line.
-        self._tail = window[start:] if start >= 0 and len(window) - start <= _TAIL else b"-"
+        # A longer line is not a last event; "-" keeps its end from looking like a new line.
+        self._tail = window[start:] if start >= 0 and len(window) - start <= _MAX_TAIL else b"-"
         return _LAST_EVENT.search(window) is not None
 
     def process_pending(self) -> None:
@@ -170,11 +170,11 @@ class CallCapture:
             self._stream.process_pending()
             self._reply_head = self._reply_head or self._reply_without_content()
 
-    def line(self, end: CallEnd, problem: str | None = None) -> bytes:
+    def encode_line(self, end: CallEnd, problem: str | None = None) -> bytes:
         """Ends the call, and returns its journal line without API keys."""
         seconds = time.perf_counter() - self._began
         if self._prepared is None:
-            self._read_request()
+            self._decode_request()
         first = self._first_block
         call = msgspec.structs.replace(
             self._prepared or self._call_without_reply(),
@@ -225,9 +225,9 @@ class CallCapture:
         if reply is None:
             return None
         head = self._reply_head or self._reply_without_content()
-        sizes = [len(part) for part in reply.parts] if stream is not None and reply.is_whole else []
+        sizes = [len(part) for part in reply.parts] if stream and reply.is_complete else []
         encoded = stream.finish() if stream is not None else None
-        if encoded is not None and reply.is_whole:
+        if encoded is not None and reply.is_complete:
             content = Content(text=preencoded(encoded, str))
             return msgspec.structs.replace(head, content=content, blocks=sizes)
         data = b"".join(reply.parts)
@@ -250,4 +250,4 @@ def _new_body(encodings: str, limit: int) -> CapturedBody:
 def _content(body: CapturedBody, data: bytes) -> Content:
     """Returns the record of a body; `data` is its content without API keys."""
     # The body may be cut inside a key, and the beginning of a key might not be recognised.
-    return content_of(data if body.is_whole else data[:-_LONGEST_KEY], cut=body.cut)
+    return content_of(data if body.is_complete else data[:-_LONGEST_KEY], cut=body.cut)

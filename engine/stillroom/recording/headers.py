@@ -75,7 +75,7 @@ class RequestHead:
         return cls(request.method, request.raw_path, decode_headers(request.raw_headers))
 
 
-def end_to_end(headers: Headers) -> Headers:
+def end_to_end_headers(headers: Headers) -> Headers:
     """Returns the headers that a proxy forwards: all but the hop-by-hop ones (RFC 9110, 7.6.1)."""
     listed = ",".join(headers.getall("connection", ())).split(",")
     # Content-Length describes the message, whatever a Connection header says.
@@ -90,7 +90,7 @@ def is_event_stream(headers: Headers) -> bool:
 
 def upstream_headers(head: RequestHead) -> Headers:
     """Returns the headers of a request that are sent to the upstream."""
-    kept = end_to_end(head.headers)
+    kept = end_to_end_headers(head.headers)
     for name in _PROXY_HEADERS:
         kept.popall(name, None)
     return kept
@@ -105,6 +105,6 @@ def recorded_reply_headers(headers: Headers) -> list[tuple[str, str]]:
     """Returns the headers of a reply that are recorded."""
     return [
         (str(key), value)
-        for key, value in end_to_end(headers).items()
+        for key, value in end_to_end_headers(headers).items()
         if key.lower() not in _NOT_RECORDED and not is_secret_name(key)
     ]

@@ -27,7 +27,7 @@ _sync = getattr(os, "fdatasync", os.fsync)
 class CallJournal:
     """Writes calls to numbered files in a folder, which it locks against other processes.
 
-    A thread writes all queued calls at once, followed by one sync. A failed write leaves the file
+    A thread writes all queued calls together, with one sync. A failed write leaves the file
     unchanged. The next file is started when one has `full_at` bytes.
     """
 
@@ -131,9 +131,9 @@ class CallJournal:
         try:
             self._prepare_write()
             self._is_torn = True
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(self._handle, rest) :]
+            remaining = memoryview(data)
+            while remaining:
+                remaining = remaining[os.write(self._handle, remaining) :]
             _sync(self._handle)
         except OSError as error:
             # A call whose client did not get the end of its reply must not be in the journal.

@@ -13,7 +13,7 @@ from stillroom import bounds
 from stillroom.recording.admission import Admission, RefusedError
 from stillroom.recording.capture import CallCapture, CapturedBody
 from stillroom.recording.encodings import decodable_encodings
-from stillroom.recording.headers import RequestHead, end_to_end, upstream_headers
+from stillroom.recording.headers import RequestHead, end_to_end_headers, upstream_headers
 from stillroom.recording.journal import CallJournal, Outcome
 from stillroom.recording.records import CallEnd, call_kind
 from stillroom.recording.serving import Service, abort, cut_off, response_with
@@ -30,7 +30,7 @@ MAX_RECORDED_BYTES = bounds.RECORDED.limit
 """The default maximum number of bytes recorded per request and per reply."""
 _MAX_RESENT_BYTES = 1 << 20
 """The length of the longest unrecorded request body that can be sent again."""
-_FREE_PATHS = ("/count_tokens", "/tokenize", "/detokenize")
+_UNBILLED_PATHS = ("/count_tokens", "/tokenize", "/detokenize")
 """Endings of the paths at which a POST request calls no model."""
 _WAIT_FOR_END_S = 0.025
 """Seconds for which the last event of a stream is held back to wait for the end of the reply."""
@@ -68,7 +68,7 @@ class RecordingProxy(Service):
         """Whether writing the last call failed."""
         self._num_reports = Counter[str]()
 
-    async def answer(self, request: web.Request, head: RequestHead) -> web.StreamResponse:
+    async def respond(self, request: web.Request, head: RequestHead) -> web.StreamResponse:
         """Forwards a request and returns the reply; a model call is recorded."""
         routed = route(head.target, self._upstreams)
         if routed is None:
@@ -81,7 +81,7 @@ class RecordingProxy(Service):
         head = replace(head, target=path)
         kind = call_kind(head.method, path)
         if kind is None:
-            self._check_is_free(head)
+            self._check_cost_is_counted(head)
             return await self._forward(request, upstream, head)
         self._check_journal()
         capture = CallCapture(
@@ -111,7 +111,7 @@ class RecordingProxy(Service):
         if self._is_failing and not self.journal.can_write():
             raise RefusedError(
                 503, "journal", f"the journal in {self.journal.folder} cannot be written",
-                "make room on the disk, or give another folder with --output; calls are "
+                "free space on the disk, or give another folder with --output; calls are "
                 "forwarded again as soon as writing works",
             )  # fmt: skip
         self._is_failing = False
@@ -130,15 +130,15 @@ class RecordingProxy(Service):
         try:
             response = _response(request, reply)
             await response.prepare(request)
-            await _forward_rest(request, response, reply)
+            await _forward_remaining(request, response, reply)
             return response
         finally:
             reply.close()
 
-    def _check_is_free(self, head: RequestHead) -> None:
-        """Raises RefusedError for a request whose cost cannot be counted against the budget."""
+    def _check_cost_is_counted(self, head: RequestHead) -> None:
+        """Raises RefusedError for a request that may cost money which the budget cannot count."""
         path = head.target.partition("?")[0].rstrip("/")
-        if self._budget is None or head.method != "POST" or path.endswith(_FREE_PATHS):
+        if self._budget is None or head.method != "POST" or path.endswith(_UNBILLED_PATHS):
             return
         raise RefusedError(
             402, "no_price", f"--budget-usd cannot count the cost of POST {path}",
@@ -162,7 +162,7 @@ class RecordingProxy(Service):
         except UpstreamError as error:
             problem = self._report_no_reply(upstream, error)
             if not error.was_sent:
-                call.give_back()
+                call.release()
             if not await call.end_and_wait("upstream_left", problem):
                 abort(request)
             raise RefusedError.no_reply(problem) from error
@@ -204,10 +204,10 @@ class _RecordedExchange:
         self._journal, self._note_outcome = journal, note_outcome
         self._has_ended = False
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Frees the reservation of a call that did not reach its endpoint."""
         if self.reservation is not None:
-            self.reservation.give_back()
+            self.reservation.release()
             self.reservation = None
 
     async def end_and_wait(self, end: CallEnd, problem: str | None = None) -> bool:
@@ -243,7 +243,7 @@ class _RecordedExchange:
             done(outcome)
 
         try:
-            line = self.capture.line(end, problem)
+            line = self.capture.encode_line(end, problem)
             if self.reservation is not None:
                 self.reservation.settle(line)
         except Exception as error:  # the rim of one call: its client must not wait for ever
@@ -288,7 +288,7 @@ async def _forward_recorded_reply(
     for block in held:
         await response.write(block)
     if problem is None:
-        await _forward_rest(request, response, reply)
+        await _forward_remaining(request, response, reply)
     else:
         cut_off(request, response)
     return response
@@ -314,7 +314,7 @@ async def _forward_until_end(
         capture.process_pending()
 
 
-async def _forward_rest(
+async def _forward_remaining(
     request: web.Request, response: web.StreamResponse, reply: UpstreamReply
 ) -> None:
     """Forwards the blocks of a reply that were not read yet."""
@@ -326,4 +326,4 @@ async def _forward_rest(
 
 
 def _response(request: web.Request, reply: UpstreamReply) -> web.StreamResponse:
-    return response_with(request, reply.status, reply.reason, end_to_end(reply.headers))
+    return response_with(request, reply.status, reply.reason, end_to_end_headers(reply.headers))

@@ -26,15 +26,15 @@ class Replay(Service):
         super().__init__(admission)
         self._tape = tape
 
-    async def answer(self, request: web.Request, head: RequestHead) -> web.StreamResponse:
+    async def respond(self, request: web.Request, head: RequestHead) -> web.StreamResponse:
         """Returns the recorded reply to a request, in the recorded blocks."""
-        replayed = self._find(head, await _content(request))
+        replayed = self._find(head, await _read_body(request))
         reply, data = replayed.reply, replayed.reply.content.data
         headers = Headers(reply.headers)
         is_stream = bool(reply.blocks) or is_event_stream(headers)
         if not is_stream:
             # A truncated reply gets a Content-Length that is too large, so it looks incomplete.
-            headers["Content-Length"] = str(len(data) + (not replayed.is_whole))
+            headers["Content-Length"] = str(len(data) + (not replayed.is_complete))
         entry = replayed.entry
         source = f"{entry.path.name}:{entry.line}; {replayed.number} of {replayed.total}"
         headers["X-Stillroom-Replay"] = source
@@ -44,7 +44,7 @@ class Replay(Service):
             await response.write(block)
             # Each block is a separate write.
             await asyncio.sleep(0)
-        if not replayed.is_whole:
+        if not replayed.is_complete:
             cut_off(request, response)
         return response
 
@@ -68,7 +68,7 @@ class Replay(Service):
         data = redactor_of(request_keys(head, data)).data(data)
         try:
             key = request_key(kind, head.target, data)
-            replayed = self._tape.answer(key)
+            replayed = self._tape.next_reply(key)
             if replayed is not None:
                 return replayed
             nearest = self._tape.nearest(key, data)
@@ -86,7 +86,7 @@ class Replay(Service):
         )  # fmt: skip
 
 
-async def _content(request: web.Request) -> bytes:
+async def _read_body(request: web.Request) -> bytes:
     """Returns the body of a request, or its beginning if it is longer than any recorded one."""
     data = b""
     async for block in request.content.iter_any():

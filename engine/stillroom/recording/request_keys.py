@@ -32,7 +32,7 @@ _HEADERS = frozenset(("headers", "extra_headers", "extraheaders"))
 _TOKEN = re.compile(r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])[\w.~+=:-]{16,}", re.ASCII)
 """A header value that may be a key, although the header does not have a key's name."""
 _NOT_KEY_NAMES = frozenset(("prompt_cache_key", "tool_choice"))
-"""Names that look like those of keys, although their values are none."""
+"""Names that look like those of keys, although their values are not keys."""
 _AUTH_SCHEME = re.compile(r"^[A-Za-z][\w-]*\s+")
 _AUTH_PARAMETER = re.compile(
     r"(?i)\b(?:signature|response|credential|oauth_\w+|token|key)=\"?(?P<value>[^\",\s]+)"
@@ -73,14 +73,14 @@ def _keys_in_head(head: RequestHead) -> Iterator[str]:
 
 def _secret_forms(value: str) -> Iterator[str]:
     """Yields the value of a header or field that holds a key, and the secret parts of the value."""
-    plain = _AUTH_SCHEME.sub("", value)
+    credentials = _AUTH_SCHEME.sub("", value)
     yield value
-    yield plain
+    yield credentials
     yield from (part.partition("=")[2] for part in value.split("; "))
     yield from (match["value"] for match in _AUTH_PARAMETER.finditer(value))
     if value.lower().startswith("basic "):
         try:
-            login = base64.b64decode(plain, validate=True).decode()
+            login = base64.b64decode(credentials, validate=True).decode()
         except (binascii.Error, UnicodeDecodeError):
             return
         yield login

@@ -84,24 +84,24 @@ class StreamText:
         end = data.rfind(b"\n") + 1
         self._pending = [data[end:]]
         self._num_pending, self._has_line_end = len(data) - end, False
-        self._read(data[:end])
+        self._process(data[:end])
 
     def finish(self) -> bytes | None:
         """Processes the remaining bytes, and returns the whole stream as a JSON string.
 
         Returns None if the stream contains an API key or is not UTF-8.
         """
-        rest, self._pending = b"".join(self._pending), []
-        self._read(rest)
-        if not self._is_utf8 or self._stream_search.has_found or self.texts_with_keys():
+        remaining, self._pending = b"".join(self._pending), []
+        self._process(remaining)
+        if not self._is_utf8 or self._stream_search.has_key or self.texts_with_keys():
             return None
         return b'"%b"' % b"".join(self._encoded)
 
     def texts_with_keys(self) -> list[TextName]:
         """Returns the names of the texts whose joined pieces contain a key."""
-        return [name for name, search in self._text_searches.items() if search.has_found]
+        return [name for name, search in self._text_searches.items() if search.has_key]
 
-    def _read(self, lines: bytes) -> None:
+    def _process(self, lines: bytes) -> None:
         """Searches complete lines for keys, and encodes them."""
         self._stream_search.add(lines)
         for name, spans in _pieces(lines).items():
@@ -161,7 +161,7 @@ class KeySearch:
         self._redactor = redactor
         self._parts: list[bytes] = []
         self._num_new = 0
-        self._has_found = False
+        self._has_key = False
 
     def add(self, data: bytes) -> None:
         """Adds the next part."""
@@ -172,15 +172,15 @@ class KeySearch:
             self._search()
 
     @property
-    def has_found(self) -> bool:
+    def has_key(self) -> bool:
         """Whether the parts so far contain a key."""
         if self._num_new:
             self._search()
-        return self._has_found
+        return self._has_key
 
     def _search(self) -> None:
         data = b"".join(self._parts)
-        self._has_found = self._has_found or self._redactor.contains_secret(data)
+        self._has_key = self._has_key or self._redactor.contains_secret(data)
         self._parts = [data[max(0, len(data) - self._redactor.reach) :]]
         self._num_new = 0
 
@@ -197,11 +197,11 @@ def scrub(data: bytes, redactor: Redactor, stream: StreamText | None = None) -> 
     pieces = _pieces(data)
     cuts = [cut for name in names for cut in _find_cuts(data, pieces.get(name, []), redactor)]
     parts: list[bytes] = []
-    done = 0
+    position = 0
     for (start, end), mark in sorted(cuts):
-        parts += [data[done:start], mark]
-        done = end
-    return b"".join([*parts, data[done:]])
+        parts += [data[position:start], mark]
+        position = end
+    return b"".join([*parts, data[position:]])
 
 
 def _find_cuts(data: bytes, pieces: Sequence[Span], redactor: Redactor) -> list[tuple[Span, bytes]]:

@@ -49,7 +49,7 @@ class Service(ABC):
         """Whether requests are cancelled because the process stops, not because clients left."""
 
     @abstractmethod
-    async def answer(self, request: web.Request, head: RequestHead) -> web.StreamResponse:
+    async def respond(self, request: web.Request, head: RequestHead) -> web.StreamResponse:
         """Answers a request; `head.target` has no token. Raises RefusedError."""
 
     @abstractmethod
@@ -60,7 +60,7 @@ class Service(ABC):
         """Answers a request, or refuses it if it is not admitted."""
         self.num_open += 1
         try:
-            response = await self._admit_and_answer(request)
+            response = await self._admit_and_respond(request)
         except RefusedError as refusal:
             response = refusal.response()
         except ConnectionError:
@@ -75,11 +75,11 @@ class Service(ABC):
             response.force_close()
         return response
 
-    async def _admit_and_answer(self, request: web.Request) -> web.StreamResponse:
+    async def _admit_and_respond(self, request: web.Request) -> web.StreamResponse:
         head = RequestHead.of(request)
         own_address = str((request.get_extra_info("sockname") or ("",))[0])
         target = self._admission.admit(head, own_address)
-        return await self.answer(request, RequestHead(head.method, target, head.headers))
+        return await self.respond(request, RequestHead(head.method, target, head.headers))
 
 
 def _report(error: Exception) -> None:
@@ -101,8 +101,8 @@ def response_with(
 async def _drop_own_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Removes the headers that aiohttp adds to every response."""
     passed = request.get(_PASSED_HEADERS)
-    own = (SERVER, DATE) if passed is None else (SERVER, DATE, CONTENT_TYPE)
-    for name in own:
+    added = (SERVER, DATE) if passed is None else (SERVER, DATE, CONTENT_TYPE)
+    for name in added:
         if passed is None or name not in passed:
             response.headers.popall(name, None)
 
@@ -128,7 +128,7 @@ def cut_off(request: web.Request, response: web.StreamResponse) -> None:
 class _RequestProtocol(web.RequestHandler):
     """Closes the connection of a request whose body is not valid HTTP.
 
-    aiohttp would wait for the rest of the body, and its client for a reply.
+    aiohttp would wait for the rest of the body, and the client for a reply.
     """
 
     def data_received(self, data: bytes) -> None:

@@ -10,7 +10,7 @@ from stillroom.teachers.budget import NOTHING, Budget, BudgetSpentError, Cost
 from stillroom.teachers.pricing import Price
 from stillroom.types import Usage
 
-_UNSTATED_TOKENS = 4096
+_DEFAULT_REPLY_TOKENS = 4096
 """The number of reply tokens to expect of a request that sets no limit."""
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
@@ -26,8 +26,8 @@ class _Request(msgspec.Struct):
 
     @property
     def completion_limit(self) -> int:
-        stated = [value for name in _LIMITS if (value := getattr(self, name)) is not None]
-        return max(1, self.n or 1) * (max(stated) if stated else _UNSTATED_TOKENS)
+        limits = [value for name in _LIMITS if (value := getattr(self, name)) is not None]
+        return max(1, self.n or 1) * (max(limits) if limits else _DEFAULT_REPLY_TOKENS)
 
 
 class CallBudget:
@@ -49,7 +49,7 @@ class CallBudget:
         self._excess = Usage()
         """The maximum number of tokens by which a call exceeded its expected usage."""
 
-    def count(self, call: RecordedCall) -> bool:
+    def add_cost_of(self, call: RecordedCall) -> bool:
         """Adds the cost of a call recorded earlier; returns False if its cost is unknown."""
         reservation = self._reservation_for(call.request.content.data)
         if reservation is not None:
@@ -137,6 +137,6 @@ class Reservation:
         """Replaces the reservation with the actual cost of the call in this journal line."""
         self._budget.budget.settle(self.max_cost, self.cost_of(decode_call(line)))
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Frees the reservation of a call that did not reach its endpoint."""
         self._budget.budget.settle(self.max_cost, NOTHING)

@@ -20,7 +20,7 @@ from stillroom.files import canonical_json
 from stillroom.recording.journal import journals_in
 from stillroom.recording.records import CallKind, RecordedCall, RecordedReply, decode_call
 
-_REPLAYED = ("whole", "upstream_left")
+_REPLAYABLE_ENDS = ("whole", "upstream_left")
 _VOLATILE = frozenset(
     (
         "user",
@@ -45,7 +45,7 @@ class RequestKey:
     kind: CallKind
     digest: bytes
     """The hash of all compared fields."""
-    rest: bytes
+    other_fields: bytes
     """The hash of the compared fields without the messages."""
     messages: tuple[bytes, ...]
     """The hash of each message."""
@@ -59,13 +59,13 @@ def request_key(kind: CallKind, path: str, data: bytes) -> RequestKey:
     if body is None:
         return RequestKey(kind, _digest([*endpoint, data.hex()]), b"", ())
     compared = {name: value for name, value in body.items() if name not in _VOLATILE}
-    value = compared.get(_list_name(kind))
+    value = compared.get(_messages_field(kind))
     messages = cast("list[Any]", value) if isinstance(value, list) else [value]
-    rest = {name: value for name, value in compared.items() if name != _list_name(kind)}
+    other_fields = {k: v for k, v in compared.items() if k != _messages_field(kind)}
     return RequestKey(
         kind,
         _digest([*endpoint, compared]),
-        _digest([*endpoint, rest]),
+        _digest([*endpoint, other_fields]),
         tuple(map(_digest, messages)),
     )
 
@@ -79,7 +79,7 @@ def parse_body(data: bytes) -> dict[str, Any] | None:
     return cast("dict[str, Any]", body) if isinstance(body, dict) else None
 
 
-def _list_name(kind: CallKind) -> str:
+def _messages_field(kind: CallKind) -> str:
     """Returns the name of the request field with the messages."""
     return "input" if kind == "responses" else "messages"
 
@@ -88,9 +88,9 @@ def _digest(value: Any) -> bytes:
     return hashlib.sha256(canonical_json(value)).digest()[:_DIGEST_BYTES]
 
 
-def first_difference(given: bytes, recorded: bytes) -> str:
+def first_difference(request: bytes, recorded: bytes) -> str:
     """Describes in one line the first field in which two requests differ, with both values."""
-    new, old = parse_body(given), parse_body(recorded)
+    new, old = parse_body(request), parse_body(recorded)
     if new is None or old is None:
         return "the bytes of the body"
     new, old = ({k: v for k, v in body.items() if k not in _VOLATILE} for body in (new, old))
@@ -107,8 +107,8 @@ def _difference(new: Any, old: Any, path: str) -> tuple[str, Any, Any] | None:
         names = dict.fromkeys([*cast("dict[str, Any]", new), *cast("dict[str, Any]", old)])
         pairs = [(f"{path}.{k}", new.get(k, _ABSENT), old.get(k, _ABSENT)) for k in names]
     elif isinstance(new, list) and isinstance(old, list):
-        both = zip_longest(cast("list[Any]", new), cast("list[Any]", old), fillvalue=_ABSENT)
-        pairs = [(f"{path}[{i}]", *pair) for i, pair in enumerate(both)]
+        items = zip_longest(cast("list[Any]", new), cast("list[Any]", old), fillvalue=_ABSENT)
+        pairs = [(f"{path}[{i}]", *pair) for i, pair in enumerate(items)]
     else:
         return None if new == old and type(new) is type(old) else (path, new, old)
     differences = (_difference(a, b, inner) for inner, a, b in pairs)
@@ -142,7 +142,7 @@ class Replayed:
     """A recorded reply with which a request is answered, and the call that it is from."""
 
     reply: RecordedReply
-    is_whole: bool
+    is_complete: bool
     """Whether the reply is complete."""
     entry: TapeEntry
     number: int
@@ -197,15 +197,15 @@ class Tape:
                 ) from error
             contents = [call.request.content, *([call.reply.content] if call.reply else [])]
             has_all = len(contents) == 2 and all(content.cut is None for content in contents)
-            if call.end not in _REPLAYED or not has_all:
+            if call.end not in _REPLAYABLE_ENDS or not has_all:
                 self.num_left_out += 1
                 continue
             key = request_key(call.kind, call.path, call.request.content.data)
             entry = TapeEntry(path, line.number, line.offset, line.num_bytes, call.started_at, key)
             self._entries[key.digest].append(entry)
 
-    def answer(self, key: RequestKey) -> Replayed | None:
-        """Returns the next recorded reply to a request, and the last one again after that.
+    def next_reply(self, key: RequestKey) -> Replayed | None:
+        """Returns the next recorded reply to a request; after the last one, that one again.
 
         Returns None if the request was not recorded.
         """
@@ -248,4 +248,4 @@ def _similarity(recorded: RequestKey, key: RequestKey) -> tuple[int, bool, int]:
     pairs = zip(recorded.messages, key.messages, strict=False)
     num_shared = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
     length_difference = abs(len(recorded.messages) - len(key.messages))
-    return num_shared, recorded.rest == key.rest, -length_difference
+    return num_shared, recorded.other_fields == key.other_fields, -length_difference

@@ -38,17 +38,17 @@ class UpstreamError(Exception):
 class RequestBody:
     """The body of a client's request, which can be sent again if it was captured completely.
 
-    `when_whole` is called after the last block.
+    `on_complete` is called after the last block.
     """
 
     def __init__(
         self,
         content: aiohttp.StreamReader,
         captured: CapturedBody,
-        when_whole: Callable[[], None] = lambda: None,
+        on_complete: Callable[[], None] = lambda: None,
     ) -> None:
         self.captured = captured
-        self._content, self._when_whole = content, when_whole
+        self._content, self._on_complete = content, on_complete
 
     async def blocks(self) -> AsyncIterator[bytes]:
         """Yields the whole body: the captured part, then the rest as it arrives."""
@@ -57,13 +57,13 @@ class RequestBody:
         async for block in self._content.iter_any():
             self.captured.add(block)
             yield block
-        self._when_whole()
+        self._on_complete()
 
     async def receive(self) -> bool:
         """Waits until the body has arrived; returns False if it is too long to be captured."""
         async for block in self._content.iter_any():
             self.captured.add(block)
-            if not self.captured.is_whole:
+            if not self.captured.is_complete:
                 return False
         return True
 
@@ -150,7 +150,7 @@ class UpstreamClient:
             except (aiohttp.ClientError, InputError, OSError, ValueError) as error:
                 is_cut = isinstance(error, (aiohttp.ServerDisconnectedError, OSError))
                 is_stale = attempt.is_reused and loop.time() - sent_at < _CLOSED_WITHIN_S
-                if is_cut and is_stale and (body is None or body.captured.is_whole):
+                if is_cut and is_stale and (body is None or body.captured.is_complete):
                     # The previous attempt's writer must stop reading the body.
                     await asyncio.sleep(0)
                     continue

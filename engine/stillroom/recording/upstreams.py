@@ -157,15 +157,15 @@ def route(target: str, upstreams: Sequence[Upstream]) -> tuple[Upstream, str] | 
     if len(upstreams) == 1:
         return upstreams[0], target
     for upstream in upstreams:
-        inner = _strip_name(target, upstream.name)
-        if inner is not None:
-            return upstream, inner
+        path = _strip_name(target, upstream.name)
+        if path is not None:
+            return upstream, path
     return None
 
 
 def _strip_name(target: str, name: str) -> str | None:
     """Returns the part of a path after `/name`; None if the path does not begin with it."""
-    rest = target.removeprefix(f"/{name}")
-    if rest == target or (rest and rest[0] not in "/?"):
+    path = target.removeprefix(f"/{name}")
+    if path == target or (path and path[0] not in "/?"):
         return None
-    return rest if rest.startswith("/") else f"/{rest}"
+    return path if path.startswith("/") else f"/{path}"

@@ -52,7 +52,7 @@ _HEADERS = {
 }
 
 
-def serve_dashboard(workspace: Workspace, *, port: int, is_opened: bool) -> None:
+def serve_dashboard(workspace: Workspace, *, port: int, opens_browser: bool) -> None:
     """Serves the dashboard until the process is interrupted, and prints the address to open.
 
     Raises InputError if the port is taken.
@@ -65,7 +65,7 @@ def serve_dashboard(workspace: Workspace, *, port: int, is_opened: bool) -> None
     )
     sys.stdout.write("stop it with Ctrl-C; runs continue without it\n")
     sys.stdout.flush()
-    if is_opened:
+    if opens_browser:
         webbrowser.open(url)
     with listener:
         run_app(build_dashboard(workspace, token), listener, stop_s=_STOP_S)
@@ -247,13 +247,13 @@ class _Pages:
 
     def data_file(self, request: Request) -> Response:
         """Returns the page of one data file, with the distributions of its rows."""
-        name, path = self._file(request)
+        name, path = self._requested_file(request)
         sample = self._summaries.summary_of(path)
         return self._render("data_file.html.j2", current="data", name=name, sample=sample)
 
     def rows(self, request: Request) -> Response:
         """Returns a page of the rows of a file."""
-        name, path = self._file(request)
+        name, path = self._requested_file(request)
         filter_name = request.query_params.get("show", "all")
         show = (
             OUTCOME_FILTERS[OUTCOME_FILTERS.index(filter_name)]
@@ -271,7 +271,7 @@ class _Pages:
 
     def row(self, request: Request) -> Response:
         """Returns one row: its conversation, with collapsed tool calls."""
-        name, path, number, data = self._line(request)
+        name, path, number, data = self._requested_row(request)
         view = api.view_row(self._workspace, f"{path.name}:{number}", data)
         return self._render(
             "row.html.j2", name=name, row=view, conversations=conversations, number=number,
@@ -281,7 +281,7 @@ class _Pages:
 
     def row_tokens(self, request: Request) -> Response:
         """Returns the tokens of one row, with those marked that training would train."""
-        _, path, number, data = self._line(request)
+        _, path, number, data = self._requested_row(request)
         model = request.query_params.get("model", "").strip()
         if not model:
             raise InputError("no model is given", "give the student's path or hub id")
@@ -297,14 +297,14 @@ class _Pages:
             lineage = api.show_lineage(self._workspace, api.ShowLineage(path=name))
         return self._render("lineage.html.j2", current="lineage", name=name, lineage=lineage)
 
-    def _file(self, request: Request) -> tuple[str, Path]:
+    def _requested_file(self, request: Request) -> tuple[str, Path]:
         """Returns the requested data file: its path for display, and its path."""
         path = self._files.path(request.query_params.get("path", ""))
         return self._workspace.shown(path), path
 
-    def _line(self, request: Request) -> tuple[str, Path, int, bytes]:
-        """Returns the requested line: its file (as `_file`), its number, and its bytes."""
-        name, path = self._file(request)
+    def _requested_row(self, request: Request) -> tuple[str, Path, int, bytes]:
+        """Returns the requested row: its file's name and path, its number, and its bytes."""
+        name, path = self._requested_file(request)
         data = self._files.read_at(path, _whole_number(request, "at"))
         return name, path, _whole_number(request, "number"), data
 

@@ -45,7 +45,7 @@ def chat_views() -> Apps:
     return apps
 
 
-def view_of(name: str, *, starts_run: bool) -> dict[str, Any] | None:
+def view_meta(name: str, *, starts_run: bool) -> dict[str, Any] | None:
     """Returns the `_meta` that links a tool to the view of its result; None if it has none."""
     if name == "inspect_examples":
         return {"ui": {"resourceUri": ROWS_VIEW}}

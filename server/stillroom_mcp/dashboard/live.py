@@ -16,7 +16,7 @@ from stillroom.run_folder import Progress, RunEvent, RunState
 _MAX_BYTES = 4 << 20
 """The most bytes of events in one response; the page requests the rest later."""
 
-_SHOWN: tuple[tuple[str, str, str], ...] = (
+_METRIC_LABELS: tuple[tuple[str, str, str], ...] = (
     ("loss", "Loss", "of the last step"),
     ("teacher_kl", "Reverse KL", "to the teacher, nats per token"),
     ("reward", "Reward", "mean of the last batch"),
@@ -64,7 +64,7 @@ def read_metrics_from(events: Path, start: int) -> MetricsSoFar:
     """
     steps: list[int] = []
     values: dict[str, list[float | None]] = {}
-    data = _whole_lines(events, start)
+    data = _complete_lines(events, start)
     decoder = msgspec.json.Decoder(RunEvent)
     for line in data.splitlines():
         # A crash may have left an incomplete line.
@@ -79,10 +79,10 @@ def read_metrics_from(events: Path, start: int) -> MetricsSoFar:
     for column in values.values():
         column.extend([None] * (len(steps) - len(column)))
     end = start + len(data)
-    return MetricsSoFar(steps, values, end, has_more=bool(_whole_lines(events, end)))
+    return MetricsSoFar(steps, values, end, has_more=bool(_complete_lines(events, end)))
 
 
-def _whole_lines(path: Path, start: int) -> bytes:
+def _complete_lines(path: Path, start: int) -> bytes:
     """Returns the complete lines of a file after the byte `start`; empty if there is no file."""
     with suppress(FileNotFoundError), path.open("rb") as stream:
         stream.seek(start)
@@ -118,8 +118,9 @@ def _time_figures(run: Run) -> Iterator[Figure]:
     if elapsed is None:
         return
     if state.status.is_final:
-        apart = "without installation and transfers"
-        yield Figure("Took", span(elapsed), "from start to end" if run.elsewhere is None else apart)
+        is_here = run.elsewhere is None
+        note = "from start to end" if is_here else "without installation and transfers"
+        yield Figure("Took", span(elapsed), note)
     else:
         eta_s = progress.eta_s if progress else None
         left = f"about {span(eta_s)} left" if eta_s is not None else "remaining time not known yet"
@@ -128,7 +129,7 @@ def _time_figures(run: Run) -> Iterator[Figure]:
 
 def _metric_figures(state: RunState) -> Iterator[Figure]:
     """Yields the latest metrics of a run; 0 failed rollouts are not shown."""
-    for name, label, note in _SHOWN:
+    for name, label, note in _METRIC_LABELS:
         value = state.metrics.get(name)
         if value is not None and not (name == "failed" and not value):
             yield Figure(label, number(value), note)

@@ -24,7 +24,7 @@ MAX_SHOWN_BYTES = bounds.SHOWN_ROW.limit
 
 
 @dataclass(frozen=True, slots=True)
-class RowAt:
+class FileLine:
     """A line of a file: its number (from 1), the offset of its first byte, and its bytes."""
 
     number: int
@@ -35,7 +35,7 @@ class RowAt:
 
 
 @dataclass(slots=True)
-class _Index:
+class _LineIndex:
     """The number of lines before each block of a file; it grows with the file."""
 
     identity: tuple[int, int] = (0, 0)
@@ -72,7 +72,7 @@ class _Index:
             self.size = start
 
     @property
-    def count(self) -> int:
+    def num_lines(self) -> int:
         return self.lines[-1] + (not self.ends_line)
 
 
@@ -81,7 +81,7 @@ class RowFiles:
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
-        self._indexes: OrderedDict[Path, _Index] = OrderedDict()
+        self._indexes: OrderedDict[Path, _LineIndex] = OrderedDict()
         self._lock = Lock()
 
     def path(self, name: str) -> Path:
@@ -98,20 +98,20 @@ class RowFiles:
             raise InputError(f"{name!r} is not a data file", fix)
         return path
 
-    def count(self, path: Path) -> int:
+    def count_lines(self, path: Path) -> int:
         """Returns the number of lines of a file."""
         with self._lock:
-            return self._indexed(path).count
+            return self._index_of(path).num_lines
 
-    def read(self, path: Path, first: int, num_rows: int) -> list[RowAt]:
+    def read(self, path: Path, first: int, num_rows: int) -> list[FileLine]:
         """Returns at most `num_rows` lines of a file, from line `first` (counted from 0)."""
         with self._lock:
-            index = self._indexed(path)
+            index = self._index_of(path)
             # The block that contains the line end before the first requested line.
             block = max(0, bisect_right(index.lines, first - 1) - 1) if first else 0
             num_before = index.lines[block]
         lines = _lines_from(path, block * _BLOCK, num_before)
-        rows: list[RowAt] = []
+        rows: list[FileLine] = []
         for row in lines:
             if row.number > first:
                 rows.append(row)
@@ -135,9 +135,9 @@ class RowFiles:
             )
         return _cleaned(line)
 
-    def _indexed(self, path: Path) -> _Index:
+    def _index_of(self, path: Path) -> _LineIndex:
         """Returns the up-to-date index of a file; the caller holds the lock."""
-        index = self._indexes.setdefault(path, _Index())
+        index = self._indexes.setdefault(path, _LineIndex())
         self._indexes.move_to_end(path)
         if len(self._indexes) > _MAX_FILES:
             self._indexes.popitem(last=False)
@@ -145,7 +145,7 @@ class RowFiles:
         return index
 
 
-def _lines_from(path: Path, start: int, num_before: int) -> Iterator[RowAt]:
+def _lines_from(path: Path, start: int, num_before: int) -> Iterator[FileLine]:
     """Yields the lines after the first line end at or after `start`; all lines if it is 0.
 
     num_before: the number of line ends before `start`.
@@ -159,13 +159,13 @@ def _lines_from(path: Path, start: int, num_before: int) -> Iterator[RowAt]:
             number += 1
         while True:
             offset = stream.tell()
-            line = rest = stream.readline(MAX_SHOWN_BYTES)
+            line = piece = stream.readline(MAX_SHOWN_BYTES)
             if not line:
                 return
-            while _is_cut(rest):
-                rest = stream.readline(MAX_SHOWN_BYTES)
+            while _is_cut(piece):
+                piece = stream.readline(MAX_SHOWN_BYTES)
             number += 1
-            yield RowAt(number, offset, _cleaned(line), _is_cut(line))
+            yield FileLine(number, offset, _cleaned(line), _is_cut(line))
 
 
 def _seek_to_line(stream: BinaryIO, offset: int) -> bool:

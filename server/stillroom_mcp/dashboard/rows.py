@@ -16,7 +16,7 @@ from stillroom.errors import DataError, ModelError
 from stillroom.report.data_pages import CategoryShare, category_shares, dataset_charts
 from stillroom.report.drawing import BarChart
 from stillroom.report.wording import Figure, count, number, plural, span
-from stillroom_mcp.dashboard.row_files import MAX_SHOWN_BYTES, RowAt, RowFiles, head_of
+from stillroom_mcp.dashboard.row_files import MAX_SHOWN_BYTES, FileLine, RowFiles, head_of
 
 PAGE_ROWS = 50
 _MAX_SEARCHED_BYTES = 48 << 20
@@ -61,7 +61,7 @@ def rows_page(
     A search returns the rows that have the given outcome and contain the text. It stops after some
     megabytes; `reached` is the last line that it read.
     """
-    total = files.count(path)
+    total = files.count_lines(path)
     first = max(0, min(first, total - 1))
     if show == "all" and not query:
         rows = [summary(row, path.suffix) for row in files.read(path, first, PAGE_ROWS)]
@@ -85,7 +85,7 @@ def rows_page(
     return RowsPage(rows, first, total, 0 if first else None, after, True, reached)
 
 
-def _lines_to_search(files: RowFiles, path: Path, first: int) -> Iterator[RowAt]:
+def _lines_to_search(files: RowFiles, path: Path, first: int) -> Iterator[FileLine]:
     """Yields the lines of a file from line `first` (counted from 0), up to a number of bytes."""
     num_bytes = 0
     while num_bytes < _MAX_SEARCHED_BYTES:
@@ -114,7 +114,7 @@ def decoded(data: bytes, suffix: str) -> tuple[RowFormat, dict[str, Any]] | str:
     return row_format, as_rollout(row) if row_format is RowFormat.ROLLOUTS else row
 
 
-def summary(line: RowAt, suffix: str) -> RowSummary:
+def summary(line: FileLine, suffix: str) -> RowSummary:
     """Returns the summary of a line for a list."""
     if line.is_cut:
         title = f"longer than {MAX_SHOWN_BYTES >> 20} MB: {head_of(line.data)[:_LONGEST_TITLE]}…"
@@ -181,8 +181,8 @@ def row_figures(data: bytes, suffix: str) -> list[Figure]:
 def _rewards(row: dict[str, Any]) -> Iterator[Figure]:
     if (reward := as_number(row.get("reward"))) is not None:
         rewards = row.get("rewards")
-        single: dict[str, Any] = rewards if isinstance(rewards, dict) else {}
-        parts = [f"{name} {number(value)}" for name, value in single.items() if _is_number(value)]
+        by_name: dict[str, Any] = rewards if isinstance(rewards, dict) else {}
+        parts = [f"{name} {number(value)}" for name, value in by_name.items() if _is_number(value)]
         yield Figure("Reward", number(reward), ", ".join(parts) or "total")
 
 
@@ -191,7 +191,7 @@ def _usage(row: dict[str, Any]) -> Iterator[Figure]:
     if isinstance(usage, dict):
         num_read, num_written = usage.get("prompt_tokens"), usage.get("completion_tokens")
         if isinstance(num_read, int) and isinstance(num_written, int):
-            yield Figure("Tokens", count(num_written), f"written; {count(num_read)} read")
+            yield Figure("Tokens", count(num_written), f"generated; {count(num_read)} read")
     cost = row.get("cost_usd")
     if _is_number(cost) and cost:
         yield Figure("Cost", f"${cost:.4f}", "of the calls")
@@ -248,16 +248,16 @@ def _summarize_rows(files: RowFiles, path: Path) -> FileSummary:
 
     Rows in another format than the first valid row are not counted.
     """
-    total = files.count(path)
+    total = files.count_lines(path)
     num_chunks = max(1, _MAX_ROWS // _CHUNK_ROWS)
-    is_whole = total <= _MAX_ROWS
-    starts = [0] if is_whole else [chunk * total // num_chunks for chunk in range(num_chunks)]
+    reads_all = total <= _MAX_ROWS
+    starts = [0] if reads_all else [chunk * total // num_chunks for chunk in range(num_chunks)]
     row_format: RowFormat | None = None
     statistics: DatasetStatistics | None = None
     outcomes = {"right": 0, "wrong": 0, "not judged": 0}
     num_sampled = num_counted = 0
     for start in starts:
-        for line in files.read(path, start, total if is_whole else _CHUNK_ROWS):
+        for line in files.read(path, start, total if reads_all else _CHUNK_ROWS):
             num_sampled += 1
             row_or_problem = "too long" if line.is_cut else decoded(line.data, path.suffix)
             if isinstance(row_or_problem, str) or (row_format not in (None, row_or_problem[0])):

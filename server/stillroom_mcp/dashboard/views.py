@@ -111,7 +111,7 @@ def readable_runs(workspace: Workspace) -> list[Run]:
 
 
 def run_cards(runs: Sequence[Run]) -> list[RunCard]:
-    """Returns the runs as a list shows them, newest first."""
+    """Returns the entries of the list of runs, newest first."""
     return [_card(row) for row in run_rows(runs)]
 
 
@@ -119,8 +119,8 @@ def _card(row: RunRow) -> RunCard:
     state, request = row.run.state, RunFolder(row.run.folder).known_request()
     values = request.request if request else {}
     name = request.given_name if request else None
-    is_open = not state.status.is_final and state.progress is not None
-    share = share_done(state.progress) if is_open and state.progress else None
+    is_active = not state.status.is_final and state.progress is not None
+    share = share_done(state.progress) if is_active and state.progress else None
     return RunCard(row, name, share, spending(row.run, values))
 
 

@@ -80,12 +80,12 @@ async def run_chain(
         async with anyio.create_task_group() as group:
             await _prepare(stages)
             group.start_soon(_run_in_background, stages)
-            await _teacher_rollouts(stages)
+            await _generate_rollouts(stages)
             await _curate(stages)
-            await _sft(stages)
-            await _on_policy(stages)
+            await _train_sft(stages)
+            await _train_on_policy(stages)
             await _evaluate(stages, ON_POLICY)
-            await _lineage(stages)
+            await _show_lineage(stages)
     except ExceptionGroup as failures:
         stopped, others = failures.split(DemoStoppedError)
         if stopped is None or others is not None:
@@ -101,7 +101,7 @@ async def _run_in_background(stages: Stages) -> None:
         await guide.wait(await _evaluate(stages, name, model), is_shown=False)
     await stages.rows_ready.wait()
     run = await guide.wait(await _start_sft(stages, LABELS, "sft.yml"), is_shown=False)
-    _say_trained(guide, LABELS, run)
+    _print_training(guide, LABELS, run)
     await guide.wait(await _evaluate(stages, LABELS), is_shown=False)
     await stages.soft_ready.wait()
     await guide.wait(await _evaluate(stages, SOFT), is_shown=False)
@@ -124,7 +124,7 @@ async def _prepare(stages: Stages) -> None:
     guide.say(f"    {report['good']} prompts, {report['bad']} with problems")
 
 
-async def _teacher_rollouts(stages: Stages) -> None:
+async def _generate_rollouts(stages: Stages) -> None:
     guide, settings = stages.guide, stages.settings
     guide.heading(
         2,
@@ -179,7 +179,7 @@ async def _curate(stages: Stages) -> None:
         guide.say(f"      {line}")
 
 
-async def _sft(stages: Stages) -> None:
+async def _train_sft(stages: Stages) -> None:
     guide = stages.guide
     guide.heading(
         4,
@@ -190,7 +190,7 @@ async def _sft(stages: Stages) -> None:
     )
     with guide.timed("SFT"):
         run = await guide.wait(await _start_sft(stages, SOFT, "soft_targets.yml"))
-    _say_trained(guide, SOFT, run)
+    _print_training(guide, SOFT, run)
     stages.soft_ready.set()
 
 
@@ -204,11 +204,12 @@ async def _start_sft(stages: Stages, name: str, config: str) -> str:
     return run_id
 
 
-def _say_trained(guide: Guide, name: str, run: dict[str, Any]) -> None:
+def _print_training(guide: Guide, name: str, run: dict[str, Any]) -> None:
+    """Prints the steps and the last loss of a finished training."""
     guide.say(f"    {name}: {run['result']['steps']} steps, loss {run['metrics']['loss']:.3f}")
 
 
-async def _on_policy(stages: Stages) -> None:
+async def _train_on_policy(stages: Stages) -> None:
     guide, settings = stages.guide, stages.settings
     guide.heading(
         5,
@@ -256,15 +257,15 @@ async def _evaluate(stages: Stages, name: str, model: str | None = None) -> str:
     return run_id
 
 
-async def _lineage(stages: Stages) -> None:
+async def _show_lineage(stages: Stages) -> None:
     """Prints the files and models behind the last student, and whether they have changed."""
     lineage = await stages.guide.call("show_lineage", path=stages.trained[ON_POLICY])
-    names = list(dict.fromkeys(_names(lineage["root"])))
+    names = list(dict.fromkeys(_input_paths(lineage["root"])))
     problems = "; ".join(lineage["problems"]) or "all unchanged since"
     stages.guide.say(f"    made from {', '.join(names)}: {problems}")
 
 
-def _names(node: dict[str, Any]) -> Iterator[str]:
+def _input_paths(node: dict[str, Any]) -> Iterator[str]:
     for child in node.get("inputs", []):
         yield child["path"]
-        yield from _names(child)
+        yield from _input_paths(child)

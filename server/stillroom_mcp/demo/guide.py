@@ -43,7 +43,7 @@ class Guide:
         return await self._call(tool, arguments)
 
     async def run(self, stage: str, tool: str, **arguments: Any) -> dict[str, Any]:
-        """Starts a run, waits until it succeeds, and returns the answer of get_run.
+        """Starts a run, waits until it succeeds, and returns the result of get_run.
 
         Raises DemoStoppedError if it does not succeed.
         """
@@ -62,7 +62,7 @@ class Guide:
         return (await self.call(tool, **arguments))["run_id"]
 
     async def wait(self, run_id: str, *, is_shown: bool = True) -> dict[str, Any]:
-        """Waits until a run succeeds, and returns the answer of get_run.
+        """Waits until a run succeeds, and returns the result of get_run.
 
         is_shown: whether the run's progress is printed.
 
@@ -163,13 +163,13 @@ def print_comparisons(
         )
     share = results["on-policy"]["accuracy"]["value"] / results["teacher"]["accuracy"]["value"]
     console.print(f"The on-policy student reaches {share:.0%} of the teacher's accuracy.")
-    *_, to_soft, to_on_policy = comparisons
-    if _is_significant_gain(to_soft):
+    *_, soft_gain, on_policy_gain = comparisons
+    if _is_significant_gain(soft_gain):
         console.print(
             "The teacher's probabilities teach more than its tokens, from the same rollouts. They "
             "need an open teacher with the student's tokenizer; any other teacher gives tokens."
         )
-    if _is_significant_gain(to_on_policy):
+    if _is_significant_gain(on_policy_gain):
         console.print(
             "On-policy distillation beats SFT if teacher rollouts are scarce, as here. With many "
             "cheap rollouts, more SFT can be as accurate; an untrained base needs SFT first."

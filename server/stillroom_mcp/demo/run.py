@@ -73,8 +73,8 @@ async def _run_stages(
         # Outside the client's block, the error would be wrapped in an ExceptionGroup.
         try:
             stages = await run_chain(guide, settings, seed, where)
-            results = await _results(stages)
-            comparisons = await _comparisons(stages)
+            results = await _wait_for_results(stages)
+            comparisons = await _compare_stages(stages)
             await _export(guide, results[ON_POLICY]["model"])
         except DemoStoppedError as error:
             console.print(f"\nthe demo stopped: {error}", markup=False)
@@ -88,14 +88,14 @@ async def _run_stages(
     return 0
 
 
-async def _results(stages: Stages) -> dict[str, dict[str, Any]]:
+async def _wait_for_results(stages: Stages) -> dict[str, dict[str, Any]]:
     guide = stages.guide
     guide.heading(6, "Evaluation", "Waiting for the last evaluation, then comparing all models.")
     runs = {name: await guide.wait(run_id) for name, run_id in stages.evaluated.items()}
     return {name: run["result"] for name, run in runs.items()}
 
 
-async def _comparisons(stages: Stages) -> list[dict[str, Any]]:
+async def _compare_stages(stages: Stages) -> list[dict[str, Any]]:
     """Returns the comparison of each stage with the stage before it.
 
     Raises DemoStoppedError if a comparison fails.

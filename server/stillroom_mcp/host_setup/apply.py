@@ -165,9 +165,9 @@ def _apply(host: Host, file: _File, skills: SkillFolder | None, ask: Callable[[]
             f"fix the file, or add the text that `stillroom setup {host.name} --print` shows by "
             "hand; nothing was changed",
         ) from error
-    new_skills = skills.outdated() if skills else {}
+    new_skills = skills.outdated_files() if skills else {}
     if after == before and not new_skills:
-        _print(f"{file.path} already has the entry; nothing to do\nnext: {host.afterwards}")
+        _print(f"{file.path} already has the entry; nothing to do\nnext: {host.next_step}")
         return 0
     edit = _difference(before, after)
     if after != before:
@@ -181,7 +181,7 @@ def _apply(host: Host, file: _File, skills: SkillFolder | None, ask: Callable[[]
         skills.write(new_skills)
     if after != before:
         _write_entry(host, file, after, edit)
-    _print(f"written: {file.path}\nnext: {host.afterwards}")
+    _print(f"written: {file.path}\nnext: {host.next_step}")
     _print("to undo it, run the same command with --undo")
     return 0
 

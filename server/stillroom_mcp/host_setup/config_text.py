@@ -173,14 +173,14 @@ def json_without_entry(text: str, path: Sequence[str]) -> str:
     return changed
 
 
-def merged_entry(present: Any, entry: dict[str, Any]) -> dict[str, Any]:
-    """Returns `entry` with the additional keys of the present entry.
+def merged_entry(existing: Any, entry: dict[str, Any]) -> dict[str, Any]:
+    """Returns `entry` with the additional keys of the existing entry.
 
-    A present entry with a URL is replaced, since it is for another kind of server.
+    An existing entry with a URL is replaced, since it is for another kind of server.
     """
-    if not isinstance(present, dict) or any("url" in str(key).lower() for key in present):
+    if not isinstance(existing, dict) or any("url" in str(key).lower() for key in existing):
         return entry
-    return {**present, **entry}
+    return {**existing, **entry}
 
 
 def _read(text: str) -> _Value:
@@ -258,9 +258,9 @@ def toml_with_entry(text: str, path: Sequence[str], entry: dict[str, Any]) -> st
         tables = tables.get(key, {})
         if not isinstance(tables, dict):
             raise ValueError(f"{key} is not a table")
-    present = tables.get(last)
-    merged = merged_entry(present or {}, entry)
-    if merged == present:
+    existing = tables.get(last)
+    merged = merged_entry(existing or {}, entry)
+    if merged == existing:
         return text
     name = ".".join(path)
     table = document
@@ -274,11 +274,11 @@ def toml_with_entry(text: str, path: Sequence[str], entry: dict[str, Any]) -> st
             if not isinstance(value, dict)
         )
         changed = _with_table(text, name, f"[{name}]{newline}{body}", newline)
-        is_right = parse_toml(changed) == document
+        is_exact = parse_toml(changed) == document
     # TypeError: a value that JSON does not have, such as a date.
     except (ValueError, TypeError):
-        is_right, changed = False, text
-    if not is_right:
+        is_exact, changed = False, text
+    if not is_exact:
         raise ValueError(f"{name} is not written as plain values under the header [{name}]")
     return changed
 

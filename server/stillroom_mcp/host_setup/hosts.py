@@ -39,17 +39,17 @@ class Host:
     """The keys under which the file lists the servers by name."""
     entry: Callable[[Sequence[str]], Entry]
     """Builds the host's entry for a server from the command that starts it."""
-    afterwards: str
+    next_step: str
     syntax: Literal["json", "toml"] = "json"
     other_project_files: tuple[str, ...] = ()
     """Other file names that the host reads; an existing one is changed instead of a new file."""
     skills_folder: str | None = ".agents/skills"
-    """Where it looks for skills, in the project and in the home folder; None if nowhere."""
+    """The folder of skills in the project or the home folder; None if it reads none."""
 
     def with_entry(self, text: str, command: Sequence[str]) -> str:
         """Returns the text of the host's file with the entry added or updated.
 
-        Everything else is kept byte for byte. Raises ValueError with the place and reason if the
+        Everything else is kept byte for byte. Raises ValueError with the line and reason if the
         text cannot be parsed, or if the entry cannot be added without changing something else.
         """
         edit = toml_with_entry if self.syntax == "toml" else json_with_entry
@@ -128,7 +128,7 @@ HOSTS = (
         user_file=None,
         section=("mcpServers",),
         entry=_plain_entry,
-        afterwards="start `claude` in this folder and approve the server; `/mcp` shows it",
+        next_step="start `claude` in this folder and approve the server; `/mcp` shows it",
         skills_folder=".claude/skills",
     ),
     Host(
@@ -138,7 +138,7 @@ HOSTS = (
         user_file=_home_path(".cursor", "mcp.json"),
         section=("mcpServers",),
         entry=_editor_entry,
-        afterwards="turn it on under Settings, MCP",
+        next_step="turn it on under Settings, MCP",
     ),
     Host(
         name="vscode",
@@ -147,7 +147,7 @@ HOSTS = (
         user_file=_vscode_file,
         section=("servers",),
         entry=lambda command: {"type": "stdio", **_editor_entry(command)},
-        afterwards="run the command `MCP: List Servers` and start it",
+        next_step="run the command `MCP: List Servers` and start it",
     ),
     Host(
         name="codex",
@@ -156,7 +156,7 @@ HOSTS = (
         user_file=_home_path(".codex", "config.toml", variable="CODEX_HOME"),
         section=("mcp_servers",),
         entry=_entry_with_limits,
-        afterwards="start `codex` in your project and trust its folder; `/mcp` shows the server",
+        next_step="start `codex` in your project and trust its folder; `/mcp` shows the server",
         syntax="toml",
     ),
     Host(
@@ -166,7 +166,7 @@ HOSTS = (
         user_file=_home_path(".gemini", "settings.json"),
         section=("mcpServers",),
         entry=lambda command: {**_plain_entry(command), "timeout": _CALL_S * 1000},
-        afterwards="start `gemini` in your project and trust its folder; `/mcp` shows the server",
+        next_step="start `gemini` in your project and trust its folder; `/mcp` shows the server",
     ),
     Host(
         name="opencode",
@@ -175,7 +175,7 @@ HOSTS = (
         user_file=_config_path("opencode", "opencode.json"),
         section=("mcp",),
         entry=_list_entry,
-        afterwards="start `opencode` in your project; `opencode mcp list` shows the server",
+        next_step="start `opencode` in your project; `opencode mcp list` shows the server",
         other_project_files=("opencode.jsonc",),
     ),
     Host(
@@ -185,7 +185,7 @@ HOSTS = (
         user_file=_config_path("zed", "settings.json"),
         section=("context_servers",),
         entry=_plain_entry,
-        afterwards="open the agent panel's settings: the server's dot is green",
+        next_step="open the agent panel's settings: the server's dot is green",
         skills_folder=None,
     ),
 )

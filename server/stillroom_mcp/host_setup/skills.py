@@ -29,15 +29,15 @@ class SkillFolder:
     path: Path
     host: str
 
-    def outdated(self) -> dict[str, bytes]:
+    def outdated_files(self) -> dict[str, bytes]:
         """Returns the files that are missing or old, except files that somebody else changed."""
         recorded = self._record().files
         current = {f"{text.skill}/{text.file}": text.path.read_bytes() for text in skill_texts()}
         return {
             name: data
             for name, data in current.items()
-            if (present := _sha256_of(self.path / name)) != hashlib.sha256(data).hexdigest()
-            and present in (None, recorded.get(name))
+            if (sha256 := _sha256_of(self.path / name)) != hashlib.sha256(data).hexdigest()
+            and sha256 in (None, recorded.get(name))
         }
 
     @property
@@ -57,16 +57,16 @@ class SkillFolder:
             (self.path / name).parent.mkdir(parents=True, exist_ok=True)
             write_atomic(self.path / name, data)
 
-    def remove(self) -> int:
-        """Removes the written files unless another host uses them, and returns their number.
+    def remove(self) -> None:
+        """Removes the written files unless another host uses them.
 
         Files that somebody has changed since are kept.
         """
         record = self._record()
-        others = [host for host in record.hosts if host != self.host]
-        if others:
-            write_json(self._record_path, msgspec.structs.replace(record, hosts=others))
-            return 0
+        other_hosts = [host for host in record.hosts if host != self.host]
+        if other_hosts:
+            write_json(self._record_path, msgspec.structs.replace(record, hosts=other_hosts))
+            return
         removed = [
             self.path / name
             for name, sha256 in record.files.items()
@@ -81,7 +81,6 @@ class SkillFolder:
                 with suppress(OSError):
                     folder.rmdir()
         self._record_path.unlink(missing_ok=True)
-        return len(removed)
 
     @property
     def _record_path(self) -> Path:

@@ -16,19 +16,19 @@ class DeadlineProtocol(H11Protocol):
     _deadline: Any = None
 
     def connection_made(self, transport: Any) -> None:
-        """Starts the time for the first request."""
+        """Starts the deadline of the first request."""
         super().connection_made(transport)
-        self._wait_for_request()
+        self._update_deadline()
 
     def data_received(self, data: bytes) -> None:
-        """Starts the time for a request that begins, and ends that of a complete one."""
+        """Starts the deadline of a request that begins, or cancels that of a complete one."""
         super().data_received(data)
-        self._wait_for_request()
+        self._update_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends the time."""
+        """Cancels the deadline."""
         super().connection_lost(exc)
-        self._stop_waiting()
+        self._cancel_deadline()
 
     def send_400_response(self, msg: str) -> None:
         """Answers an invalid request, unless it is being answered, and closes the connection."""
@@ -42,13 +42,13 @@ class DeadlineProtocol(H11Protocol):
             cycle.disconnected = True
             cycle.message_event.set()
 
-    def _wait_for_request(self) -> None:
+    def _update_deadline(self) -> None:
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
-            self._stop_waiting()
+            self._cancel_deadline()
         elif self._deadline is None:
             self._deadline = self.loop.call_later(self.request_s, self.transport.close)
 
-    def _stop_waiting(self) -> None:
+    def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

@@ -111,10 +111,10 @@ class Guard:
             name == "token" and self._equals_secret(value, self._token) for name, value in query
         ):
             return None
-        rest = urlencode([(name, value) for name, value in query if name != "token"])
+        other_parameters = urlencode([(name, value) for name, value in query if name != "token"])
         # A path that begins with two slashes would name another host.
         path = "/" + scope["path"].lstrip("/\\")
-        address = html.escape(quote(path) + (f"?{rest}" if rest else ""))
+        address = html.escape(quote(path) + (f"?{other_parameters}" if other_parameters else ""))
         # Not an HTTP redirect: after a link on another site, a browser would follow it without the
         # strict cookie. This page navigates from this server itself.
         response = HTMLResponse(_REDIRECT_PAGE.format(address=address))

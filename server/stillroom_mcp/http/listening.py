@@ -88,7 +88,7 @@ def address_of(listener: socket.socket) -> str:
 
 
 TOKEN_VARIABLE = "STILLROOM_TOKEN"  # noqa: S105 (the name of a variable)
-_SHORTEST = 16
+_MIN_LENGTH = 16
 
 
 def default_token_file() -> Path:
@@ -152,9 +152,9 @@ def _read_token(path: Path) -> str:
 
 def _checked_token(token: str, source: str) -> str:
     """Returns the token. Raises InputError if it could be guessed or does not fit into a header."""
-    if len(token) < _SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
+    if len(token) < _MIN_LENGTH or not token.isascii() or not token.isprintable() or " " in token:
         raise InputError(
-            f"the token in {source} is not valid: it must have at least {_SHORTEST} printable "
+            f"the token in {source} is not valid: it must have at least {_MIN_LENGTH} printable "
             "ASCII characters without spaces",
             "use a random one, for example from `openssl rand -hex 32`",
         )

@@ -76,7 +76,9 @@ def run(options: argparse.Namespace) -> int:
     """Records or replays calls until the process gets SIGINT or SIGTERM."""
     workspace = open_workspace(options.workspace)
     if options.max_body_mb < 1:
-        raise InputError("--max-body-mb is less than 1", "give 1 or more, or leave it out")
+        raise InputError(
+            f"--max-body-mb {options.max_body_mb} is less than 1", "give 1 or more, or leave it out"
+        )
     token = _token(options.token_file)
     admission = Admission(token.value or None, frozenset(map(str.lower, options.allow_host)))
     if options.replay:
@@ -124,13 +126,15 @@ def _budget(workspace: Workspace, folder: Path, usd: float | None) -> CallBudget
     if usd is None:
         return None
     if not usd > 0:
-        raise InputError("--budget-usd is not above 0", "give an amount such as 5, or leave it out")
+        raise InputError(
+            f"--budget-usd {usd:g} is not above 0", "give an amount such as 5, or leave it out"
+        )
     budget = CallBudget(
         usd, price_of=functools.partial(price_for, workspace), usage_of=usage_of_call
     )
     num_unpriced = 0
     for call in recorded_calls(journals_in(folder) if folder.is_dir() else ()):
-        num_unpriced += not budget.count(call)
+        num_unpriced += not budget.add_cost_of(call)
     unpriced = f" ({num_unpriced} calls have no known price)" if num_unpriced else ""
     sys.stderr.write(f"{_spending_text(budget)}{unpriced}\n")
     return budget
@@ -161,7 +165,7 @@ def _replay(
             f"{_token_line(token)}stop with Ctrl-C\n"
         )
         sys.stderr.flush()
-        _print_line(
+        _print_json(
             {
                 "replaying": address,
                 "calls": tape.num_calls,
@@ -180,7 +184,7 @@ def _token_line(token: ServerToken) -> str:
     return f"TOKEN is the token in {token.source}; or send it in the header x-stillroom-token\n"
 
 
-def _print_line(line: dict[str, Any]) -> None:
+def _print_json(line: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 
@@ -209,4 +213,4 @@ def _announce(address: str, upstreams: Sequence[Upstream], folder: str, token: S
     sys.stderr.write(f"{_token_line(token)}recording into {folder}; stop with Ctrl-C\n")
     sys.stderr.flush()
     line = {"recording": address, "output": folder, "token": token.source or None}
-    _print_line({**line, "upstreams": upstream_lines})
+    _print_json({**line, "upstreams": upstream_lines})

@@ -56,7 +56,7 @@ def serve_http(
     return 0
 
 
-def _is_no_disconnect(record: logging.LogRecord) -> bool:
+def _is_not_disconnect(record: logging.LogRecord) -> bool:
     """Returns whether a log record is about anything but a client that disconnected."""
     return record.exc_info is None or not isinstance(record.exc_info[1], ClientDisconnect)
 
@@ -64,7 +64,7 @@ def _is_no_disconnect(record: logging.LogRecord) -> bool:
 def mcp_app(server: MCPServer, *, token: str | None, allowed_hosts: Iterable[str] = ()) -> ASGIApp:
     """Returns the application that serves an MCP server at `/mcp` to clients with the token."""
     # The SDK logs a traceback for each client that disconnects during a request.
-    logging.getLogger("mcp.server.streamable_http").addFilter(_is_no_disconnect)
+    logging.getLogger("mcp.server.streamable_http").addFilter(_is_not_disconnect)
     inner = server.streamable_http_app(
         streamable_http_path=MCP_PATH,
         max_sessions=bounds.SESSIONS.limit,

@@ -143,8 +143,8 @@ def add_completions(server: MCPServer, workspace: Workspace) -> None:
         argument: CompletionArgument,
         context: CompletionContext | None,
     ) -> Completion | None:
-        earlier = (context.arguments if context else None) or {}
-        values = await anyio.to_thread.run_sync(_completions, workspace, argument, earlier)
+        other_arguments = (context.arguments if context else None) or {}
+        values = await anyio.to_thread.run_sync(_completions, workspace, argument, other_arguments)
         return Completion(
             values=values[:_MAX_COMPLETIONS],
             total=len(values),
@@ -155,7 +155,7 @@ def add_completions(server: MCPServer, workspace: Workspace) -> None:
 
 
 def _completions(
-    workspace: Workspace, argument: CompletionArgument, earlier: dict[str, str]
+    workspace: Workspace, argument: CompletionArgument, other_arguments: dict[str, str]
 ) -> list[str]:
     match argument.name:
         case "run_id":
@@ -167,7 +167,9 @@ def _completions(
         case "name":
             values = dict.fromkeys(text.skill for text in skill_texts())
         case "file":
-            values = (t.file for t in skill_texts() if earlier.get("name") in (None, t.skill))
+            values = (
+                t.file for t in skill_texts() if other_arguments.get("name") in (None, t.skill)
+            )
         case _:
             values = ()
     return [value for value in values if value.startswith(argument.value)]

@@ -1,7 +1,7 @@
 """Runs, datasets, skills and documentation as MCP resources.
 
-Runs and datasets contain the answers of get_run and inspect_examples, so text from others is marked
-and secrets are removed. A dataset URI whose path leads out of the workspace is refused.
+Runs and datasets contain the results of get_run and inspect_examples, so text from others is marked
+and secrets are removed. A dataset URI whose path is outside the workspace is refused.
 """
 
 import json
@@ -17,7 +17,7 @@ from stillroom import api
 from stillroom.api import operation_named
 from stillroom.errors import EngineError, InputError, RunError
 from stillroom.settings import Workspace
-from stillroom_mcp.answers import structured, structured_result
+from stillroom_mcp.answers import structured_content, structured_result
 from stillroom_mcp.fencing import fenced_error
 from stillroom_mcp.resources.texts import page_text, skill_text, skill_texts
 
@@ -27,8 +27,8 @@ _ROWS = 5
 
 
 def run_text(workspace: Workspace, run_id: str) -> str:
-    """Returns the answer of get_run as JSON. Raises ResourceError with a fix."""
-    return _answer(workspace, "get_run", api.GetRun(run_id=run_id))
+    """Returns the result of get_run as JSON. Raises ResourceError with a fix."""
+    return _operation_json(workspace, "get_run", api.GetRun(run_id=run_id))
 
 
 def add_resources(server: MCPServer, workspace: Workspace) -> None:
@@ -38,17 +38,19 @@ def add_resources(server: MCPServer, workspace: Workspace) -> None:
         return run_text(workspace, run_id)
 
     def metrics(run_id: str) -> str:
-        result = _read(workspace, lambda: api.read_run_metrics(workspace, run_id))
+        result = _call(workspace, lambda: api.read_run_metrics(workspace, run_id))
         return json.dumps(structured_result(workspace, result), ensure_ascii=False)
 
     def dataset(path: str) -> str:
         # The URI template refuses `..`; this check also covers links.
         if not workspace.path(path).resolve().is_relative_to(workspace.root.resolve()):
             raise ResourceNotFoundError(
-                f"{path!r} leads out of the workspace\nfix: name a file inside it, or call "
+                f"{path!r} is outside the workspace\nfix: name a file inside it, or call "
                 "inspect_examples, which may read any file that the user names"
             )
-        return _answer(workspace, "inspect_examples", api.InspectExamples(path=path, n=_ROWS))
+        return _operation_json(
+            workspace, "inspect_examples", api.InspectExamples(path=path, n=_ROWS)
+        )
 
     def skill(name: str, file: str) -> str:
         text = skill_text(name, file)
@@ -58,7 +60,7 @@ def add_resources(server: MCPServer, workspace: Workspace) -> None:
         return text.read()
 
     def docs(page: str) -> str:
-        return _read(workspace, lambda: page_text(page))
+        return _call(workspace, lambda: page_text(page))
 
     resource = server.resource
     resource(
@@ -120,16 +122,17 @@ def listed_resources(workspace: Workspace) -> list[ListedResource]:
     return skills + runs
 
 
-def _answer(workspace: Workspace, name: str, request: BaseModel) -> str:
+def _operation_json(workspace: Workspace, name: str, request: BaseModel) -> str:
+    """Returns the structured result of an operation as JSON."""
     operation = operation_named(name)
-    result = _read(workspace, lambda: api.carry_out(workspace, operation, request))
-    return json.dumps(structured(workspace, operation, request, result), ensure_ascii=False)
+    result = _call(workspace, lambda: api.carry_out(workspace, operation, request))
+    return json.dumps(structured_content(workspace, operation, request, result), ensure_ascii=False)
 
 
-def _read(workspace: Workspace, read: Callable[[], Any]) -> Any:
-    """Returns what `read` returns; its errors become resource errors, whose text names a fix."""
+def _call(workspace: Workspace, function: Callable[[], Any]) -> Any:
+    """Returns what the function returns; its errors become resource errors that name a fix."""
     try:
-        return read()
+        return function()
     except EngineError as error:
         is_missing = isinstance(error, RunError | InputError)
         kind = ResourceNotFoundError if is_missing else ResourceError

@@ -9,7 +9,7 @@ from stillroom.errors import InputError
 from stillroom.validation import nearest
 
 _PACKAGE = Path(__file__).parent.parent
-_MAIN = "SKILL.md"
+_SKILL_FILE = "SKILL.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class SkillText:
 
     def description(self) -> str:
         """Returns the description of the skill, or the skill that a reference belongs to."""
-        if self.file != _MAIN:
+        if self.file != _SKILL_FILE:
             return f"A reference of the skill {self.skill}."
         header = self.read().split("---\n", 2)[1]
         return str(yaml.safe_load(header)["description"])
@@ -45,15 +45,17 @@ def skill_texts() -> list[SkillText]:
     folder = next((each for each in folders if each.is_dir()), None)
     if folder is None:
         return []
-    files = sorted(folder.glob("*/**/*.md"), key=lambda path: (path.parent, path.name != _MAIN))
-    parts = [(path, path.relative_to(folder)) for path in files]
+    files = sorted(
+        folder.glob("*/**/*.md"), key=lambda path: (path.parent, path.name != _SKILL_FILE)
+    )
+    relative_paths = [(path, path.relative_to(folder)) for path in files]
     return [
         SkillText(skill=name.parts[0], file=name.relative_to(name.parts[0]).as_posix(), path=path)
-        for path, name in parts
+        for path, name in relative_paths
     ]
 
 
-def skill_text(skill: str, file: str = _MAIN) -> SkillText | None:
+def skill_text(skill: str, file: str = _SKILL_FILE) -> SkillText | None:
     """Returns a file of a skill, or None if it does not exist."""
     return next((t for t in skill_texts() if (t.skill, t.file) == (skill, file)), None)
 

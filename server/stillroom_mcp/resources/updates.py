@@ -32,7 +32,7 @@ class RunUpdates:
         self.bus = InMemorySubscriptionBus()
         self._workspace = workspace
         self._watched = Counter[str]()
-        self._seen: dict[str, object] = {}
+        self._last_states: dict[str, object] = {}
         self._has_watchers = anyio.Event()
 
     @asynccontextmanager
@@ -103,7 +103,7 @@ class RunUpdates:
         for uri in runs:
             # The state at the time of the subscription is not a change.
             if not self._watched[uri]:
-                self._seen[uri] = self._state_of(uri)
+                self._last_states[uri] = self._state_of(uri)
             self._watched[uri] += 1
             self._has_watchers.set()
         try:
@@ -120,8 +120,8 @@ class RunUpdates:
             await anyio.sleep(_POLL_S)
             for uri in list(self._watched):
                 state = self._state_of(uri)
-                if state != self._seen.get(uri):
-                    self._seen[uri] = state
+                if state != self._last_states.get(uri):
+                    self._last_states[uri] = state
                     await self.bus.publish(ResourceUpdated(uri=uri))
 
     def _state_of(self, uri: str) -> object:

@@ -54,9 +54,9 @@ class Task:
             "lastUpdatedAt": self.updated_at,
             "pollIntervalMs": self.poll_ms,
         }
-        present = {name: value for name, value in fields.items() if value is not None}
+        set_fields = {name: value for name, value in fields.items() if value is not None}
         # Stillroom never deletes the folder of a run, so its task does not expire.
-        return {"resultType": "task", **present, "ttlMs": None}
+        return {"resultType": "task", **set_fields, "ttlMs": None}
 
     def status_answer(self) -> dict[str, Any]:
         """Returns the answer to tasks/get."""
@@ -65,21 +65,21 @@ class Task:
             "error": self.error,
             "inputRequests": self.input_requests,
         }
-        present = {name: value for name, value in fields.items() if value is not None}
-        return {**self.creation_answer(), **present, **_DONE}
+        set_fields = {name: value for name, value in fields.items() if value is not None}
+        return {**self.creation_answer(), **set_fields, **_DONE}
 
 
 class TaskSource(Protocol):
     """A kind of task, and the tools whose calls become tasks of this kind."""
 
     def support(self, tool: str) -> Literal["none", "optional", "required"]:
-        """Returns whether a tool's calls become tasks: never, if the client supports it, always."""
+        """Returns whether a tool's calls become tasks; `optional`: if the client supports tasks."""
         ...
 
     async def begin(
         self, params: CallToolRequestParams, ctx: RequestContext, call_next: CallNext
     ) -> Task | HandlerResult:
-        """Makes the call and returns its task, which `find` then returns too, or its result."""
+        """Makes the call and returns its task, which `find` then finds, or else its result."""
         ...
 
     async def find(self, task_id: str) -> Task | None:
@@ -138,20 +138,20 @@ class Tasks(Extension):
         return await call_next(ctx)
 
     async def _get(self, ctx: RequestContext, params: _TaskParams) -> dict[str, Any]:
-        _, task = await self._source_and_task(ctx, params.task_id)
+        _, task = await self._find(ctx, params.task_id)
         return task.status_answer()
 
     async def _update(self, ctx: RequestContext, params: _UpdateParams) -> dict[str, Any]:
-        source, _ = await self._source_and_task(ctx, params.task_id)
+        source, _ = await self._find(ctx, params.task_id)
         await source.answer(params.task_id, params.input_responses)
         return _DONE
 
     async def _cancel(self, ctx: RequestContext, params: _TaskParams) -> dict[str, Any]:
-        source, _ = await self._source_and_task(ctx, params.task_id)
+        source, _ = await self._find(ctx, params.task_id)
         await source.cancel(params.task_id)
         return _DONE
 
-    async def _source_and_task(self, ctx: RequestContext, task_id: str) -> tuple[TaskSource, Task]:
+    async def _find(self, ctx: RequestContext, task_id: str) -> tuple[TaskSource, Task]:
         require_client_extension(ctx, TASKS)
         _check_name_header(ctx, task_id)
         for source in self._sources:

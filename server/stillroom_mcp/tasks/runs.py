@@ -19,7 +19,7 @@ from stillroom import api, fences
 from stillroom.api import OPERATIONS, operation_named
 from stillroom.errors import EngineError
 from stillroom.settings import Workspace
-from stillroom_mcp.answers import structured
+from stillroom_mcp.answers import structured_content
 from stillroom_mcp.next_steps import poll_after_s
 from stillroom_mcp.tasks.extension import RequestContext, Task
 
@@ -32,7 +32,7 @@ class RunTasks:
 
     def __init__(self, workspace: Workspace, listed: Collection[str]) -> None:
         self._workspace = workspace
-        self._listed = listed
+        self._tool_names = listed
         """The tools of the server; a read-only server has no tool that cancels runs."""
 
     def support(self, tool: str) -> Literal["none", "optional", "required"]:
@@ -61,7 +61,7 @@ class RunTasks:
 
     async def cancel(self, task_id: str) -> None:
         """Cancels a run. Raises MCPError if this server does not have cancel_run."""
-        if "cancel_run" not in self._listed:
+        if "cancel_run" not in self._tool_names:
             raise MCPError(
                 INVALID_REQUEST,
                 f"this server cannot cancel runs; use `stillroom cancel-run {task_id}`",
@@ -86,13 +86,13 @@ class RunTasks:
             message=progress_message(report),
             poll_ms=int(1000 * (poll_after_s(report) or 1)),
         )
-        return task if report.status in ("starting", "running") else self._ended(task, report)
+        return task if report.status in ("starting", "running") else self._ended_task(task, report)
 
-    def _ended(self, task: Task, report: api.RunReport) -> Task:
+    def _ended_task(self, task: Task, report: api.RunReport) -> Task:
         """Returns the task of a run that has ended, with the run's result."""
         status = "cancelled" if report.status == "cancelled" else "completed"
         request = api.GetRun(run_id=report.run_id)
-        answer = structured(self._workspace, _GET_RUN, request, report)
+        answer = structured_content(self._workspace, _GET_RUN, request, report)
         result = CallToolResult(
             content=[TextContent(type="text", text=json.dumps(answer, ensure_ascii=False))],
             structured_content=answer,

@@ -7,8 +7,8 @@ from stillroom.recipe.answers import (
     ObjectAnswers,
     PatternAnswers,
     form_of,
-    has_value,
-    known_answers,
+    has_same_value,
+    label_set,
     named_answer,
     object_in,
     usual_spellings,
@@ -59,13 +59,13 @@ def test_answers_that_are_not_the_same_keep_their_spellings(answers: list[str]) 
 
 
 def test_answers_that_repeat_are_a_set_and_others_are_not() -> None:
-    assert known_answers(["b", "a", "b ", "a", "b"]) == ["b", "a"]
-    assert known_answers(["1", "2", "3", "4"]) is None
-    assert known_answers(["same"] * 5) is None
-    assert known_answers([]) is None
-    assert known_answers([str(n % 42) for n in range(110)]) is None
-    assert known_answers([str(n % 5) for n in range(110)]) is not None
-    assert known_answers(["a", "", "a", ""]) is None
+    assert label_set(["b", "a", "b ", "a", "b"]) == ["b", "a"]
+    assert label_set(["1", "2", "3", "4"]) is None
+    assert label_set(["same"] * 5) is None
+    assert label_set([]) is None
+    assert label_set([str(n % 42) for n in range(110)]) is None
+    assert label_set([str(n % 5) for n in range(110)]) is not None
+    assert label_set(["a", "", "a", ""]) is None
 
 
 ORDERS = [
@@ -149,8 +149,8 @@ def test_braces_without_an_object_do_not_take_long() -> None:
     ],
 )
 def test_only_an_object_with_the_field_has_its_value(text: str, *, right: bool) -> None:
-    assert has_value(text, "order", of='{"order": null, "kind": "a"}') is right
-    assert has_value('{"order": 7}', "order", of='{"order": "7"}')
+    assert has_same_value(text, "order", expected='{"order": null, "kind": "a"}') is right
+    assert has_same_value('{"order": 7}', "order", expected='{"order": "7"}')
 
 
 CODES = [f"reserved: r{number}" for number in range(100, 140)]

@@ -35,10 +35,10 @@ def untouched_after(path: Path, write: object) -> bool:
 def test_a_file_with_the_same_content_is_not_written_again(tmp_path: Path) -> None:
     files, examples = RecipeFiles(tmp_path), [example("One?", "1")]
 
-    path = files.prompts("test", examples)
+    path = files.write_prompts("test", examples)
 
     assert json.loads(path.read_text())["metadata"] == {"expected_answer": "1", "id": 7}
-    assert untouched_after(path, lambda: files.prompts("test", examples))
+    assert untouched_after(path, lambda: files.write_prompts("test", examples))
 
 
 def test_prompts_to_ask_are_in_one_file_each(tmp_path: Path) -> None:
@@ -57,9 +57,9 @@ def test_a_configuration_stays_as_it_was_for_the_same_inputs(tmp_path: Path) -> 
     files = RecipeFiles(tmp_path)
 
     place = files.config_path("sft", {"rows": "a"})
-    first = files.config(place, lambda: "minutes: 5\n")
-    same = files.config(place, lambda: "minutes: 4\n")
-    other = files.config(files.config_path("sft", {"rows": "b"}), lambda: "minutes: 4\n")
+    first = files.write_config(place, lambda: "minutes: 5\n")
+    same = files.write_config(place, lambda: "minutes: 4\n")
+    other = files.write_config(files.config_path("sft", {"rows": "b"}), lambda: "minutes: 4\n")
 
     assert (same, same.read_text()) == (first, "minutes: 5\n")
     assert other != first
@@ -86,7 +86,7 @@ def test_chosen_rollouts_have_a_manifest_and_are_written_once(tmp_path: Path) ->
 
 
 def test_the_tool_that_reduces_answers_names_one_or_none(tmp_path: Path) -> None:
-    path = RecipeFiles(tmp_path).answers_tool(LabelAnswers(("a 'b'", "c")))
+    path = RecipeFiles(tmp_path).write_answers_tool(LabelAnswers(("a 'b'", "c")))
 
     rewrite = runpy.run_path(str(path))["rewrite"]
 
@@ -97,7 +97,7 @@ def test_the_tool_that_reduces_answers_names_one_or_none(tmp_path: Path) -> None
 def test_the_tool_that_reduces_answers_finds_the_object_in_a_text(tmp_path: Path) -> None:
     form = form_of([(f"of {n}?", f'{{"kind": "{"ab"[n % 2]}", "n": "{n}"}}') for n in range(20)])
     assert isinstance(form, ObjectAnswers)
-    path = RecipeFiles(tmp_path).answers_tool(form)
+    path = RecipeFiles(tmp_path).write_answers_tool(form)
 
     rewrite = runpy.run_path(str(path))["rewrite"]
 

@@ -107,7 +107,7 @@ def test_texts_without_a_label_are_left_out_and_counted(tmp_path: Path) -> None:
 
     assert [(one.text, one.answer) for one in read.prompts] == [("A", "x"), ("C", "y")]
     assert read.notes == [
-        "in.csv: the labels are those of column 'Categoría'",
+        "in.csv: the labels are from column 'Categoría'",
         "in.csv: 1 texts without a label: left out",
     ]
 
@@ -146,7 +146,7 @@ def test_a_label_column_of_any_name_is_found_if_no_other_has_words(
 
     if is_found:
         read = read_prompts(table, system=None, is_labelled=True)
-        assert read.notes == ["in.jsonl: the labels are those of column 'Abteilung'"]
+        assert read.notes == ["in.jsonl: the labels are from column 'Abteilung'"]
         assert {one.answer for one in read.prompts} == {"ward 0", "ward 1"}
     else:
         with pytest.raises(DataError, match="cannot tell which column has the labels"):

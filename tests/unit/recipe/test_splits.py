@@ -2,7 +2,7 @@ import pytest
 
 from stillroom.errors import DataError
 from stillroom.recipe.inputs import RecipePrompt
-from stillroom.recipe.splits import FORM_FIELD, NEW_FORM, Parts, split
+from stillroom.recipe.splits import FORM_FIELD, NEW_FORM, PromptSplit, split
 
 TEMPLATES = (
     "Where is the parcel with order {}?",
@@ -29,8 +29,14 @@ def templates_of(some: list[RecipePrompt]) -> set[int]:
     return {next(n for n, start in enumerate(starts) if p.text.startswith(start)) for p in some}
 
 
-def texts_of(parts: Parts) -> list[str]:
-    every = (*parts.first, *parts.rest, *parts.of_new_forms, *parts.validation, *parts.test)
+def texts_of(parts: PromptSplit) -> list[str]:
+    every = (
+        *parts.first_round,
+        *parts.second_round,
+        *parts.of_new_forms,
+        *parts.validation,
+        *parts.test,
+    )
     return [prompt.text for prompt in every]
 
 
@@ -41,7 +47,7 @@ def test_no_text_is_in_two_parts_and_whole_templates_are_held_out_at_first() -> 
     assert parts.are_templated
     new = templates_of(parts.of_new_forms)
     assert new
-    assert not new & templates_of([*parts.first, *parts.rest])
+    assert not new & templates_of([*parts.first_round, *parts.second_round])
     marked = [p for p in parts.validation if p.row["metadata"][FORM_FIELD] == NEW_FORM]
     assert templates_of(marked) == new
     assert not new & templates_of(parts.test)
@@ -55,7 +61,7 @@ def test_labelled_texts_are_not_trained_on_whatever_their_spaces_and_case() -> N
 
     parts = split(prompts(0, 100), labelled, seed=0)
 
-    trained = {p.text for p in (*parts.first, *parts.rest, *parts.of_new_forms)}
+    trained = {p.text for p in (*parts.first_round, *parts.second_round, *parts.of_new_forms)}
     assert not trained & {p.text for p in prompts(0, 40)}
 
 
@@ -85,7 +91,7 @@ def test_a_text_with_two_system_messages_is_not_in_two_parts() -> None:
 
     parts = split([*some, *again], [], seed=1)
 
-    trained = {one.text for one in (*parts.first, *parts.rest, *parts.of_new_forms)}
+    trained = {one.text for one in (*parts.first_round, *parts.second_round, *parts.of_new_forms)}
     measured = [one.text for one in (*parts.validation, *parts.test)]
     assert len(set(measured)) == len(measured) > 40
     assert not trained & set(measured)

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from stillroom.recipe.training import Pace, PlannedTraining, for_templates, wanted_epochs
+from stillroom.recipe.training import Pace, PlannedTraining, settings_for_templates, wanted_epochs
 from stillroom.train.config.file import load_config
 from stillroom.train.planning.forecast import SftSettings, suitable_sft_settings
 
@@ -36,8 +36,8 @@ def test_a_models_size_decides_between_all_weights_and_an_adapter() -> None:
 
 
 def test_only_a_second_epoch_over_templates_is_at_half_the_rate() -> None:
-    assert for_templates(SftSettings(0, 2e-4), 1) == SftSettings(0, 2e-4)
-    assert for_templates(SftSettings(0, 2e-4), 2) == SftSettings(0, 1e-4)
+    assert settings_for_templates(SftSettings(0, 2e-4), 1) == SftSettings(0, 2e-4)
+    assert settings_for_templates(SftSettings(0, 2e-4), 2) == SftSettings(0, 1e-4)
 
 
 def test_configurations_are_read_as_they_are_meant(tmp_path: Path) -> None:

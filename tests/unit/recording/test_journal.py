@@ -143,7 +143,7 @@ def test_on_a_full_disk_replies_break_off_and_no_further_call_is_paid_for(
         assert (tmp_path / "calls-0001.jsonl").read_bytes() == b""
         refused = request(url, "POST", CHAT, b"{}")
         assert refused.status == 503
-        assert b"make room on the disk" in refused.body
+        assert b"free space on the disk" in refused.body
         assert len(endpoint.requests) == 1
         is_full = False
         assert request(url, "POST", CHAT, b"{}").body == b'"x"'

@@ -81,7 +81,7 @@ def test_a_key_is_found_wherever_the_parts_of_a_text_are_cut(spelled):
         text = b"." * before + spelled.encode() + b"." * 100
         for start in range(0, len(text), 33):
             search.add(text[start : start + 33])
-        assert search.has_found
+        assert search.has_key
 
 
 class CountingRedactor(Redactor):

@@ -21,7 +21,7 @@ from stillroom.lines import read_lines
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import Measured
 from stillroom.recipe.selection import read_rollouts
-from stillroom.recipe.splits import Parts
+from stillroom.recipe.splits import PromptSplit
 from stillroom.rollout.request import NO_FILE
 from stillroom.run_folder import find_run
 
@@ -49,7 +49,7 @@ class Baselines:
 
 
 def measure_baselines(
-    session: RecipeSession, parts: Parts, validation: Path, test: Path
+    session: RecipeSession, parts: PromptSplit, validation: Path, test: Path
 ) -> Baselines:
     """Measures the teacher and the untrained student.
 
@@ -98,7 +98,7 @@ def measure_baselines(
     return Baselines(best, teacher)
 
 
-def _note_cost_of_asking(session: RecipeSession, parts: Parts, teacher: Evaluated) -> None:
+def _note_cost_of_asking(session: RecipeSession, parts: PromptSplit, teacher: Evaluated) -> None:
     """Notes how many prompts can be paid for, if the budget does not suffice for all of them."""
     if (budget := session.request.budget_usd) is None:
         return
@@ -106,7 +106,7 @@ def _note_cost_of_asking(session: RecipeSession, parts: Parts, teacher: Evaluate
     left = budget - sum(stage.usd for stage in session.stages.done)
     usd = find_run(session.workspace, teacher.run_id).read().calls_usd
     each_usd = usd / max(1, teacher.result.accuracy.n)
-    prompts = [*parts.first, *parts.of_new_forms, *parts.rest]
+    prompts = [*parts.first_round, *parts.of_new_forms, *parts.second_round]
     if each_usd and len(prompts) * each_usd > left:
         session.stages.note(
             f"to ask the teacher about all {len(prompts)} texts costs about "
@@ -121,7 +121,7 @@ class _ExamplesMeasured(msgspec.Struct, frozen=True):
     num: int
 
 
-def _test_in_time(session: RecipeSession, parts: Parts, test: Path) -> Path | None:
+def _test_in_time(session: RecipeSession, parts: PromptSplit, test: Path) -> Path | None:
     """Returns the test prompts that a student with examples is measured on; None if none."""
     left, num_prompts = session.stages.left_s, len(parts.test)
 
@@ -132,7 +132,7 @@ def _test_in_time(session: RecipeSession, parts: Parts, test: Path) -> Path | No
 
     # It is kept, as the evaluation would else be another one after an interruption.
     key = {"test": file_sha256(test), "minutes": session.request.minutes}
-    num = session.files.document("examples", key, _ExamplesMeasured, chosen).num
+    num = session.files.stored_document("examples", key, _ExamplesMeasured, chosen).num
     if num == num_prompts:
         return test
     if num < MIN_EVAL_PROMPTS:
@@ -141,7 +141,7 @@ def _test_in_time(session: RecipeSession, parts: Parts, test: Path) -> Path | No
     session.caveats.append(
         f"the untrained student with examples was measured on {num} of {num_prompts} test prompts"
     )
-    return session.files.prompts(TEST_EXAMPLES, parts.test[:num])
+    return session.files.write_prompts(TEST_EXAMPLES, parts.test[:num])
 
 
 def _limit_turns(session: RecipeSession, teacher: Evaluated | None) -> None:
@@ -174,7 +174,7 @@ def _limit_turns(session: RecipeSession, teacher: Evaluated | None) -> None:
         session.max_tokens = 32 + math.ceil(1.5 * longest)
 
 
-def _few_shot(parts: Parts, most: int) -> str | None:
+def _few_shot(parts: PromptSplit, most: int) -> str | None:
     """Returns a system message with examples of different answers; None if there are too few.
 
     most: how many examples it may have.

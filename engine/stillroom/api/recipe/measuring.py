@@ -28,13 +28,13 @@ from stillroom.recipe.answers import (
     ObjectAnswers,
     PatternAnswers,
     form_of,
-    has_value,
+    has_same_value,
     pattern_of,
 )
 from stillroom.recipe.forms import reword
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import Measured
-from stillroom.recipe.splits import FORM_FIELD, NEW_FORM, Parts
+from stillroom.recipe.splits import FORM_FIELD, NEW_FORM, PromptSplit
 from stillroom.rollout.request import NO_FILE
 from stillroom.run_folder import find_run
 
@@ -73,7 +73,7 @@ class Evaluated:
     result: EvaluationResult
 
 
-def answers_to_measure_with(session: RecipeSession, parts: Parts) -> Parts:
+def answers_to_measure_with(session: RecipeSession, parts: PromptSplit) -> PromptSplit:
     """Returns the parts with right answers: where none were given, the teacher's.
 
     Raises RunError if nothing could judge a student.
@@ -83,7 +83,7 @@ def answers_to_measure_with(session: RecipeSession, parts: Parts) -> Parts:
     return _with_patterns(session, _answered(session, parts))
 
 
-def _answered(session: RecipeSession, parts: Parts) -> Parts:
+def _answered(session: RecipeSession, parts: PromptSplit) -> PromptSplit:
     """Returns the parts with right answers to all prompts to measure with."""
     session.form = form_of(session.plan.given_answers)
     parts = _in_form(session, parts)
@@ -133,7 +133,7 @@ def _answered(session: RecipeSession, parts: Parts) -> Parts:
     return _with_enough(parts, answers)
 
 
-def _in_form(session: RecipeSession, parts: Parts) -> Parts:
+def _in_form(session: RecipeSession, parts: PromptSplit) -> PromptSplit:
     """Returns the parts with right answers written in the form of all, if they are objects."""
     form = session.form
     if not isinstance(form, ObjectAnswers):
@@ -160,7 +160,7 @@ def _in_form(session: RecipeSession, parts: Parts) -> Parts:
     return replace(parts, validation=rewritten(parts.validation), test=rewritten(parts.test))
 
 
-def _with_patterns(session: RecipeSession, parts: Parts) -> Parts:
+def _with_patterns(session: RecipeSession, parts: PromptSplit) -> PromptSplit:
     """Returns the parts with prompts to measure with that say the pattern of their answer."""
     if not isinstance(session.form, PatternAnswers):
         return parts
@@ -186,7 +186,7 @@ def _check_short(session: RecipeSession, eval_prompts: Sequence[RecipePrompt]) -
         )
 
 
-def _with_enough(parts: Parts, answers: Mapping[str, str | None]) -> Parts:
+def _with_enough(parts: PromptSplit, answers: Mapping[str, str | None]) -> PromptSplit:
     """Returns the parts with the prompts to measure with that have an answer, or get one.
 
     Raises RunError if there are too few.
@@ -252,7 +252,7 @@ def difference(session: RecipeSession, before: Evaluated, after: Evaluated) -> C
 
 
 def measure_after(
-    session: RecipeSession, run_id: str, before: Evaluated, parts: Parts, test: Path
+    session: RecipeSession, run_id: str, before: Evaluated, parts: PromptSplit, test: Path
 ) -> Estimate:
     """Measures the chosen student on test prompts, also reworded; returns the gain.
 
@@ -275,7 +275,7 @@ def measure_after(
     if left is not None and left < _NUM_REWORDED * session.prompt_s:
         session.caveats.append("there was no time to measure accuracy on reworded prompts")
     elif reworded := _reworded(session, parts):
-        prompts = session.files.prompts(_TEST_REWORDED, reworded)
+        prompts = session.files.write_prompts(_TEST_REWORDED, reworded)
         evaluate(session, REWORDED, run_id, prompts, "student", system=system)
     return gain
 
@@ -322,7 +322,7 @@ def check_answers(session: RecipeSession, result: EvaluationResult, *, num_never
         )
 
 
-def add_field_accuracies(session: RecipeSession, after: Evaluated, parts: Parts) -> None:
+def add_field_accuracies(session: RecipeSession, after: Evaluated, parts: PromptSplit) -> None:
     """Adds the accuracy in each field, if answers are objects."""
     form = session.form
     if not isinstance(form, ObjectAnswers):
@@ -334,7 +334,7 @@ def add_field_accuracies(session: RecipeSession, after: Evaluated, parts: Parts)
         if one.answer is not None and one.task_id in said
     ]
     for field in form.fields if pairs else ():
-        num_right = sum(has_value(given, field, of=answer) for answer, given in pairs)
+        num_right = sum(has_same_value(given, field, expected=answer) for answer, given in pairs)
         session.add(
             Measured(
                 name=f"student, field {fences.name(field)}",
@@ -345,7 +345,7 @@ def add_field_accuracies(session: RecipeSession, after: Evaluated, parts: Parts)
         )
 
 
-def _reworded(session: RecipeSession, parts: Parts) -> list[RecipePrompt]:
+def _reworded(session: RecipeSession, parts: PromptSplit) -> list[RecipePrompt]:
     """Returns test prompts in other words: the teacher's, or by rules where it cannot.
 
     None are returned if rules might change words that an answer must repeat.

@@ -14,7 +14,7 @@ from stillroom.errors import DataError, InputError
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.importing.input_files import input_files
 from stillroom.models.resolve import ModelLocation, check_available, locate_model
-from stillroom.recipe.answers import known_answers, usual_spellings
+from stillroom.recipe.answers import label_set, usual_spellings
 from stillroom.recipe.inputs import PromptsRead, RecipePrompt, read_prompts
 from stillroom.recipe.request import RunRecipe
 from stillroom.rollout.request import NO_FILE, GenerateRollouts
@@ -191,7 +191,7 @@ def _unify_spellings(trained: PromptsRead, measured: PromptsRead) -> Iterator[st
             for one in file.prompts
         ]
     unified = [one.answer for one in trained.prompts if one.answer is not None]
-    if known_answers(unified) is not None:
+    if label_set(unified) is not None:
         rare = [label for label, count in Counter(unified).items() if count < _MIN_OF_A_LABEL]
         if rare:
             yield (

@@ -37,7 +37,7 @@ from stillroom.outputs import output_lock
 from stillroom.recipe.files import RecipeFiles
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import RecipeResult, RunRecipe
-from stillroom.recipe.splits import Parts, split
+from stillroom.recipe.splits import PromptSplit, split
 from stillroom.report.request import RecipeAtWork, RecipeOutcome, WriteReport
 from stillroom.reporting import Reporter
 from stillroom.rollout.request import NO_FILE
@@ -94,8 +94,8 @@ def _do_stages(
     parts = split(plan.prompts, plan.labelled, seed=request.seed)
     parts = answers_to_measure_with(session, parts)
     _note_forms(session, parts)
-    validation = session.files.prompts(measuring.VALIDATION, parts.validation)
-    test = session.files.prompts(measuring.TEST, parts.test)
+    validation = session.files.write_prompts(measuring.VALIDATION, parts.validation)
+    test = session.files.write_prompts(measuring.TEST, parts.test)
     compared = measure_baselines(session, parts, validation, test)
     taught, student = _teach(session, parts, validation)
     if num_silent := taught.counts.left_out.get(teaching.NO_ANSWER):
@@ -109,7 +109,7 @@ def _do_stages(
             "similar texts, and no rewards.py judges them"
         )
     if taught.counts.doubtful is not None:
-        session.files.listing(teaching.DOUBTFUL, taught.doubtful)
+        session.files.write_rows(teaching.DOUBTFUL, taught.doubtful)
     if taught.counts.doubtful:
         session.caveats.append(
             f"{taught.counts.doubtful} answers contradict those to similar texts: they are listed "
@@ -167,22 +167,24 @@ def _limited_since(workspace: Workspace, plan: RecipePlan) -> str:
     return min(times, default=now())
 
 
-def _teach(session: RecipeSession, parts: Parts, validation: Path) -> tuple[Taught, TrainedStudent]:
+def _teach(
+    session: RecipeSession, parts: PromptSplit, validation: Path
+) -> tuple[Taught, TrainedStudent]:
     """Asks, trains and measures until more would not help.
 
     Returns the rows of the last training, and the student that did best.
     """
     teacher, trainer = Teaching(session), Trainer(session, parts, validation)
     asked_at = time.monotonic()
-    taught = teacher.ask(1, parts.first, budget_share=_FIRST_BUDGET)
-    asked_s, others = time.monotonic() - asked_at, [*parts.of_new_forms, *parts.rest]
+    taught = teacher.ask(1, parts.first_round, budget_share=_FIRST_BUDGET)
+    asked_s, others = time.monotonic() - asked_at, [*parts.of_new_forms, *parts.second_round]
     rest = _still_to_ask(session, parts)
     trainer.plan(taught)
-    if others and trainer.is_slow(taught.num_rows * (1 + len(others) / len(parts.first))):
+    if others and trainer.is_slow(taught.num_rows * (1 + len(others) / len(parts.first_round))):
         taught = teacher.ask(2, others, budget_share=_REST_BUDGET)
         students = [trainer.train_once(taught)]
     else:
-        asking_s = asked_s * len(rest) / len(parts.first)
+        asking_s = asked_s * len(rest) / len(parts.first_round)
         students = [trainer.train_first(taught, asking_s=asking_s)]
         if _may_ask_more(session, parts, students[0]):
             more = _ask_more(session, teacher, parts, rest, taught)
@@ -201,14 +203,14 @@ def _teach(session: RecipeSession, parts: Parts, validation: Path) -> tuple[Taug
 def _ask_more(
     session: RecipeSession,
     teacher: Teaching,
-    parts: Parts,
+    parts: PromptSplit,
     rest: Sequence[RecipePrompt],
     taught: Taught,
 ) -> Taught:
     """Asks about the rest, and buys rewordings; returns the rows with those."""
     more = teacher.ask(2, rest, budget_share=_REST_BUDGET) if rest else taught
     more = teacher.with_rewordings(more)
-    if num_left := len(parts.rest) + len(parts.of_new_forms) - len(rest):
+    if num_left := len(parts.second_round) + len(parts.of_new_forms) - len(rest):
         session.caveats.append(
             f"{num_left} texts of known templates were not sent to the teacher: what was left "
             f"of the budget went to {more.counts.reworded} rewordings"
@@ -216,13 +218,13 @@ def _ask_more(
     return more
 
 
-def _still_to_ask(session: RecipeSession, parts: Parts) -> list[RecipePrompt]:
+def _still_to_ask(session: RecipeSession, parts: PromptSplit) -> list[RecipePrompt]:
     """Returns the prompts for the second round.
 
     Of templated texts these are those of new templates: more of the known ones teach less than the
     rewordings that the money also buys.
     """
-    rest = [*parts.of_new_forms, *parts.rest]
+    rest = [*parts.of_new_forms, *parts.second_round]
     if session.plan.logged is not None:
         return rest
     can_buy_words = session.form is not None and not session.has_tools
@@ -231,7 +233,7 @@ def _still_to_ask(session: RecipeSession, parts: Parts) -> list[RecipePrompt]:
     return parts.of_new_forms
 
 
-def _may_ask_more(session: RecipeSession, parts: Parts, student: TrainedStudent) -> bool:
+def _may_ask_more(session: RecipeSession, parts: PromptSplit, student: TrainedStudent) -> bool:
     """Returns whether there are more prompts, money to ask about them, and something to gain."""
     # That a student is right on texts of known templates says little of others.
     if student.accuracy >= _GOOD_ENOUGH and not parts.are_templated:
@@ -248,7 +250,7 @@ def _may_ask_more(session: RecipeSession, parts: Parts, student: TrainedStudent)
     return True
 
 
-def _note_forms(session: RecipeSession, parts: Parts) -> None:
+def _note_forms(session: RecipeSession, parts: PromptSplit) -> None:
     if parts.are_templated:
         session.caveats.append(
             f"{parts.num_texts} texts follow about {parts.num_forms} templates, so test prompts "

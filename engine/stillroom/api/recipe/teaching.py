@@ -154,7 +154,7 @@ class Teaching:
             if one.task_id in reworded.prompts
             and session.form.is_grounded(one.answer, reworded.prompts[one.task_id].text)
         ]
-        train_file = session.files.rows(
+        train_file = session.files.write_extended(
             "sft-reworded", taught.train_file, rows, session.request, reworded.files
         )
         counts = msgspec.structs.replace(taught.counts, reworded=len(rows))
@@ -196,7 +196,7 @@ class Teaching:
 
     def _check_share(self, answers: Sequence[TeacherAnswer], doubts: Mapping[str, str]) -> None:
         if len(doubts) > _MAX_DOUBT * len(answers):
-            self._session.files.listing(DOUBTFUL, self._listed(answers, doubts, {}))
+            self._session.files.write_rows(DOUBTFUL, self._listed(answers, doubts, {}))
             self._session.stop_at(
                 "answers",
                 f"{len(doubts)} of {len(answers)} answers contradict those to "
@@ -253,7 +253,7 @@ class Teaching:
         )
         rewrite = None
         if session.form is not None:
-            rewrite = session.workspace.shown(session.files.answers_tool(session.form))
+            rewrite = session.workspace.shown(session.files.write_answers_tool(session.form))
         request = ConvertRollouts(
             input=session.workspace.shown(chosen),
             output=session.shown(f"sft-{number}.jsonl"),

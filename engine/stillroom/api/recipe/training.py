@@ -16,12 +16,12 @@ from stillroom.lines import read_lines
 from stillroom.models.resolve import ModelLocation
 from stillroom.models.tokenizer import tokenizer_for
 from stillroom.recipe.files import RecipeFiles
-from stillroom.recipe.splits import Parts
+from stillroom.recipe.splits import PromptSplit
 from stillroom.recipe.training import (
     Pace,
     PlannedTraining,
-    for_templates,
     planned_epochs,
+    settings_for_templates,
     wanted_epochs,
 )
 from stillroom.rollout.request import NO_FILE
@@ -73,7 +73,7 @@ class TrainedStudent:
 class Trainer:
     """Trains the student of a recipe within the time that is left."""
 
-    def __init__(self, session: RecipeSession, parts: Parts, validation: Path) -> None:
+    def __init__(self, session: RecipeSession, parts: PromptSplit, validation: Path) -> None:
         self._session, self._parts, self._validation = session, parts, validation
         self._settings = _GUESS
         self._pace: Pace | None = None
@@ -160,8 +160,9 @@ class Trainer:
         if available is not None and available < _MIN_S:
             session.caveats.append("no time was left for on-policy distillation: more minutes help")
             return None
-        prompts = files.prompts(
-            "prompts", [*self._parts.first, *self._parts.rest, *self._parts.of_new_forms]
+        prompts = files.write_prompts(
+            "prompts",
+            [*self._parts.first_round, *self._parts.second_round, *self._parts.of_new_forms],
         )
         training = PlannedTraining(
             student.run_id, prompts.name, self._settings, session.request.seed, 1, available
@@ -169,7 +170,7 @@ class Trainer:
         options = session.plan.teacher
         for name, given in (("tools.py", options.tools), ("rewards.py", session.plan.rewards)):
             if given != NO_FILE:
-                files.code(name, session.workspace.existing(given, label=name))
+                files.copy_code(name, session.workspace.existing(given, label=name))
         problems = list[str]()
         for tokens, path in configs.items():
             make = partial(
@@ -179,7 +180,7 @@ class Trainer:
                 max_tokens=session.max_tokens,
                 system=session.student_system,
             )
-            config = files.config(path, make)
+            config = files.write_config(path, make)
             request = StartTraining(config=session.workspace.shown(config))
             try:
                 plan_request(session.workspace, request)
@@ -226,13 +227,13 @@ class Trainer:
         )  # fmt: skip
         key = {"rows": file_sha256(taught.train_file), "rank": self._settings.qlora_rank}
         path = session.files.config_path("plan", key)
-        config = session.files.config(path, training.sft_config)
+        config = session.files.write_config(path, training.sft_config)
         request = PlanTraining(config=session.workspace.shown(config))
 
         def plan() -> TrainingForecast:
             return session.stages.do(PLAN, "plan_training", request, TrainingForecast)
 
-        return session.files.document("plan", key, TrainingForecast, plan)
+        return session.files.stored_document("plan", key, TrainingForecast, plan)
 
     def _time_left(self, *, num_measures: int, other_s: float = 0.0) -> float | None:
         """Returns the seconds for training, less those of measuring and exporting after it.
@@ -283,13 +284,13 @@ class Trainer:
             epochs = max(1, min(epochs, possible))
         settings = self._settings
         if self._are_templated:
-            settings = for_templates(settings, epochs)
+            settings = settings_for_templates(settings, epochs)
         training = PlannedTraining(
             start, taught.train_file.name, settings, session.request.seed, epochs, available_s,
             self._chat_template(taught),
         )  # fmt: skip
         config = self._config(title, start, taught)
-        return self._train(title, session.files.config(config, training.sft_config))
+        return self._train(title, session.files.write_config(config, training.sft_config))
 
     def _config(self, title: str, start: str, taught: Taught) -> Path:
         """Returns where the config of a training within these minutes is."""

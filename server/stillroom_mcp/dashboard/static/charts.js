@@ -28,7 +28,7 @@ const stillroomCharts = (() => {
     });
   }
 
-  class Recorded {
+  class RecordedMetrics {
     constructor() {
       this.steps = [];
       this.values = {};
@@ -150,5 +150,5 @@ const stillroomCharts = (() => {
     addEventListener("themechange", recolour);
   }
 
-  return { Recorded, drawAll, watchSize };
+  return { RecordedMetrics, drawAll, watchSize };
 })();

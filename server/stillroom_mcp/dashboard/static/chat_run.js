@@ -11,8 +11,8 @@
   ];
   const view = document.getElementById("view");
   const head = make("div"), block = make("div", "curves"), charts = make("div", "charts");
-  let recorded = new stillroomCharts.Recorded();
-  let runId = null, newest = -1;
+  let recorded = new stillroomCharts.RecordedMetrics();
+  let runId = null, lastStep = -1;
 
   for (const [metric, title, unit, also] of CURVES) {
     const canvas = make("div", "canvas");
@@ -35,7 +35,7 @@
     const facts = [];
     const { progress, metrics = {} } = run;
     if (progress?.total) facts.push(["Done", `${(100 * Math.min(1, progress.done / progress.total)).toFixed(1)} %`, `${progress.done} of ${progress.total} ${progress.unit}`]);
-    if (progress?.eta_s) facts.push(["Left", seconds(progress.eta_s), "about"]);
+    if (progress?.eta_s) facts.push(["Time left", seconds(progress.eta_s), "estimate"]);
     for (const [metric, title, unit] of CURVES) {
       const value = metrics[metric];
       if (typeof value === "number") facts.push([title, metric === "cost_usd" ? `$${value.toFixed(4)}` : number(value), unit || "now"]);
@@ -44,8 +44,8 @@
     const alarms = (run.alarms ?? []).map((alarm) => make("li", "", alarm));
     head.replaceChildren(
       make("h1", "", run.run_id.slice(0, run.run_id.indexOf("-") + 7), make("span", "", ` · ${run.kind} `), make("span", `status ${run.status}`, run.status)),
-      ...(run.where ? [make("p", "small muted", `On ${run.where}, ${run.last_contact ? `seen ${run.last_contact.slice(0, 16).replace("T", " ")} UTC` : "not reached yet"}.`)] : []),
-      ...(run.unreachable ? [make("div", "problem", make("p", "", `The run cannot be followed at the moment: ${run.unreachable}`), make("p", "muted", "It is retried; a run that has started continues on its machine."))] : []),
+      ...(run.where ? [make("p", "small muted", `On ${run.where}, ${run.last_contact ? `last contact ${run.last_contact.slice(0, 16).replace("T", " ")} UTC` : "not reached yet"}.`)] : []),
+      ...(run.unreachable ? [make("div", "problem", make("p", "", `The run cannot be followed at the moment: ${run.unreachable}`), make("p", "muted", "Stillroom keeps trying; a run that has started continues on its machine."))] : []),
       figures(facts.slice(0, 6)),
       ...(alarms.length ? [make("ul", "alarms", ...alarms)] : []),
       ...(run.error ? [make("div", "problem", make("p", "", run.error.problem), make("p", "muted", `Fix: ${run.error.fix}`))] : []),
@@ -57,7 +57,7 @@
   async function readMetrics() {
     const all = await readJson(`run://${runId}/metrics`);
     if (all?.steps) {
-      recorded = new stillroomCharts.Recorded();
+      recorded = new stillroomCharts.RecordedMetrics();
       recorded.add({ ...all, next: 0 });
     } else {
       await readLastMetrics();
@@ -71,8 +71,8 @@
     for (const line of page?.lines ?? []) {
       try {
         const event = JSON.parse(line);
-        if (event.event !== "metrics" || event.step <= newest) continue;
-        newest = event.step;
+        if (event.event !== "metrics" || event.step <= lastStep) continue;
+        lastStep = event.step;
         steps.push(event.step);
         rows.push(event.values);
       } catch {

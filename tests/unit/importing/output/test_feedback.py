@@ -116,7 +116,7 @@ def test_a_file_of_which_nothing_was_read_is_named_in_the_notes_and_the_next_ste
     assert made.unread_files == ["logs/feedback.csv"]
     assert made.notes[0].startswith(f"nothing was read from logs/feedback.csv: {note}")
     step = after_import_rollouts(None, made)
-    assert step.startswith("nothing was read of logs/feedback.csv: see notes before you use")
+    assert step.startswith("nothing was read from logs/feedback.csv: see notes before you use")
 
 
 def test_files_of_which_a_part_was_read_or_that_have_no_model_calls_are_not_called_unread(

@@ -30,7 +30,7 @@ def test_every_line_is_found_by_its_number(
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(texts) + end, encoding="utf-8")
     files = RowFiles(Workspace(tmp_path))
-    assert files.count(path) == 40
+    assert files.count_lines(path) == 40
     for first in range(41):
         expected = [(n + 1, texts[n].encode()) for n in range(first, min(first + 3, 40))]
         assert lines_read(files, path, first, 3) == expected
@@ -46,7 +46,7 @@ def test_lines_that_are_added_are_found_too(
     for n in range(30):
         with path.open("a", encoding="utf-8") as stream:
             stream.write(f"row {n}\n")
-        assert files.count(path) == n + 1
+        assert files.count_lines(path) == n + 1
         assert lines_read(files, path, n, 5) == [(n + 1, f"row {n}".encode())]
     path.write_text("other\n", encoding="utf-8")
     assert lines_read(files, path, 0, 5) == [(1, b"other")]
@@ -59,7 +59,7 @@ def test_a_page_is_read_without_the_rows_before_it(
     line = b'{"prompt": "' + b"x" * 985 + b'"}\n'
     path.write_bytes(line * 8000)
     files = RowFiles(Workspace(tmp_path))
-    assert files.count(path) == 8000
+    assert files.count_lines(path) == 8000
     starts: list[int] = []
     read = row_files._lines_from
     monkeypatch.setattr(row_files, "_lines_from", lambda *at: (starts.append(at[1]), read(*at))[1])
