@@ -350,7 +350,7 @@ def greedy_turns(family: Family, loaded: LoadedModel, reference: Any) -> float:
     def more(sequence: DecodedSequence) -> None:
         ends.append((sequence, started[id(sequence)], list(sequence.ids)))
         if reply := replies[sequences.index(sequence)]:
-            sequence.give(reply.pop())
+            sequence.append_given(reply.pop())
             started[id(sequence)] = len(sequence.ids)
             engine.request_turn(sequence)
 

@@ -125,7 +125,7 @@ def ours(loaded: LoadedModel, given: Sequence[Sequence[Sequence[int]]]) -> None:
     left: dict[DecodedSequence, list[Sequence[int]]] = {}
     for seed, (prompt, *replies) in enumerate(given):
         sequence = DecodedSequence(settings, draws=random.Random(seed))
-        sequence.give(prompt)
+        sequence.append_given(prompt)
         left[sequence] = replies
         engine.request_turn(sequence)
     while engine.has_work:
@@ -133,7 +133,7 @@ def ours(loaded: LoadedModel, given: Sequence[Sequence[Sequence[int]]]) -> None:
             if not left[sequence]:
                 engine.release(sequence)
                 continue
-            sequence.give(left[sequence].pop(0))
+            sequence.append_given(left[sequence].pop(0))
             engine.request_turn(sequence)
 
 

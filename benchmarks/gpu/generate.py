@@ -74,7 +74,7 @@ def ours(model: Any, work: Workload) -> None:
     for index, (prompt, length) in enumerate(zip(work.prompts, work.lengths, strict=True)):
         settings = SamplingSettings(temperature=1.0, max_tokens=length)
         sequence = DecodedSequence(settings, draws=random.Random(index))
-        sequence.give(prompt)
+        sequence.append_given(prompt)
         engine.request_turn(sequence)
     while engine.has_work:
         for sequence in engine.step():

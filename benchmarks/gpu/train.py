@@ -254,7 +254,7 @@ def sampled(loaded: LoadedModel) -> list[TrainingSequence]:
     sequences: list[DecodedSequence] = []
     for index, messages in enumerate(chats()):
         sequence = DecodedSequence(settings, draws=random.Random(index))
-        sequence.give(renderer.prompt_ids(messages, []))
+        sequence.append_given(renderer.prompt_ids(messages, []))
         engine.request_turn(sequence)
         sequences.append(sequence)
     while engine.has_work:

@@ -121,7 +121,7 @@ def sampled(loaded: LoadedModel, prompts: Sequence[Any], tokens: int) -> list[De
     sequences: list[DecodedSequence] = []
     for number, messages in enumerate(prompts):
         sequence = DecodedSequence(settings, draws=random.Random(number))
-        sequence.give(renderer.prompt_ids(messages, []))
+        sequence.append_given(renderer.prompt_ids(messages, []))
         engine.request_turn(sequence)
         sequences.append(sequence)
     while engine.has_work:

@@ -268,7 +268,7 @@ class SampledTurn(msgspec.Struct, frozen=True, kw_only=True):
     """The origin of a turn in a refined rollout; None in other rollouts."""
 
 
-class BegunTurn(msgspec.Struct, frozen=True, kw_only=True):
+class PartialTurn(msgspec.Struct, frozen=True, kw_only=True):
     """The sampled tokens of an unfinished turn, with their log-probabilities (nats)."""
 
     ids: list[int]

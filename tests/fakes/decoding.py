@@ -43,7 +43,7 @@ def sequence_of(
     prompt: Sequence[int], settings: SamplingSettings = GREEDY, *, seed: int = 0
 ) -> DecodedSequence:
     sequence = DecodedSequence(settings, draws=random.Random(seed))
-    sequence.give(prompt)
+    sequence.append_given(prompt)
     return sequence
 
 
@@ -85,7 +85,7 @@ def play_replies(
 
     def answer(sequence: DecodedSequence) -> None:
         if sequence in waiting:
-            sequence.give(waiting.pop(sequence))
+            sequence.append_given(waiting.pop(sequence))
             engine.request_turn(sequence)
 
     for sequence in sequences:

@@ -230,7 +230,7 @@ BAD_CALLS = [
         {**ASKED, "nudge": "Again."},
         "nudge requires termination_policy: max_turns",
     ),
-    ("generate_rollouts", {**ASKED, "takeover": "critic"}, "takeover needs refine"),
+    ("generate_rollouts", {**ASKED, "takeover": "critic"}, "takeover requires refine"),
     ("generate_rollouts", {**ASKED, "where": "nowhere"}, "there is no machine 'nowhere'"),
     ("generate_rollouts", {**ASKED, "rewards": "sft.jsonl"}, "is not a Python file"),
     ("generate_rollouts", {**ASKED, "judge": "judge.yml"}, "'judge.yml' does not exist"),

@@ -77,7 +77,7 @@ class Schedule:
             self.engine.release(self.sequences[index])
             return
         self.replied[index] += 1
-        self.sequences[index].give(self.tokens(plan.replies[done]))
+        self.sequences[index].append_given(self.tokens(plan.replies[done]))
         self.due.setdefault(step + 1 + plan.delay, []).append(index)
 
 

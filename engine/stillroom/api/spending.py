@@ -75,12 +75,12 @@ def within_workspace_budget(
     if workspace_budget_usd(workspace) is None or getattr(request, "dry_run", False):
         return request, []
     is_charged = False
-    for model, place in plan.called:
+    for model, place in plan.models_called:
         price = model.price(workspace)
         is_charged |= is_paid(place) or (price is not None and price.is_charged)
     if not is_charged:
         return request, []
-    for model, _ in plan.called:
+    for model, _ in plan.models_called:
         model.price(workspace, is_needed=True)
     budget_usd, notes = limited_usd(workspace, request.budget_usd)
     return request.model_copy(update={"budget_usd": budget_usd}), notes
@@ -166,7 +166,7 @@ def unlimited_spending(workspace: Workspace, request: BaseModel) -> UnlimitedSpe
         plan = plan_generation(workspace, request).rollouts
     else:
         plan = plan_evaluation(workspace, request).rollouts
-    for model, place in plan.called:
+    for model, place in plan.models_called:
         if isinstance(place, Endpoint) and is_paid(place):
             return UnlimitedSpending(model.model, urlsplit(place.base_url).hostname or "")
     return None

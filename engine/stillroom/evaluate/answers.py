@@ -80,10 +80,10 @@ class EvaluationPart:
             if self.must_judge:
                 specs, unjudged = judged_specs(specs, context.rewarder)
             contained = _contained_match_ids(specs, context.rewarder)
-            on_open([*context.notes, *_notes_on(unjudged, contained, tasks)])
+            on_open([*context.notes, *_task_notes(unjudged, contained, tasks)])
             started, measured_at = time.monotonic(), -math.inf
 
-            async def keep(outcome: Outcome) -> None:
+            async def on_outcome(outcome: Outcome) -> None:
                 nonlocal measured_at
                 done[key_of(outcome)] = outcome
                 is_last = len(done) == len(specs)
@@ -93,10 +93,10 @@ class EvaluationPart:
                 reporter.progress(len(done), len(specs), unit="rollouts", phase=self.phase)
 
             async with background_tasks() as watching:
-                # Not only between rollouts: one of them may take minutes.
+                # Checked during rollouts too, since one may take minutes.
                 watching.start_soon(cancel_when_asked, reporter, watching.cancel_scope)
                 stopped_by = await collect_rollouts(
-                    specs, context, concurrency=plan.options.concurrency, on_outcome=keep
+                    specs, context, concurrency=plan.options.concurrency, on_outcome=on_outcome
                 )
         stop_if_cancelled(reporter)
         return Answers(
@@ -109,7 +109,7 @@ class EvaluationPart:
         )
 
     def _report_cost(self, reporter: Reporter, num_done: int) -> None:
-        """Reports what the calls cost so far, with the most that those under way may cost."""
+        """Reports the cost of the calls so far, with the worst-case cost of those in flight."""
         if self.spending is not None and self.spending.price is not None:
             budget = self.spending.budget
             usd = budget.spent.usd + budget.reserved.usd
@@ -141,7 +141,7 @@ def _contained_match_ids(specs: Sequence[RolloutSpec], rewarder: Rewarder) -> se
     return {task.task_id for task in tasks if rewarder.match_of(task) is AnswerMatch.CONTAINED}
 
 
-def _notes_on(
+def _task_notes(
     unjudged: AbstractSet[str], contained: AbstractSet[str], tasks: Sequence[Task]
 ) -> list[str]:
     """Returns notes on tasks that are left out, and on tasks whose answers are judged leniently."""

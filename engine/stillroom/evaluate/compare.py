@@ -94,7 +94,7 @@ def compare(baseline: Evaluation, candidate: Evaluation) -> Comparison:
         tasks_lost=lost,
         tasks_shared=len(pairs),
         tasks_unshared=len(baseline.tasks) + len(candidate.tasks) - 2 * len(pairs),
-        prompts=_prompts(baseline, candidate),
+        prompts=_instruction_note(baseline, candidate),
         is_significant=excludes_zero(difference),
         by_group=_by_group(pairs),
         sampled_difference=_sampled_difference(baseline, candidate),
@@ -133,7 +133,7 @@ def _compare_guard(baseline: Evaluation, candidate: Evaluation) -> GuardComparis
     )
 
 
-def _prompts(baseline: Evaluation, candidate: Evaluation) -> str | None:
+def _instruction_note(baseline: Evaluation, candidate: Evaluation) -> str | None:
     """Returns a sentence on the instruction that each model read before the prompts."""
     old, new = baseline.result, candidate.result
     if old.instruction is None and new.instruction is None:

@@ -1,4 +1,4 @@
-"""Dollars and seconds per task of a student and its teacher, and when the student has paid off."""
+"""Dollars and seconds per task of a student and its teacher, and when the student pays off."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,15 +10,15 @@ import msgspec
 
 from stillroom import fences
 from stillroom.errors import DataError
-from stillroom.evaluate.files import EvaluationResult, TaskCost, dollars, task_time
+from stillroom.evaluate.files import EvaluationResult, TaskCost, format_usd, task_time
 from stillroom.run_folder import RunFolder, all_runs, read_remote_state
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import MACHINE, PRICES_FILE, machine_usd_per_hour
 from stillroom.teachers.providers import IN_PROCESS, PROVIDERS
 from stillroom.types import OwnText, RunKind, total_usd
 
-_CALLING = (RunKind.ROLLOUTS, RunKind.SCORE, RunKind.EVALUATE)
-_TRAINING = (RunKind.SFT, RunKind.DPO, RunKind.DISTILL)
+_KINDS_WITH_CALLS = (RunKind.ROLLOUTS, RunKind.SCORE, RunKind.EVALUATE)
+_TRAINING_KINDS = (RunKind.SFT, RunKind.DPO, RunKind.DISTILL)
 
 
 class CostComparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,8 +46,8 @@ class CostComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """What the runs of a workspace have cost."""
+class RunCosts:
+    """The costs of a workspace's runs."""
 
     calls_usd: float | None
     """The dollars of calls and of remote machines; None if some price is unknown."""
@@ -55,33 +55,33 @@ class Spent:
     """The hours of trainings, and of rollouts of local models, on this machine."""
 
 
-def spent_on_runs(workspace: Workspace) -> Spent:
+def cost_of_runs(workspace: Workspace) -> RunCosts:
     """Returns the cost of all runs of a workspace, including failed and cancelled ones."""
     calls, seconds = list[float | None](), 0.0
     for folder in all_runs(workspace):
         with suppress(DataError, OSError):
-            state, request = folder.read(), _request(folder)
+            state, request = folder.read(), _recorded_request(folder)
             result = state.result or {}
             if result.get("dry_run"):
                 continue
             is_local = _is_local(request)
-            if state.kind in _CALLING and not (is_local and "cost_usd" not in result):
+            if state.kind in _KINDS_WITH_CALLS and not (is_local and "cost_usd" not in result):
                 # The metrics of an interrupted run have its cost so far. If they have none, the
                 # price of its calls is unknown.
                 so_far = None if state.metrics.get("calls") and not is_local else 0.0
                 calls.append(result.get("cost_usd", state.metrics.get("cost_usd", so_far)))
-            if (elsewhere := read_remote_state(folder.path)) is not None:
-                calls.append(elsewhere.spent_usd)
-            elif state.kind in _TRAINING or (state.kind in _CALLING and is_local):
+            if (remote_state := read_remote_state(folder.path)) is not None:
+                calls.append(remote_state.spent_usd)
+            elif state.kind in _TRAINING_KINDS or (state.kind in _KINDS_WITH_CALLS and is_local):
                 seconds += state.seconds or 0.0
-    return Spent(total_usd(calls), seconds / 3600)
+    return RunCosts(total_usd(calls), seconds / 3600)
 
 
 _MAX_NAME = 60
 
 
-def name_for_people(name: str) -> str:
-    """Returns an evaluation's name for a page, which no agent takes as an instruction."""
+def display_name(name: str) -> str:
+    """Returns an evaluation's name on one short line, so that it cannot pass for instructions."""
     return fences.short_line(name, most=_MAX_NAME)
 
 
@@ -92,24 +92,24 @@ def compare_costs(
     *,
     shown: Callable[[str], str] = fences.name,
 ) -> CostComparison | None:
-    """Returns the costs per task; None if an evaluation has none (earlier versions).
+    """Returns the costs per task; None if an evaluation of an earlier version has none.
 
     `shown` returns an evaluation's name as the sentence shows it.
     """
     student_cost, teacher_cost = student.per_task, teacher.per_task
     if student_cost is None or teacher_cost is None:
         return None
-    spent = [spent_on_runs(each) for each in _workspaces(workspace, student)]
-    machine_hours = sum(each.machine_hours for each in spent)
-    total = total_usd(each.calls_usd for each in spent)
+    costs = [cost_of_runs(each) for each in _workspaces(workspace, student)]
+    machine_hours = sum(each.machine_hours for each in costs)
+    total = total_usd(each.calls_usd for each in costs)
     if total is not None:
         total += (machine_usd_per_hour(workspace) or 0.0) * machine_hours
     tasks = break_even(student_cost.usd, teacher_cost.usd, total)
     note = _note(student_cost, teacher_cost, total, tasks)
-    if len(spent) > 1:
+    if len(costs) > 1:
         note += " (including the runs of the workspace in which the student was trained)"
     student_text, teacher_text = (
-        f"{task_time(cost)}" + ("" if cost.usd is None else f" and {dollars(cost.usd)}")
+        f"{task_time(cost)}" + ("" if cost.usd is None else f" and {format_usd(cost.usd)}")
         for cost in (student_cost, teacher_cost)
     )
     names = [shown(each.name) for each in (student, teacher)]
@@ -129,7 +129,7 @@ def compare_costs(
 
 
 def _workspaces(workspace: Workspace, student: EvaluationResult) -> list[Workspace]:
-    """Returns this workspace, and that of the run which trained the student, if it is another."""
+    """Returns this workspace, and the one in which the student was trained, if that is another."""
     folders = workspace.path(student.model).parents
     others = (Workspace(f.parent) for f in folders if f.name == workspace.runs.name)
     roots = {one.root.resolve(): one for one in (workspace, *others) if one.runs.is_dir()}
@@ -145,13 +145,13 @@ def break_even(
     """
     if student_usd is None or teacher_usd is None or spent_usd is None:
         return None
-    saved = teacher_usd - student_usd
+    saved_per_task = teacher_usd - student_usd
     # Rounding must not add a task.
-    return math.ceil(round(spent_usd / saved, 6)) if saved > 0 else None
+    return math.ceil(round(spent_usd / saved_per_task, 6)) if saved_per_task > 0 else None
 
 
 def _note(student: TaskCost, teacher: TaskCost, spent_usd: float | None, tasks: int | None) -> str:
-    """Returns when the student has paid off, or why there is no such number of tasks."""
+    """Returns after how many `tasks` the student has paid off, or why that is not known."""
     if tasks is not None:
         return f"after {tasks} tasks the student has saved what was spent so far"
     if (student.usd is None and student.is_local) or (teacher.usd is None and teacher.is_local):
@@ -167,7 +167,7 @@ def _note(student: TaskCost, teacher: TaskCost, spent_usd: float | None, tasks: 
     return "a task costs no less with the student than with the teacher"
 
 
-def _request(folder: RunFolder) -> Mapping[str, Any]:
+def _recorded_request(folder: RunFolder) -> Mapping[str, Any]:
     return folder.read_request().request if folder.request_file.exists() else {}
 
 

@@ -48,7 +48,7 @@ def decide(student: Evaluation, others: Sequence[Evaluation], teacher: Evaluatio
     if gap.value < 0:
         because = "the teacher solves fewer of these tasks than the student: use another teacher"
         return Decision(verdict="no_go", because=because, gap=gap)
-    prompted = [one for one in others if _is_prompted(one, student)]
+    prompted = [one for one in others if _has_other_instruction(one, student)]
     lead = f"the teacher's accuracy is {_points(gap.value)} points above the student's"
     if not prompted:
         return Decision(
@@ -87,14 +87,14 @@ def gap_closed(comparison: Comparison, candidate: Evaluation, teacher: Evaluatio
     return gained / (gained + left) if gained + left > 0 else None
 
 
-def _is_prompted(other: Evaluation, student: Evaluation) -> bool:
-    """Returns whether `other` is an evaluation of the same model with another instruction."""
+def _has_other_instruction(other: Evaluation, student: Evaluation) -> bool:
+    """Returns whether `other` evaluates the same model with another instruction."""
     one, two = other.result, student.result
     return one.model == two.model and one.instruction != two.instruction
 
 
 def _decide_unclear_gap(gap: Estimate, student: str) -> Decision:
-    """Returns no_go for a gap that can only be small, and unclear for any other with 0 inside."""
+    """Returns no_go for a gap that is at most negligible, else unclear; its interval contains 0."""
     if _is_negligible(gap):
         because = f"the teacher is at most {_points(_NEGLIGIBLE)} points better than {student} here"
         return Decision(verdict="no_go", because=because, gap=gap)

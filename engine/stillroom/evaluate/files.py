@@ -123,14 +123,14 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def other_measures(result: EvaluationResult) -> Iterator[str]:
-    """Yields phrases on the result's other parts: temperature 1, guard set, costs, omissions."""
+    """Yields phrases on all but the accuracy: temperature 1, guard set, costs and omissions."""
     if result.sampled_accuracy is not None:
         yield f"at temperature 1: {_percent(result.sampled_accuracy)}"
     if (guard := result.guard) is not None:
         right = "" if guard.accuracy is None else f"{_percent(guard.accuracy)} right, "
         yield f"guard set: {right}needless tool calls at {_percent(guard.over_calling)}"
     if (cost := result.per_task) is not None:
-        usd = "at an unknown price" if cost.usd is None else f"{dollars(cost.usd)}"
+        usd = "at an unknown price" if cost.usd is None else f"{format_usd(cost.usd)}"
         yield f"a task: {task_time(cost)}, {usd}, {cost.tokens:.0f} tokens"
     if (commonest := result.commonest_answer) is not None:
         yield f"always giving the commonest answer: {_percent(commonest)}"
@@ -147,7 +147,7 @@ def task_time(cost: TaskCost) -> str:
     return f"{cost.machine_seconds:.2g} s ({cost.seconds:.2g} s from prompt to answer)"
 
 
-def dollars(usd: float) -> str:
+def format_usd(usd: float) -> str:
     """Returns an amount with three significant digits."""
     return f"${usd:.3g}"
 

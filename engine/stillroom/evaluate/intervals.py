@@ -12,7 +12,7 @@ _MAX_EXACT = 1000
 """The largest number of tasks for exact integers; with more, their many digits take minutes."""
 _Z = NormalDist().inv_cdf(0.5 + _LEVEL / 2)
 _POWER_Z = NormalDist().inv_cdf(0.8)
-_DISCORDANT = 0.2
+_DISCORDANT_SHARE = 0.2
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,18 +83,18 @@ def mean_estimate(
         return Estimate(value=mean, low=low, high=high, n=n)
     variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
     half = t_quantile(n - 1) * math.sqrt(variance / n)
-    least, most = limits or (-math.inf, math.inf)
+    lowest, highest = limits or (-math.inf, math.inf)
     # Rounding must not move a bound past the mean.
-    low, high = min(mean, max(least, mean - half)), max(mean, min(most, mean + half))
+    low, high = min(mean, max(lowest, mean - half)), max(mean, min(highest, mean + half))
     return Estimate(value=mean, low=low, high=high, n=n)
 
 
 def ratio_estimate(
-    sums: Sequence[float], sizes: Sequence[int], *, least: float = -math.inf
+    sums: Sequence[float], sizes: Sequence[int], *, lowest: float = -math.inf
 ) -> Estimate:
     """Returns sum(sums) / sum(sizes), e.g. nats per token, over independent clusters.
 
-    `sums` and `sizes` have one number for each cluster; the interval does not go below `least`.
+    `sums` and `sizes` have one number for each cluster; the interval does not go below `lowest`.
     Source: linearised variance of a ratio estimator (Cochran 1977, ch. 6).
     """
     n, total = len(sums), sum(sizes)
@@ -105,7 +105,7 @@ def ratio_estimate(
     variance = math.fsum(r * r for r in residuals) * n / (n - 1) / total**2
     half = t_quantile(n - 1) * math.sqrt(variance)
     # Rounding must not move the bound past the ratio.
-    low = min(ratio, max(least, ratio - half))
+    low = min(ratio, max(lowest, ratio - half))
     return Estimate(value=ratio, low=low, high=ratio + half, n=n)
 
 
@@ -136,11 +136,11 @@ def t_quantile(degrees: int) -> float:
 
 
 def smallest_difference(n: int) -> float:
-    """Returns the difference of two accuracies that n paired tasks show in four cases of five.
+    """Returns the smallest difference in accuracy that n paired tasks detect with 80 % power.
 
-    Assumes that the two models' answers differ in being right on a fifth of the tasks.
+    Assumes that on a fifth of the tasks exactly one of the two models is right.
     """
-    return min(1.0, (_Z + _POWER_Z) * math.sqrt(_DISCORDANT / n))
+    return min(1.0, (_Z + _POWER_Z) * math.sqrt(_DISCORDANT_SHARE / n))
 
 
 def sign_test_p(wins: int, losses: int) -> float:

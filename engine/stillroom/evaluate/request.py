@@ -1,4 +1,4 @@
-"""The request for an evaluation, and its plan, in which all names are looked up and checked."""
+"""The request for an evaluation, and its plan, in which all names are resolved and checked."""
 
 import itertools
 from dataclasses import dataclass
@@ -89,12 +89,12 @@ def _check_groups(request: EvaluateModel, rollouts: RolloutPlan) -> None:
     """Raises DataError for a field in `group_by` that no prompt has in its metadata."""
     if request.group_by == EvaluateModel.model_fields["group_by"].default:
         return
-    found = [task.metadata for task in rollouts.load_tasks()]
+    rows = [task.metadata for task in rollouts.load_tasks()]
     for name in request.group_by:
-        if all(category_in(metadata, name) is None for metadata in found):
-            known = itertools.chain.from_iterable(found)
+        if all(category_in(metadata, name) is None for metadata in rows):
+            fields = itertools.chain.from_iterable(rows)
             raise DataError(
-                f"group_by: {missing_field_note(name, known)} ({request.data})",
+                f"group_by: {missing_field_note(name, fields)} ({request.data})",
                 "name one of these fields in group_by, or leave group_by out",
             )
 
@@ -102,7 +102,7 @@ def _check_groups(request: EvaluateModel, rollouts: RolloutPlan) -> None:
 def plan_evaluation(workspace: Workspace, request: EvaluateModel) -> EvaluationPlan:
     """Returns the plan of an evaluation, without loading a model.
 
-    Raises EngineError for everything that can be found wrong without a model.
+    Raises EngineError for every error that can be found without loading a model.
     """
     data = workspace.existing(request.data, label="data")
     needs_keys = not request.dry_run

@@ -70,7 +70,7 @@ async def evaluate_model(
         return await forecast_rollouts(plan.rollouts, plan.price, parts.specs, output=request.data)
     origin = await _origin(plan)
     answers = await parts.main.run(
-        reporter, on_open=functools.partial(_begin, RunFolder(folder), reporter)
+        reporter, on_open=functools.partial(_on_open, RunFolder(folder), reporter)
     )
     if not answers.rollouts:
         raise _no_answers_error(answers)
@@ -152,12 +152,12 @@ class _Parts:
     """The parts of an evaluation: all tasks, some at temperature 1, the guard set; one budget."""
 
     def __init__(
-        self, plan: EvaluationPlan, tasks: Sequence[Task], other_usd: Callable[[], float]
+        self, plan: EvaluationPlan, tasks: Sequence[Task], machine_usd: Callable[[], float]
     ) -> None:
         request, limit = plan.request, plan.request.budget_usd
         spending = None
         if limit is not None or isinstance(plan.rollouts.policy, Endpoint):
-            budget = Budget(usd=limit or math.inf, other_usd=other_usd)
+            budget = Budget(usd=limit or math.inf, other_usd=machine_usd)
             spending = Spending(plan.price, budget)
         make = functools.partial(EvaluationPart, spending=spending)
         self.main = make(
@@ -247,7 +247,7 @@ def _is_local(plan: EvaluationPlan) -> bool:
 
 
 def _cost_usd(plan: EvaluationPlan, rollouts: Sequence[Trajectory]) -> float | None:
-    """Returns what calls cost: those of the model, if it is an endpoint's, and of the judge."""
+    """Returns the cost of the judge's calls and, if the model is an endpoint's, of the model's."""
     if isinstance(plan.rollouts.policy, Endpoint):
         return cost_of(rollouts)
     return total_usd(rollout.judge.cost_usd for rollout in rollouts if rollout.judge is not None)
@@ -272,8 +272,8 @@ async def _origin(plan: EvaluationPlan) -> RolloutOrigin:
     return RolloutOrigin(origin.inputs, [*origin.models, record])
 
 
-def _begin(folder: RunFolder, reporter: Reporter, notes: Sequence[str]) -> None:
-    """Checks that the run's inputs are unchanged, and reports the notes."""
+def _on_open(folder: RunFolder, reporter: Reporter, notes: Sequence[str]) -> None:
+    """Checks before the first rollout that the run's inputs are unchanged; reports the notes."""
     folder.check_inputs()
     for note in notes:
         reporter.note(note)

@@ -1,4 +1,4 @@
-"""Scores of evaluated tasks: success and reward of each, the accuracy, that of groups, costs."""
+"""Computes the scores, accuracy, group accuracies and costs of evaluated tasks."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -40,7 +40,7 @@ def measure_teacher_kl(
 
     Raises:
         InputError: no rollout has a sampled token that can be compared.
-        ModelError: the teacher cannot read what the model writes.
+        ModelError: the teacher's tokenizer or chat template cannot be compared with the model's.
     """
     student = load_model(workspace, models.student)
     teacher = load_model(workspace, models.teacher)
@@ -81,7 +81,7 @@ def measure_teacher_kl(
     if len(sums) == 1:
         # A single rollout shows no spread, so there is no interval.
         return Estimate(value=sums[0] / sizes[0], low=None, high=None, n=1)
-    return ratio_estimate(sums, sizes, least=0.0)
+    return ratio_estimate(sums, sizes, lowest=0.0)
 
 
 def _kl_of_each(
@@ -127,8 +127,8 @@ def _byte_kl_of_each(
                 sizes.append(count - reading.num_uncompared_tokens)
     if not sizes:
         raise InputError(
-            "the teacher's chat template can render no turn of the samples, so there is nothing to "
-            "measure the KL on",
+            "the teacher's chat template cannot render any turn of the samples, so there is "
+            "nothing to measure the KL on",
             "leave teacher out and compare accuracies",
         )
     return sums, sizes

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from stillroom.data.instruction import Instruction
 from stillroom.errors import DataError, EngineError
-from stillroom.evaluate.costs import compare_costs, name_for_people
+from stillroom.evaluate.costs import compare_costs, display_name
 from stillroom.evaluate.files import RESULT_FILE, Evaluation, other_measures
 from stillroom.evaluate.intervals import Estimate
 from stillroom.export.conversation import (
@@ -228,7 +228,7 @@ def cost_comparison(workspace: Workspace, history: History) -> str | None:
             continue
         if public_name(workspace, other.result.model) in history.teachers:
             try:
-                costs = compare_costs(workspace, latest.result, other.result, shown=name_for_people)
+                costs = compare_costs(workspace, latest.result, other.result, shown=display_name)
             except EngineError:
                 return None  # prices.yml is malformed
             return costs.sentence if costs is not None else None

@@ -84,8 +84,8 @@ def check_decoding(loaded: LoadedModel) -> list[str]:
     set_sampling_mode(model, "batched")
     tolerance = _TOLERANCE.get(model.dtype, _HALF_TOLERANCE)
     text: Any = model.config.get_text_config()
-    copy = (type(text), *small_configs(model))
-    reason, found = "", _TrialResult(0.0)
+    copy_args = (type(text), *small_configs(model))
+    reason, result = "", _TrialResult(0.0)
     modes: list[SamplingMode] = [*SLOWER_MODES]
     if isinstance(passes_for(model, num_slots=1), SlotPasses):
         modes.insert(0, "batched")
@@ -94,17 +94,17 @@ def check_decoding(loaded: LoadedModel) -> list[str]:
         reason = "one of its layers has a cache of an unsupported kind"
     for mode in modes:
         set_sampling_mode(model, mode)
-        found = _copy_gap(mode, *copy)
-        if found.gap <= _TOLERANCE[torch.float32]:
-            found = _run_trial(loaded, _SHORT)
-        if found.gap <= tolerance:
+        result = _copy_gap(mode, *copy_args)
+        if result.gap <= _TOLERANCE[torch.float32]:
+            result = _run_trial(loaded, _SHORT)
+        if result.gap <= tolerance:
             notes = [f"{name} {_FALLBACKS[mode]}: {reason}"] if mode in _FALLBACKS else []
-            if found.graph_error is not None:
-                notes.append(f"{name} {_WITHOUT_GRAPHS}: {found.graph_error}")
+            if result.graph_error is not None:
+                notes.append(f"{name} {_WITHOUT_GRAPHS}: {result.graph_error}")
             return notes
-        reason = reason or found.reason()
+        reason = reason or result.reason()
     set_sampling_mode(model, "batched")
-    raise ModelError(f"{name} cannot be sampled in-process: {found.reason()}", _SERVE_FIX)
+    raise ModelError(f"{name} cannot be sampled in-process: {result.reason()}", _SERVE_FIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class _TrialResult:
     gap: float
     error: str = ""
     graph_error: str | None = None
-    """Why a decode step could not be recorded as a CUDA graph; None if none had to be."""
+    """Why a decode step could not be recorded as a CUDA graph; None if it was, or on a CPU."""
 
     def reason(self) -> str:
         """Returns why the model cannot be sampled in the trial's mode."""
@@ -127,7 +127,7 @@ class _TrialResult:
 def _copy_gap(
     mode: SamplingMode, config_class: type[PreTrainedConfig], *configs: str
 ) -> _TrialResult:
-    """Runs the long trial on a small copy of the model; a gap of 0 if no copy can be run."""
+    """Runs the long trial on a small copy of the model; the gap is 0 if no copy can be run."""
     for config in configs:
         try:
             model = build_copy(config_class, config)
@@ -182,7 +182,7 @@ def _sample_trial(
         prompts[-1] = prompts[-2] = prompts[2] + prompts[-2]
     for seed, (prompt, length) in enumerate(zip(prompts, trial.replies, strict=True)):
         sequence = DecodedSequence(settings, draws=random.Random(seed))
-        sequence.give(prompt)
+        sequence.append_given(prompt)
         replies[sequence] = _ids(length, seed + 50, vocabulary)
         engine.request_turn(sequence)
     late: list[DecodedSequence] = []
@@ -198,7 +198,7 @@ def _sample_trial(
                 late.append(sequence)
             else:
                 replies[sequence] = []
-                sequence.give(reply)
+                sequence.append_given(reply)
                 engine.request_turn(sequence)
     return list(replies)
 

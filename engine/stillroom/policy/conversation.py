@@ -9,7 +9,7 @@ from stillroom.data.chat.render import ChatRenderer
 from stillroom.data.chat.tool_calls import message_from_text, parser_for
 from stillroom.models.load import LoadedModel
 from stillroom.policy.sequences import FinishReason, TokenHistory
-from stillroom.types import BegunTurn, Message, SampledTurn, TokenTrace, ToolSchema, Usage
+from stillroom.types import Message, PartialTurn, SampledTurn, TokenTrace, ToolSchema, Usage
 
 
 class TokenConversation(ABC):
@@ -27,7 +27,7 @@ class TokenConversation(ABC):
         self._parser = parser_for(loaded.tokenizer.chat_template) if tools else None
         self._stop_ids = loaded.stop_ids
         self._turn_start = self._num_turns = self._num_calls = 0
-        history.give(renderer.prompt_ids(messages, tools))
+        history.append_given(renderer.prompt_ids(messages, tools))
 
     @abstractmethod
     async def sample(self) -> SampledTurn:
@@ -36,32 +36,32 @@ class TokenConversation(ABC):
         Raises:
             CallFailedError: every attempt failed.
             SamplingStoppedError: sampling stopped before the turn's end; its tokens are
-            `begun_turn`.
+            `partial_turn`.
         """
 
     def add_responses(self, turn: Message, responses: Sequence[Message]) -> None:
         """Appends the tool results, or a user's message, that follow the last turn, `turn`."""
-        self._history.give(self._renderer.reply_ids(turn, responses, self._tools))
+        self._history.append_given(self._renderer.reply_ids(turn, responses, self._tools))
 
     def restore(self, turn: SampledTurn) -> None:
         """Appends a turn that was sampled in an earlier process, instead of sampling it."""
-        self._count(turn.message)
+        self._count_turn(turn.message)
         self._history.restore(turn.token_ids or [], turn.logprobs or [])
 
     def add_turn(self, turn: SampledTurn) -> None:
         """Appends the exact tokens of a turn that another policy sampled, as given tokens."""
-        self._count(turn.message)
-        self._history.give(turn.token_ids or [])
+        self._count_turn(turn.message)
+        self._history.append_given(turn.token_ids or [])
 
-    def begin_turn(self, begun: BegunTurn) -> None:
+    def resume_turn(self, partial: PartialTurn) -> None:
         """Sets the first tokens of the next turn, and skips the random numbers that they used."""
-        self._history.restore(begun.ids, begun.logprobs)
-        self._history.num_begun = len(begun.ids)
+        self._history.restore(partial.ids, partial.logprobs)
+        self._history.num_partial = len(partial.ids)
 
-    def begun_turn(self) -> BegunTurn:
+    def partial_turn(self) -> PartialTurn:
         """Returns the partial turn's tokens, if sampling was stopped within a turn."""
         history, start = self._history, self._turn_start
-        return BegunTurn(ids=history.ids[start:], logprobs=history.logprobs[start:])
+        return PartialTurn(ids=history.ids[start:], logprobs=history.logprobs[start:])
 
     def limit_turn(self, max_tokens: int) -> None:
         """Limits later turns to `max_tokens`, if that is below the settings' limit."""
@@ -80,9 +80,9 @@ class TokenConversation(ABC):
     def _start_turn(self) -> int:
         """Starts a turn, and returns the number of tokens before it.
 
-        The turn may have begun already: see `begin_turn`.
+        Tokens that `resume_turn` set belong to the turn.
         """
-        self._turn_start = len(self._history.ids) - self._history.num_begun
+        self._turn_start = len(self._history.ids) - self._history.num_partial
         return self._turn_start
 
     def _finished_turn(self, reason: FinishReason) -> SampledTurn:
@@ -96,7 +96,7 @@ class TokenConversation(ABC):
             first_call=self._num_calls,
             is_thinking=self._renderer.header.rstrip().endswith("<think>"),
         )
-        self._count(message)
+        self._count_turn(message)
         return SampledTurn(
             message=message,
             finish_reason=reason,
@@ -105,7 +105,7 @@ class TokenConversation(ABC):
             logprobs=self._history.logprobs[start:],
         )
 
-    def _count(self, message: Message) -> None:
+    def _count_turn(self, message: Message) -> None:
         """Counts a turn and its tool calls, which are numbered across all turns."""
         self._num_turns += 1
         self._num_calls += len(message.get("tool_calls", []))

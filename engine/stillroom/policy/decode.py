@@ -44,7 +44,7 @@ class DecodeEngine:
         model: Any = loaded.model
         self._device = loaded.device
         self._stop_ids = loaded.stop_ids
-        self._num_known = 1 + max(loaded.tokenizer.get_vocab().values())
+        self._tokenizer_size = 1 + max(loaded.tokenizer.get_vocab().values())
         self._max_rows = max_rows
         self._max_context = max_context
         self._passes = passes_for(model, num_slots=max_rows)
@@ -59,7 +59,7 @@ class DecodeEngine:
             copies_whole_slots=self._passes.is_recurrent,
             boundaries=self._boundaries,
         )
-        self._slots: list[DecodedSequence] = []
+        self._rows: list[DecodedSequence] = []
         self.tokens_run = 0
         """The number of tokens run through the model; a token that is run twice counts twice."""
         self._waiting: list[DecodedSequence] = []
@@ -95,12 +95,12 @@ class DecodeEngine:
     @torch.no_grad()
     def step(self) -> list[DecodedSequence]:
         """Advances every sequence that is ready; returns those whose turn ended (now paused)."""
-        self._table.settle(self._waiting)
-        self._slots = self._table.sequences
-        full = [s for s in self._slots if not s.is_paused and len(s.ids) >= self._max_context]
+        self._table.assign_slots(self._waiting)
+        self._rows = self._table.sequences
+        full = [s for s in self._rows if not s.is_paused and len(s.ids) >= self._max_context]
         finished = [_end_turn(sequence, "context") for sequence in full]
-        ready = [s for s in self._slots if not s.is_paused]
-        self._forget_other_frequencies(ready)
+        ready = [s for s in self._rows if not s.is_paused]
+        self._drop_outdated_cache(ready)
         chunks = [s for s in ready if self._is_chunk(s)]
         singles = [s for s in ready if not self._is_chunk(s)]
         if chunks and self._is_time_for_chunks(len(chunks), len(singles)):
@@ -120,14 +120,14 @@ class DecodeEngine:
     def _advance_singles(self, singles: Sequence[DecodedSequence]) -> list[DecodedSequence]:
         """Runs one token of each row, along with a few idle rows, and samples the next ones."""
         running = set(singles)
-        idle = [s for s in self._slots if s not in running]
+        idle = [s for s in self._rows if s not in running]
         frequencies = self._frequencies(len(singles[0].ids))
         is_alike = all(self._frequencies(s.num_cached + 1) == frequencies for s in idle)
         if self._graphs is not None and is_alike:
             return self._advance_by_graph(singles, self._graphs)
         # A pass over all slots reads the cache in place, while one over some of them would copy
         # their keys and values. So a few idle rows are run along.
-        is_few = len(idle) <= _MAX_IDLE_SHARE * len(self._slots)
+        is_few = len(idle) <= _MAX_IDLE_SHARE * len(self._rows)
         is_filled = is_few and is_alike and self._passes.can_fill
         return self._advance(singles, fillers=idle if is_filled else [], num_tokens=1)
 
@@ -181,25 +181,25 @@ class DecodeEngine:
         end, where the others copy it.
         """
         new = [sequence for sequence in chunks if self._may_share(sequence)]
-        takers: dict[DecodedSequence, dict[int, list[DecodedSequence]]] = {}
+        targets: dict[DecodedSequence, dict[int, list[DecodedSequence]]] = {}
         running = list(chunks)
         for sequence, share in zip(new, shared_prefixes([s.ids for s in new]), strict=True):
             # The last token must be run in any case, because the logits after it are not kept.
             num = min(share.num_tokens, len(sequence.ids) - 1) if share else 0
             if share and self._is_shared(new[share.index], sequence, num):
-                takers.setdefault(new[share.index], {}).setdefault(num, []).append(sequence)
+                targets.setdefault(new[share.index], {}).setdefault(num, []).append(sequence)
                 running.remove(sequence)
-        for source in list(takers):
-            running += self._copy_to_takers(source, takers)
+        for source in list(targets):
+            running += self._copy_to_targets(source, targets)
         finished: list[DecodedSequence] = []
         while running:
             # A row stops at its end, or where other sequences copy from it.
-            remaining = {s: min([len(s.ids), *takers.get(s, ())]) - s.num_cached for s in running}
+            remaining = {s: min([len(s.ids), *targets.get(s, ())]) - s.num_cached for s in running}
             rows, num_tokens = self._even_rows(remaining)
             sampling = {s for s in rows if s.num_pending == num_tokens}
             finished += self._advance(rows, num_tokens=num_tokens)
             for source in rows:
-                running += self._copy_to_takers(source, takers)
+                running += self._copy_to_targets(source, targets)
             running = [s for s in running if s not in sampling]
         return finished
 
@@ -211,14 +211,14 @@ class DecodeEngine:
         remaining: the number of tokens of each row up to its next stop.
         """
         # New rows run separately, as a model's first pass may differ from later ones.
-        far = [s for s in remaining if s.num_cached == 0]
-        if not far and self._passes.can_continue:
-            far = [s for s in remaining if remaining[s] >= _MAX_LENGTH_GAP]
-        if not far:
+        long = [s for s in remaining if s.num_cached == 0]
+        if not long and self._passes.can_continue:
+            long = [s for s in remaining if remaining[s] >= _MAX_LENGTH_GAP]
+        if not long:
             return list(remaining), 1
-        least = min(remaining[s] for s in far)
-        rows = [s for s in far if remaining[s] < least + _MAX_LENGTH_GAP]
-        return rows, min(least, max(1, _MAX_CHUNK_TOKENS // len(rows)))
+        shortest = min(remaining[s] for s in long)
+        rows = [s for s in long if remaining[s] < shortest + _MAX_LENGTH_GAP]
+        return rows, min(shortest, max(1, _MAX_CHUNK_TOKENS // len(rows)))
 
     def _may_share(self, sequence: DecodedSequence) -> bool:
         """Whether a sequence may copy a prefix from another one, or be copied from."""
@@ -226,24 +226,26 @@ class DecodeEngine:
         can_copy = self._passes.can_copy and self._passes.can_continue
         return sequence.is_new and is_original and can_copy
 
-    def _is_shared(self, source: DecodedSequence, taker: DecodedSequence, num_tokens: int) -> bool:
+    def _is_shared(self, source: DecodedSequence, target: DecodedSequence, num_tokens: int) -> bool:
         """Whether a new sequence waits until another has run their shared prefix, to copy it."""
-        is_worth_it = num_tokens - taker.num_cached >= self._min_shared
+        is_worth_it = num_tokens - target.num_cached >= self._min_shared
         return is_worth_it and source.num_cached <= num_tokens
 
-    def _copy_to_takers(
+    def _copy_to_targets(
         self,
         source: DecodedSequence,
-        takers: dict[DecodedSequence, dict[int, list[DecodedSequence]]],
+        targets: dict[DecodedSequence, dict[int, list[DecodedSequence]]],
     ) -> list[DecodedSequence]:
-        """Copies a row's tokens to the sequences that wait for exactly these, and so on from each.
+        """Copies a row's tokens to the targets that wait for exactly these, then from each target.
 
         Returns all sequences that were copied to.
         """
-        found = takers.get(source, {}).pop(source.num_cached, [])
-        if found:
-            self._table.share(source, found, source.num_cached)
-        return found + [later for taker in found for later in self._copy_to_takers(taker, takers)]
+        ready = targets.get(source, {}).pop(source.num_cached, [])
+        if ready:
+            self._table.share(source, ready, source.num_cached)
+        return ready + [
+            later for target in ready for later in self._copy_to_targets(target, targets)
+        ]
 
     def _advance(
         self,
@@ -265,7 +267,7 @@ class DecodeEngine:
         logits_BV = self._passes.logits(
             [_slot(row) for row in rows], [row.num_cached for row in rows], new_tokens
         )
-        chosen: list[int] = []
+        logit_rows: list[int] = []
         sampling: list[DecodedSequence] = []
         for index, (row, new) in enumerate(zip(rows, new_tokens, strict=True)):
             if new is None:
@@ -279,26 +281,26 @@ class DecodeEngine:
             if alike:
                 self._table.share(row, alike, len(row.ids))
             sampling += [row, *alike]
-            chosen += [index] * (1 + len(alike))
+            logit_rows += [index] * (1 + len(alike))
         if not sampling:
             return []
-        if chosen != list(range(len(rows))):
-            logits_BV = logits_BV[chosen]
+        if logit_rows != list(range(len(rows))):
+            logits_BV = logits_BV[logit_rows]
         return self._sample(sampling, logits_BV)
 
     def _advance_by_graph(
         self, active: Sequence[DecodedSequence], graphs: StepGraphs
     ) -> list[DecodedSequence]:
         """Runs all slots by a graph, even idle ones, and samples a token for each active row."""
-        ids = [row.ids[-1] if row.num_pending == 1 else 0 for row in self._slots]
+        ids = [row.ids[-1] if row.num_pending == 1 else 0 for row in self._rows]
         running = set(active)
-        idle = [row not in running for row in self._slots]
-        logits_BV = graphs.logits(ids, [row.num_cached for row in self._slots], idle)
+        idle = [row not in running for row in self._rows]
+        logits_BV = graphs.logits(ids, [row.num_cached for row in self._rows], idle)
         self.tokens_run += len(active)
         for row in active:
             row.num_cached += 1
             row.is_new = False
-        if len(active) < len(self._slots):
+        if len(active) < len(self._rows):
             logits_BV = logits_BV[[_slot(row) for row in active]]
         return self._sample(active, logits_BV)
 
@@ -320,9 +322,8 @@ class DecodeEngine:
         """Returns a key that is equal for lengths with the same RoPE frequencies."""
         return length_class(self._boundaries, num_tokens)
 
-    def _forget_other_frequencies(self, rows: Sequence[DecodedSequence]) -> None:
-        """Drops cached tokens that were run with RoPE frequencies other than the row's present
-        ones."""
+    def _drop_outdated_cache(self, rows: Sequence[DecodedSequence]) -> None:
+        """Drops cached tokens that were run with other RoPE frequencies than a row has now."""
         if self._boundaries:
             for row in rows:
                 if self._frequencies(row.num_cached) != self._frequencies(len(row.ids)):
@@ -353,8 +354,7 @@ class DecodeEngine:
     def _groups_by_frequencies(
         self, rows: Sequence[DecodedSequence]
     ) -> list[list[DecodedSequence]]:
-        """Returns the rows in groups that may share a pass, since their RoPE frequencies are
-        equal."""
+        """Returns the rows in groups of equal RoPE frequencies, each of which may share a pass."""
         groups: dict[tuple[int, ...], list[DecodedSequence]] = {}
         for row in rows:
             groups.setdefault(self._frequencies(len(row.ids)), []).append(row)
@@ -366,7 +366,7 @@ class DecodeEngine:
             logits_BV,
             [row.settings for row in rows],
             [row.draws.random() for row in rows],
-            num_known=self._num_known,
+            tokenizer_size=self._tokenizer_size,
         )
         finished: list[DecodedSequence] = []
         for row, token, logprob in zip(rows, ids, logprobs, strict=True):

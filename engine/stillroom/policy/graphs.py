@@ -98,10 +98,10 @@ class StepGraphs:
         """
         rows = rounded_rows(len(ids), limit=self._max_rows)
         attended = rounded_attended(max(starts) + 1, limit=self._max_context)
-        missing = [0] * (rows - len(ids))
+        padding = [0] * (rows - len(ids))
         # The inputs are copied into the recorded tensors, since a graph reads and writes fixed
         # addresses.
-        columns = [[*ids, *missing], [*starts, *missing], [*map(int, idle), *missing]]
+        columns = [[*ids, *padding], [*starts, *padding], [*map(int, idle), *padding]]
         inputs_3B = torch.tensor(columns).to(self._device)
         self._ids_B[:rows], self._starts_B[:rows] = inputs_3B[:2]
         self._idle_B[:rows] = inputs_3B[2].bool()

@@ -39,11 +39,11 @@ class HFPolicy(AsyncContextManagerMixin):
         max_context: int | None = None,
         include_thinking: bool = False,
         variables: Mapping[str, Any] | None = None,
-        turns: anyio.Lock | None = None,
+        sampling_lock: anyio.Lock | None = None,
     ) -> None:
         """variables: further variables of the chat template, in addition to the conversation.
 
-        Policies that share the lock `turns` sample one after the other, each until none of its
+        Policies that share a `sampling_lock` sample one after the other, each until none of its
         conversations waits, so that their batches do not depend on how fast either policy is.
         """
         self.loaded, self._sampling = loaded, sampling
@@ -54,18 +54,18 @@ class HFPolicy(AsyncContextManagerMixin):
         self._engine = DecodeEngine(loaded, max_rows=max_rows, max_context=limit)
         self._waiting: dict[DecodedSequence, anyio.Event] = {}
         # The conversations between two turns (their tools run), with the time when each turn ended.
-        self._outside: dict[DecodedSequence, float] = {}
+        self._between_turns: dict[DecodedSequence, float] = {}
         self._requested: list[DecodedSequence] = []
         self._released: list[DecodedSequence] = []
         self._changed = anyio.Event()
-        self._turns = turns or anyio.Lock()
+        self._sampling_lock = sampling_lock or anyio.Lock()
         self._is_stopping = False
         self._stopped: set[DecodedSequence] = set()
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
         async with background_tasks() as tasks:
-            tasks.start_soon(self._drive)
+            tasks.start_soon(self._run_engine)
             yield self
 
     @asynccontextmanager
@@ -86,12 +86,12 @@ class HFPolicy(AsyncContextManagerMixin):
             seed = self._sampling.seed or 0
         sequence = DecodedSequence(self._sampling, draws=seeded_draws(seed, seed_key))
         conversation = HFConversation(self, sequence, messages, tools)
-        self._outside[sequence] = time.monotonic()
+        self._between_turns[sequence] = time.monotonic()
         try:
             yield conversation
         finally:
             self._waiting.pop(sequence, None)
-            self._outside.pop(sequence, None)
+            self._between_turns.pop(sequence, None)
             self._released.append(sequence)
             self._changed.set()
 
@@ -102,7 +102,7 @@ class HFPolicy(AsyncContextManagerMixin):
         self.loaded.check_ids([sequence.ids], "a conversation")
         done = self._waiting[sequence] = anyio.Event()
         self._requested.append(sequence)
-        self._outside.pop(sequence, None)
+        self._between_turns.pop(sequence, None)
         self._changed.set()
         await done.wait()
         return sequence not in self._stopped
@@ -114,19 +114,19 @@ class HFPolicy(AsyncContextManagerMixin):
 
     def set_aside(self, sequence: DecodedSequence) -> None:
         """Lets other conversations continue without this one, which will not need a turn soon."""
-        self._outside.pop(sequence, None)
+        self._between_turns.pop(sequence, None)
         self._changed.set()
 
-    async def _drive(self) -> None:
+    async def _run_engine(self) -> None:
         """Steps the engine as long as a conversation waits for a turn or soon will."""
         while True:
             while not self._waiting:
                 await self._next_change(None)
-            async with self._turns:
+            async with self._sampling_lock:
                 await self._gather_conversations()
                 while self._waiting:
                     if self._is_stopping:
-                        self._wake_stopped()
+                        self._wake_all()
                         break
                     self._submit_requests()
                     self._wake_finished(await anyio.to_thread.run_sync(self._engine.step))
@@ -137,10 +137,10 @@ class HFPolicy(AsyncContextManagerMixin):
         for sequence in finished:
             # A conversation may have been cancelled during the step.
             if sequence in self._waiting:
-                self._outside[sequence] = time.monotonic()
+                self._between_turns[sequence] = time.monotonic()
                 self._waiting.pop(sequence).set()
 
-    def _wake_stopped(self) -> None:
+    def _wake_all(self) -> None:
         """Wakes all waiting conversations, since sampling was stopped."""
         self._stopped.update(self._waiting)
         for done in self._waiting.values():
@@ -163,11 +163,11 @@ class HFPolicy(AsyncContextManagerMixin):
 
     async def _gather_conversations(self) -> None:
         """Waits briefly for conversations that are about to ask for their next turn."""
-        while self._outside:
-            patience = min(self._outside.values()) + TOOL_PATIENCE_S - time.monotonic()
+        while self._between_turns:
+            patience = min(self._between_turns.values()) + TOOL_PATIENCE_S - time.monotonic()
             if patience <= 0:
-                overdue = min(self._outside, key=lambda key: self._outside[key])
-                del self._outside[overdue]
+                overdue = min(self._between_turns, key=lambda key: self._between_turns[key])
+                del self._between_turns[overdue]
                 continue
             await self._next_change(patience)
 
@@ -179,7 +179,7 @@ class HFPolicy(AsyncContextManagerMixin):
 
 
 class SamplingStoppedError(CallFailedError):
-    """The policy was stopped before a conversation's turn was sampled to its end."""
+    """Sampling was stopped before a conversation's turn had ended."""
 
 
 class HFConversation(TokenConversation):

@@ -31,7 +31,7 @@ _is_sampling: ContextVar[bool] = ContextVar("is_sampling", default=False)
 
 
 @contextmanager
-def own_formulas() -> Generator[None]:
+def fast_formulas() -> Generator[None]:
     """Makes the Mamba layers of prepared models use this module's formulas within the block."""
     token = _is_sampling.set(True)
     try:
@@ -47,18 +47,18 @@ def prepare_mamba(model: nn.Module) -> None:
         # With its kernels installed transformers' own functions are the fast ones.
         if hasattr(mixer, "A_log") and find_spec("mamba_ssm") is None:
             module: Any = sys.modules[type(mixer).__module__]
-            for name, own in _OWN_FORMULAS.items():
+            for name, fast in _FAST_FORMULAS.items():
                 original = getattr(module, name, None)
                 if original is not None and not hasattr(original, _DISPATCH_MARK):
-                    setattr(module, name, _dispatch(original, own))
+                    setattr(module, name, _dispatch(original, fast))
 
 
-def _dispatch(original: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that runs `own` while a model is sampled, and `original` otherwise."""
+def _dispatch(original: Callable[..., Any], fast: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that runs `fast` while a model is sampled, and `original` otherwise."""
 
     @wraps(original)
     def dispatching(*args: Any, **kwargs: Any) -> Any:
-        return (own if _is_sampling.get() else original)(*args, **kwargs)
+        return (fast if _is_sampling.get() else original)(*args, **kwargs)
 
     setattr(dispatching, _DISPATCH_MARK, True)
     return dispatching
@@ -71,22 +71,22 @@ def _bound_time_step(mixer: nn.Module) -> None:
     bound is applied to the time step's input, which does not change longer passes.
     """
     limits: Any = getattr(mixer, "time_step_limit", None)
-    least = limits[0] if limits else 0.0
+    min_step = limits[0] if limits else 0.0
     projection: Any = getattr(mixer, "in_proj", None)
-    if least > 0 and projection is not None and not hasattr(projection, _STEP_MARK):
+    if min_step > 0 and projection is not None and not hasattr(projection, _STEP_MARK):
         # The inverse of softplus.
-        lowest = math.log(math.expm1(least))
-        projection.register_forward_hook(partial(_clamp_time_step, mixer, lowest))
+        min_input = math.log(math.expm1(min_step))
+        projection.register_forward_hook(partial(_clamp_time_step, mixer, min_input))
         setattr(projection, _STEP_MARK, True)
 
 
 def _clamp_time_step(
-    mixer: Any, lowest: float, _module: Any, _inputs: Any, output: Tensor
+    mixer: Any, min_input: float, _module: Any, _inputs: Any, output: Tensor
 ) -> Tensor:
     """Returns the projection with its last columns, one for each head, clamped from below."""
     bias_h = mixer.dt_bias
     rest, step = output.split([output.shape[-1] - bias_h.shape[0], bias_h.shape[0]], dim=-1)
-    return torch.cat([rest, step.maximum((lowest - bias_h).to(step.dtype))], dim=-1)
+    return torch.cat([rest, step.maximum((min_input - bias_h).to(step.dtype))], dim=-1)
 
 
 def _step(
@@ -182,7 +182,7 @@ def _scan_chunk(
     return y_BTHP, state + added.permute(0, 2, 3, 1) @ key_BGTN
 
 
-_OWN_FORMULAS: dict[str, Callable[..., Any]] = {
+_FAST_FORMULAS: dict[str, Callable[..., Any]] = {
     "mamba2_selective_state_update": _step,
     "mamba2_chunk_scan": _scan,
 }

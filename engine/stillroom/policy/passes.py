@@ -14,8 +14,8 @@ from torch import Tensor
 from stillroom.models.lm_head import HeadRunner
 from stillroom.models.placement import base_model, body_of, input_device
 from stillroom.models.rope import rope_boundaries
-from stillroom.policy.mamba import own_formulas, prepare_mamba
-from stillroom.policy.slot_cache import ForwardPlan, SlotCache, slot_cache
+from stillroom.policy.mamba import fast_formulas, prepare_mamba
+from stillroom.policy.slot_cache import ForwardPlan, SlotCache, new_slot_cache
 
 
 class CopyableCache(Protocol):
@@ -83,13 +83,13 @@ class SlotPasses:
         cache: SlotCache,
         *,
         can_continue: bool = True,
-        has_own_formulas: bool = True,
+        has_fast_formulas: bool = True,
     ) -> None:
-        """has_own_formulas: whether Mamba layers use the formulas of `policy.mamba`, instead of
+        """has_fast_formulas: whether Mamba layers use the formulas of `policy.mamba`, instead of
         transformers'.
         """
         self.cache, self.can_continue = cache, can_continue
-        self._formulas = own_formulas if has_own_formulas else nullcontext
+        self._formulas = fast_formulas if has_fast_formulas else nullcontext
         self.is_recurrent = cache.is_recurrent
         self._head = HeadRunner(model)
         self._device = input_device(base_model(model))
@@ -306,10 +306,10 @@ def passes_for(model: Any, *, num_slots: int) -> Passes:
     prepare_mamba(model)
     mode: SamplingMode = getattr(base_model(model), _MODE_ATTRIBUTE, "batched")
     config = base_model(model).config
-    cache = slot_cache(config, num_slots=num_slots) if mode.startswith("batched") else None
+    cache = new_slot_cache(config, num_slots=num_slots) if mode.startswith("batched") else None
     # Recurrent states and RoPE boundaries each split passes in their own way; no model family has
     # both.
     if cache is not None and not (cache.is_recurrent and rope_boundaries(config)):
-        is_usual = mode == "batched"
-        return SlotPasses(model, cache, can_continue=is_usual, has_own_formulas=is_usual)
+        is_fastest = mode == "batched"
+        return SlotPasses(model, cache, can_continue=is_fastest, has_fast_formulas=is_fastest)
     return PlainPasses(model, keeps_cache=mode != "without a cache")

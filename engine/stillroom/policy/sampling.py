@@ -1,4 +1,4 @@
-"""Samples one token per row, each with one given random number.
+"""Samples one token for each row, from its logits and one uniform random number.
 
 Shapes: B rows, V vocabulary, C runs of consecutive tokens, R tokens of a run.
 """
@@ -21,29 +21,29 @@ def sample_tokens(
     settings: Sequence[SamplingSettings],
     draws: Sequence[float],
     *,
-    num_known: int | None = None,
+    tokenizer_size: int | None = None,
 ) -> tuple[list[int], list[float]]:
     """Returns each row's token and its log-probability (nats) at temperature 1.
 
     `draws` are uniform in [0, 1), and a row's token depends only on its own draw and logits. A row
-    with temperature 0 takes the most likely token. Ids from `num_known` on are padding of the
+    with temperature 0 takes the most likely token. Ids from `tokenizer_size` on are padding of the
     vocabulary: they are never taken, but count in the log-probability, as they do in training.
     Raises ModelError if the model's logits are not finite.
     """
     # The sums are in float64, which Apple GPUs don't have.
     logits_BV = (logits_BV.cpu() if logits_BV.device.type == "mps" else logits_BV).float()
-    num_known = logits_BV.shape[1] if num_known is None else num_known
-    known_BV, padding_BV = logits_BV[:, :num_known], logits_BV[:, num_known:]
-    greatest_B1 = known_BV.amax(dim=-1, keepdim=True)
-    weights_BV = (known_BV - greatest_B1).exp_()
+    size = logits_BV.shape[1] if tokenizer_size is None else tokenizer_size
+    valid_BV, padding_BV = logits_BV[:, :size], logits_BV[:, size:]
+    greatest_B1 = valid_BV.amax(dim=-1, keepdim=True)
+    weights_BV = (valid_BV - greatest_B1).exp_()
     log_total_B = greatest_B1[:, 0] + weights_BV.sum(dim=-1).log()
     if padding_BV.shape[1]:
         log_total_B = torch.logaddexp(log_total_B, padding_BV.logsumexp(dim=-1))
     if all(row.temperature == 0 for row in settings):
-        ids_B = known_BV.argmax(dim=-1)
+        ids_B = valid_BV.argmax(dim=-1)
     else:
-        ids_B = _draw(known_BV, weights_BV, settings, draws)
-    logprobs_B = known_BV.gather(1, ids_B[:, None])[:, 0] - log_total_B
+        ids_B = _draw(valid_BV, weights_BV, settings, draws)
+    logprobs_B = valid_BV.gather(1, ids_B[:, None])[:, 0] - log_total_B
     # One tensor for all numbers, so that the GPU is synchronised once; float64 represents ids and
     # float32 exactly.
     columns = torch.stack([ids_B.double(), logprobs_B.double(), log_total_B.double()])
@@ -69,7 +69,7 @@ def _draw(
         weights_BV = ((logits_BV - greatest_B1) / temperatures_B1).exp_()
     if any(row.top_p < 1 for row in settings):
         top_p_B = logits_BV.new_tensor([row.top_p for row in settings])
-        weights_BV = _keep_top(weights_BV / weights_BV.sum(dim=-1, keepdim=True), top_p_B)
+        weights_BV = _apply_top_p(weights_BV / weights_BV.sum(dim=-1, keepdim=True), top_p_B)
     # 1 - draw is in (0, 1]. Since it is above 0, the token that is found has a probability above 0.
     shares_B1 = 1 - torch.tensor(draws, dtype=torch.float64, device=logits_BV.device)[:, None]
     ids_B = _tokens_at(weights_BV, shares_B1)
@@ -86,10 +86,10 @@ def _tokens_at(weights_BV: Tensor, shares_B1: Tensor) -> Tensor:
     token. The sums are in float64, so that rare tokens keep their probability.
     """
     vocabulary = weights_BV.shape[1]
-    whole, rest = divmod(vocabulary, _RUN)
-    whole_BCR = weights_BV[:, : whole * _RUN].unflatten(1, (whole, _RUN))
-    rest_B1 = weights_BV[:, vocabulary - rest :].sum(dim=-1, keepdim=True)
-    upto_BC = torch.cat([whole_BCR.sum(dim=-1), rest_B1], dim=1).double().cumsum(dim=-1)
+    num_runs, num_left = divmod(vocabulary, _RUN)
+    runs_BCR = weights_BV[:, : num_runs * _RUN].unflatten(1, (num_runs, _RUN))
+    left_B1 = weights_BV[:, vocabulary - num_left :].sum(dim=-1, keepdim=True)
+    upto_BC = torch.cat([runs_BCR.sum(dim=-1), left_B1], dim=1).double().cumsum(dim=-1)
     targets_B1 = shares_B1 * upto_BC[:, -1:]
     run_B1 = _first_at_least(upto_BC, targets_B1)
     bounds_BC = F.pad(upto_BC, (1, 0))
@@ -110,7 +110,7 @@ def _first_at_least(sorted_BC: Tensor, targets_B1: Tensor) -> Tensor:
     return torch.searchsorted(sorted_BC, targets_B1).clamp(max=sorted_BC.shape[1] - 1)
 
 
-def _keep_top(probabilities_BV: Tensor, top_p_B: Tensor) -> Tensor:
+def _apply_top_p(probabilities_BV: Tensor, top_p_B: Tensor) -> Tensor:
     """Sets probabilities outside the smallest set of tokens with mass >= top_p to 0."""
     ordered_BV, order_BV = probabilities_BV.sort(dim=-1, descending=True)
     before_BV = ordered_BV.cumsum(dim=-1) - ordered_BV

@@ -19,10 +19,10 @@ class TokenHistory:
     sampled: list[bool] = field(default_factory=list[bool])
     logprobs: list[float] = field(default_factory=list[float])
     """The tokens' log-probabilities in nats at temperature 1; 0.0 for given tokens."""
-    num_begun: int = 0
-    """The number of tokens at the end that belong to a turn which was stopped before its end."""
+    num_partial: int = 0
+    """The number of last tokens that belong to a turn which was stopped before its end."""
 
-    def give(self, ids: Sequence[int]) -> None:
+    def append_given(self, ids: Sequence[int]) -> None:
         """Appends given tokens (a prompt, tool replies)."""
         self.ids += ids
         self.sampled += [False] * len(ids)
@@ -48,7 +48,7 @@ class DecodedSequence(TokenHistory):
     draws: random.Random = field(kw_only=True)
     """Its own random generator, so that its tokens do not depend on other sequences."""
     num_cached: int = 0
-    """The number of first tokens whose keys and values are in the cache."""
+    """The number of tokens, from the first one on, whose keys and values are in the cache."""
     turn_start: int = 0
     """The index of the current turn's first token."""
     slot: int | None = None
@@ -80,8 +80,8 @@ class DecodedSequence(TokenHistory):
 
     def begin_turn(self) -> None:
         """Begins a new turn, or continues one that was stopped, with the tokens sampled so far."""
-        self.turn_start = len(self.ids) - self.num_begun
-        self.num_begun = 0
+        self.turn_start = len(self.ids) - self.num_partial
+        self.num_partial = 0
         self.finish_reason = None
         self.is_paused = False
 

@@ -140,20 +140,20 @@ class StateLayer(LinearAttentionLayer):
     @property
     def slot_bytes(self) -> int:
         """The bytes of one slot's states."""
-        held = [
+        slot_states = [
             states for kind in self._slot_states for states in kind.values() if states is not None
         ]
-        return sum(states.nbytes // self.num_slots for states in held)
+        return sum(states.nbytes // self.num_slots for states in slot_states)
 
     def begin_pass(self, plan: ForwardPlan) -> None:
         """Loads the states of the plan's rows, [B, ...]; in a first pass rows have none yet."""
         self._saved = []
-        for held, rows, is_initialized in self._kinds():
+        for slot_states, row_states, is_initialized in self._kinds():
             for index in range(self.number_of_states):
-                states = None if plan.is_first else held.get(index)
+                states = None if plan.is_first else slot_states.get(index)
                 is_initialized[index] = states is not None
                 if states is None:
-                    rows[index] = None
+                    row_states[index] = None
                     continue
                 if plan.fillers_F is not None:
                     self._saved.append((states, states[plan.fillers_F]))
@@ -161,19 +161,19 @@ class StateLayer(LinearAttentionLayer):
                     first = states[: len(plan.slots_B)]
                     self._saved.append((first, first.clone()))
                 is_view = plan.is_prefix
-                rows[index] = states[: len(plan.slots_B)] if is_view else states[plan.slots_B]
+                row_states[index] = states[: len(plan.slots_B)] if is_view else states[plan.slots_B]
         has_states = not plan.is_first and any(map(bool, self._slot_states))
         self.has_previous_state = dict.fromkeys(range(self.number_of_states), has_states)
 
     def end_pass(self, plan: ForwardPlan) -> None:
         """Writes the rows' new states to their slots, and restores those of fillers."""
-        for held, rows, _ in self._kinds():
-            for index, states in rows.items():
+        for slot_states, row_states, _ in self._kinds():
+            for index, states in row_states.items():
                 if states is None:
                     continue
-                slots = held.get(index)
+                slots = slot_states.get(index)
                 if slots is None:
-                    slots = held[index] = states.new_zeros(self.num_slots, *states.shape[1:])
+                    slots = slot_states[index] = states.new_zeros(self.num_slots, *states.shape[1:])
                 if plan.is_first or not plan.is_prefix:
                     slots[plan.slots_B] = states
         for slots, earlier in self._saved:
@@ -186,14 +186,13 @@ class StateLayer(LinearAttentionLayer):
 
     def copy_tokens(self, source: int, targets_B: Tensor, num_tokens: int) -> None:
         """Copies one slot's states to other slots; they hold all tokens that the slot has run."""
-        for held, _, _ in self._kinds():
-            for states in held.values():
+        for slot_states, _, _ in self._kinds():
+            for states in slot_states.values():
                 if states is not None:
                     states[targets_B] = states[source].clone()
 
     def _kinds(self) -> tuple[tuple[_States, _States, dict[int, bool]], ...]:
-        """Returns, for convolution and recurrent states: those of all slots, those of the pass's
-        rows, and which of the latter exist."""
+        """Returns each kind's states: of all slots, of a pass's rows, and which of these exist."""
         conv, recurrent = self._slot_states
         return (
             (conv, self.conv_states, self.is_conv_states_initialized),
@@ -209,8 +208,7 @@ class SlotStateLayer(StateLayer, SlotLayer):
         StateLayer.__init__(self, num_slots, number_of_states)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        """Sets the sizes of keys and values (positional arguments) or of states (keyword
-        arguments)."""
+        """Sets the sizes of keys and values (if given by position) or of states (by keyword)."""
         owner = SlotLayer if args else StateLayer
         owner.lazy_initialization(self, *args, **kwargs)
 
@@ -228,13 +226,13 @@ class SlotStateLayer(StateLayer, SlotLayer):
 AnySlotLayer = SlotLayer | StateLayer
 
 # Layers with keys and values only, or with nothing to cache; shared ones are stored once.
-_PLAIN = {
+_KEY_VALUE_LAYERS = {
     cache_utils.DynamicLayer,
     cache_utils.DynamicSlidingWindowLayer,
     # For layers that store nothing; in transformers since 5.23.
     getattr(cache_utils, "DummyLayer", cache_utils.DynamicLayer),
 }
-_BOTH = {
+_HYBRID_LAYERS = {
     cache_utils.LinearAttentionAndFullAttentionLayer,
     cache_utils.LinearAttentionAndSlidingWindowAttentionLayer,
 }
@@ -305,21 +303,21 @@ class SlotCache(Cache):
         self.update_recurrent_state(linear_cache, layer_idx)
 
 
-def slot_cache(config: Any, *, num_slots: int) -> SlotCache | None:
+def new_slot_cache(config: Any, *, num_slots: int) -> SlotCache | None:
     """Returns an empty cache for a model; None if a layer has a cache of an unsupported kind."""
     layers: list[AnySlotLayer] = []
     try:
-        own_layers: list[Any] = DynamicCache(config=config).layers
+        model_layers: list[Any] = DynamicCache(config=config).layers
     # The configuration may name layers that have no such cache.
     except (KeyError, ValueError, TypeError, AttributeError):
         return None
-    for layer in own_layers:
+    for layer in model_layers:
         kind = type(layer)
-        if kind in _PLAIN:
+        if kind in _KEY_VALUE_LAYERS:
             layers.append(SlotLayer(num_slots))
         elif kind is cache_utils.LinearAttentionLayer:
             layers.append(StateLayer(num_slots, layer.number_of_states))
-        elif kind in _BOTH:
+        elif kind in _HYBRID_LAYERS:
             layers.append(SlotStateLayer(num_slots, layer.number_of_states))
         else:
             return None

@@ -13,7 +13,7 @@ from stillroom.policy.sequences import DecodedSequence
 
 
 class SlotTable:
-    """The slots 0 … n-1 that are in use; `settle` closes the gaps that released sequences leave.
+    """The slots 0 … n-1 in use; `assign_slots` closes the gaps that released sequences leave.
 
     Without gaps a forward pass can run the cache's first slots in place; with them it would have to
     copy the keys and values of every layer.
@@ -28,8 +28,9 @@ class SlotTable:
         copies_whole_slots: bool = False,
         boundaries: Sequence[RopeBoundary] = (),
     ) -> None:
-        """copies_whole_slots: whether a slot's tokens can be copied only all together. boundaries:
-        tokens that were run in a pass longer than one of these are never copied.
+        """copies_whole_slots: whether all of a slot's tokens must be copied, or none.
+
+        boundaries: tokens that were run in a pass longer than one of these are never copied.
         """
         self._cache = cache
         self._max_rows = max_rows
@@ -42,7 +43,7 @@ class SlotTable:
 
     @property
     def sequences(self) -> list[DecodedSequence]:
-        """The sequences that hold slots; after `settle` in the order of slots, without a gap."""
+        """The sequences that hold slots; after `assign_slots` in slot order, without a gap."""
         return [entry for entry in self._entries if isinstance(entry, DecodedSequence)]
 
     def release(self, sequence: DecodedSequence) -> None:
@@ -51,16 +52,16 @@ class SlotTable:
             self._entries[sequence.slot] = sequence.ids[: sequence.num_cached]
             sequence.slot = None
 
-    def settle(self, waiting: list[DecodedSequence]) -> None:
+    def assign_slots(self, waiting: list[DecodedSequence]) -> None:
         """Gives waiting sequences slots, first come first served, and closes gaps.
 
         Sequences that get a slot are removed from `waiting`.
         """
-        room = self._max_rows - len(self.sequences)
-        newcomers = waiting[:room]
-        del waiting[:room]
+        num_free = self._max_rows - len(self.sequences)
+        newcomers = waiting[:num_free]
+        del waiting[:num_free]
         if newcomers:
-            self._assign_slots(newcomers)
+            self._place_all(newcomers)
         while gaps := self._gaps():
             last = self._entries.pop()
             if isinstance(last, DecodedSequence):
@@ -68,24 +69,24 @@ class SlotTable:
                 last.slot = gaps[0]
                 self._entries[gaps[0]] = last
 
-    def share(self, source: DecodedSequence, takers: Sequence[DecodedSequence], num: int) -> None:
+    def share(self, source: DecodedSequence, targets: Sequence[DecodedSequence], num: int) -> None:
         """Copies the first `num` tokens of a sequence to others that share that prefix."""
         if source.slot is None:
             raise ValueError("the sequence has no slot")
-        slots = [taker.slot for taker in takers if taker.slot is not None]
+        slots = [target.slot for target in targets if target.slot is not None]
         self._cache.copy_tokens(source.slot, slots, num)
-        for taker in takers:
-            self.tokens_shared += num - taker.num_cached
-            taker.num_cached = num
+        for target in targets:
+            self.tokens_shared += num - target.num_cached
+            target.num_cached = num
 
-    def _assign_slots(self, newcomers: Sequence[DecodedSequence]) -> None:
-        """Gives newcomers slots, with as much of their prefixes as other slots have cached."""
+    def _place_all(self, newcomers: Sequence[DecodedSequence]) -> None:
+        """Gives newcomers slots, and copies the parts of their prefixes that other slots have."""
         cached = [
             entry if isinstance(entry, list) else entry.ids[: entry.num_cached]
             for entry in self._entries
         ]
-        index_of_slots = PrefixIndex([ids if self._is_original(len(ids)) else [] for ids in cached])
-        sources = [self._source(index_of_slots, newcomer) for newcomer in newcomers]
+        prefixes = PrefixIndex([ids if self._has_original_rope(len(ids)) else [] for ids in cached])
+        sources = [self._find_source(prefixes, newcomer) for newcomer in newcomers]
         # First the newcomers whose prefix is in the slot of a released sequence: they take that
         # slot, and nothing is copied.
         for newcomer, source in zip(newcomers, sources, strict=True):
@@ -114,23 +115,23 @@ class SlotTable:
         newcomer.num_cached = source.num_tokens
         self.tokens_shared += source.num_tokens
 
-    def _source(self, slots: PrefixIndex, newcomer: DecodedSequence) -> SharedPrefix | None:
-        """Returns the slot with the longest prefix of the newcomer, unless that is too short."""
-        if not self._is_original(len(newcomer.ids)):
+    def _find_source(self, slots: PrefixIndex, newcomer: DecodedSequence) -> SharedPrefix | None:
+        """Returns the slot with the newcomer's longest prefix; None if it is too short to copy."""
+        if not self._has_original_rope(len(newcomer.ids)):
             return None
         # The last token must be run in any case, because the logits after it are not kept.
-        most = len(newcomer.ids) - 1
+        limit = len(newcomer.ids) - 1
         longest = (
-            slots.longest_prefix_of(newcomer.ids[:most])
+            slots.longest_prefix_of(newcomer.ids[:limit])
             if self._copies_whole_slots
             else slots.longest_shared(newcomer.ids)
         )
         if longest is None:
             return None
-        num = min(longest.num_tokens, most)
+        num = min(longest.num_tokens, limit)
         return SharedPrefix(longest.index, num) if num >= self._min_shared else None
 
-    def _is_original(self, num_tokens: int) -> bool:
+    def _has_original_rope(self, num_tokens: int) -> bool:
         """Whether a pass of `num_tokens` tokens has the original RoPE frequencies."""
         return not any(length_class(self._boundaries, num_tokens))
 

@@ -18,7 +18,7 @@ from stillroom.files import content_hash
 from stillroom.importing.records import RejectedRow
 from stillroom.importing.table_rows import read_any_rows
 from stillroom.recipe.answers import label_set, object_in, spelling_key
-from stillroom.rollout.rewards.matchers import expected_from
+from stillroom.rollout.rewards.matchers import as_expected_answer
 
 _TEXT_NAMES = ("text", "prompt", "question", "message", "input", "query", "body", "content")
 _LABEL_NAMES = ("label", "expected_answer")
@@ -56,7 +56,7 @@ class RecipePrompt:
 
     def with_answer(self, answer: str) -> "RecipePrompt":
         """Returns the prompt with another right answer."""
-        expected = expected_from(answer)
+        expected = as_expected_answer(answer)
         metadata = {**(self.row.get("metadata") or {}), "expected_answer": expected}
         return RecipePrompt({**self.row, "metadata": metadata}, self.text, answer)
 
@@ -68,7 +68,7 @@ class RecipePrompt:
         expected = (self.row.get("metadata") or {}).get("expected_answer")
         text = json.dumps(expected) if isinstance(expected, dict) else self.answer
         values = object_in(text) if text is not None else None
-        if values is None or expected_from(text or "") == text:
+        if values is None or as_expected_answer(text or "") == text:
             return self
         return self.with_answer(json.dumps(values, ensure_ascii=False))
 

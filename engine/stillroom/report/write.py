@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stillroom.errors import EngineError
-from stillroom.evaluate.costs import CostComparison, compare_costs, name_for_people
+from stillroom.evaluate.costs import CostComparison, compare_costs, display_name
 from stillroom.report.curves import read_settings, trainings
 from stillroom.report.drawing import HEIGHT, WIDTH
 from stillroom.report.environment import render_page, write_page
@@ -67,6 +67,6 @@ def costs_of(runs: Path, lineup: Lineup) -> CostComparison | None:
         return None
     student, teacher = (entry.evaluation.result for entry in (lineup.best, lineup.teacher))
     try:
-        return compare_costs(Workspace(runs.parent), student, teacher, shown=name_for_people)
+        return compare_costs(Workspace(runs.parent), student, teacher, shown=display_name)
     except EngineError:
         return None  # the report is written even if prices.yml is malformed

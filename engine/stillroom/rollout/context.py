@@ -178,13 +178,13 @@ async def open_user_pool(
 
 def _check_tools(tasks: Sequence[Task], tools: ToolSource | None) -> None:
     """Raises DataError if a task names a tool that does not exist."""
-    known = {schema["function"]["name"] for schema in tools.schemas} if tools else set[str]()
+    names = {schema["function"]["name"] for schema in tools.schemas} if tools else set[str]()
     for task in tasks:
-        unknown = set(task.tool_names or ()) - known
+        unknown = set(task.tool_names or ()) - names
         if unknown:
-            has = f"the tools are: {', '.join(sorted(known))}" if known else "no tools are given"
+            offer = f"the tools are: {', '.join(sorted(names))}" if names else "no tools are given"
             raise DataError(
-                f"task {task.task_id} names the unknown tool {min(unknown)!r}; {has}",
+                f"task {task.task_id} names the unknown tool {min(unknown)!r}; {offer}",
                 "pass the file that defines it as `tools`, or remove the name from the row's "
                 "'tools'",
             )
@@ -228,7 +228,7 @@ class _Models:
             return await self._load_local(location, sampling)
         calls = CallSettings(
             timeout_s=options.request_timeout,
-            limits=LimitSettings(start=options.concurrency, most=options.most_at_once),
+            limits=LimitSettings(start=options.concurrency, most=options.highest_concurrency),
             returns_thinking=options.include_thinking,
         )
         return await self._open_endpoint(location, options.model, sampling, calls, self.spending)
@@ -241,11 +241,11 @@ class _Models:
         None if the rollouts begin at the prompts.
         """
         refine = self.plan.refine
-        if refine is None or failed is None or not refine.options.begins_inside:
+        if refine is None or failed is None or not refine.options.replays_student:
             return None
         student = critic = None
-        if refine.student is not None and refine.record is not None:
-            student = await self._load_local(refine.student, refine.record.settings)
+        if refine.student is not None and refine.student_record is not None:
+            student = await self._load_local(refine.student, refine.student_record.settings)
         if refine.options.takeover == "critic":
             critic = Critic(await self._open_critic(refine.critic) if refine.critic else teacher)
         return RefiningPolicy(teacher, failed, refine.options, student=student, critic=critic)
@@ -290,8 +290,8 @@ class _Models:
         if self.plan.has_tools and is_chatml_without_tools(loaded.tokenizer.chat_template):
             loaded.tokenizer.chat_template = template_file("chatml").read_text(encoding="utf-8")
             self.notes.append(
-                f"the chat template of {location.name} leaves tools out: the template chatml, "
-                "which adds them, was used in its place"
+                f"the chat template of {location.name} leaves tools out, so the template chatml, "
+                "which includes them, is used instead"
             )
         HeadRunner(loaded.model).check()
         self.notes.extend(check_decoding(loaded))
@@ -428,7 +428,7 @@ class _ToolSources:
         servers = self._plan.mcp_servers
         inside = {server for server in servers if self._tasks and is_local_port(server, MCP_PORT)}
         self.notes += [
-            f"mcp_url {server} is treated as the server in the rows' containers; for a server on "
+            f"MCP server {server} is taken for the one in the rows' containers; for a server on "
             f"this machine write http://{server}/mcp"
             for server in sorted(inside)
         ]

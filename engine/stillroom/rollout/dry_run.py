@@ -26,7 +26,7 @@ from stillroom.rollout.forecast import (
 from stillroom.rollout.journal.finished import finished_rows
 from stillroom.rollout.journal.journal import check_settings, journal_path
 from stillroom.rollout.journal.records import FinishedRow, RecordedSteps, RolloutKey, read_journal
-from stillroom.rollout.journal.shards import unmerged_steps
+from stillroom.rollout.journal.shards import read_unmerged_shards
 from stillroom.rollout.plan import GenerationPlan, RolloutPlan
 from stillroom.rollout.refine_plan import FailedRollouts, RecordedRollout
 from stillroom.rollout.refining import MAX_TRIES, critic_messages
@@ -60,13 +60,13 @@ async def dry_run(
     check_settings(output, settings)
     finished = finished_rows(output)
     steps = read_journal(journal_path(output), finished).recorded_steps
-    unmerged, unmerged_recorded = unmerged_steps(output, finished)
-    for row in unmerged.values():
+    unmerged_rows, unmerged_steps = read_unmerged_shards(output, finished)
+    for row in unmerged_rows.values():
         finished.add(row)
-    todo, steps = specs.where(lambda key: key not in finished), steps | unmerged_recorded
-    to_refine = failed if failed is not None and request.begins_inside else None
+    todo, steps = specs.where(lambda key: key not in finished), steps | unmerged_steps
+    to_refine = failed if failed is not None and request.replays_student else None
 
-    def adjusted(spec: RolloutSpec, size: RolloutSize) -> RolloutSize:
+    def adjust_size(spec: RolloutSpec, size: RolloutSize) -> RolloutSize:
         return (
             size
             if to_refine is None
@@ -78,7 +78,7 @@ async def dry_run(
         rows, rows_file = _logged_rows(plan.rollouts)
     counts = RequestedRollouts(len(specs), rows_file)
     recorded = _RecordedWork(steps, rows)
-    return await _forecast(plan.rollouts, plan.price, tasks, todo, counts, recorded, adjusted)
+    return await _forecast(plan.rollouts, plan.price, tasks, todo, counts, recorded, adjust_size)
 
 
 async def forecast_rollouts(
@@ -131,16 +131,16 @@ async def _forecast(
     todo: Iterable[RolloutSpec],
     counts: RequestedRollouts,
     recorded: _RecordedWork = _NOTHING_RECORDED,
-    adjusted: Callable[[RolloutSpec, RolloutSize], RolloutSize] = lambda _spec, size: size,
+    adjust_size: Callable[[RolloutSpec, RolloutSize], RolloutSize] = lambda _spec, size: size,
 ) -> Forecast:
-    """Returns the forecast of the rollouts `todo`; `adjusted` changes the size of a rollout."""
+    """Returns the forecast of the rollouts `todo`; `adjust_size` changes the size of a rollout."""
     options = rollouts.options
     async with AsyncExitStack() as stack:
         opened = await stack.enter_async_context(open_tools_and_rewards(rollouts, tasks))
         rewarder = await open_rewarder(stack, rollouts, tasks, opened.pool)
         judge_size = _judge_size_function(rollouts.judge, rewarder)
         sizes = [
-            adjusted(spec, _rollout_size(spec, options, opened, recorded.steps, judge_size))
+            adjust_size(spec, _rollout_size(spec, options, opened, recorded.steps, judge_size))
             for spec in todo
         ]
     judge = rollouts.judge
@@ -201,7 +201,7 @@ def _refining_size(
     finds no turn wrong.
     """
     turns = [[turn, *replies] for turn, replies in rollout.steps]
-    sent = len(msgspec.json.encode(turns))
+    turn_bytes = len(msgspec.json.encode(turns))
     has_critic, critic = request.takeover == "critic", None
     steps = recorded_steps.get(spec.key, RecordedSteps())
     if has_critic:
@@ -214,7 +214,7 @@ def _refining_size(
     num_calls = sum(CallTotals.of(turn).calls for turn in steps.turns.values())
     return replace(
         size,
-        request_bytes=size.request_bytes + sent,
+        request_bytes=size.request_bytes + turn_bytes,
         max_turns=1 if has_critic and request.turns == "one" else size.max_turns,
         num_recorded=num_calls if size.num_recorded else 0,
         is_certain=not has_critic,
@@ -230,7 +230,7 @@ def _judge_size_function(
     Its second argument is True if the rollout has no recorded judge call yet.
     """
 
-    def size(task: Task, is_new: bool) -> GraderSize | None:
+    def judge_size(task: Task, is_new: bool) -> GraderSize | None:
         if plan is None or not rewarder.asks_judge(task):
             return None
         judge = plan.file
@@ -239,14 +239,13 @@ def _judge_size_function(
         return GraderSize(
             text_bytes=_text_bytes(messages),
             request_bytes=len(msgspec.json.encode(sent)),
-            is_certain=is_new and not rewarder.may_block(task),
+            is_certain=is_new and not rewarder.may_skip_judge(task),
         )
 
-    return size
+    return judge_size
 
 
 def _text_bytes(messages: Sequence[Message]) -> int:
-    """Returns the bytes of the messages' text; images are left out, since their token counts
-    vary."""
+    """Returns the bytes of the messages' text, without images, whose token counts vary."""
     contents = (message.get("content") for message in messages)
     return sum(len(content.encode()) for content in contents if isinstance(content, str))

@@ -137,8 +137,7 @@ class CallRules:
 
     @property
     def max_tool_tokens(self) -> int:
-        """The most tokens of the tools' replies to a turn; an assumption if nothing truncates
-        them."""
+        """The most tokens of the tools' replies to a turn; assumed if nothing truncates them."""
         if self.max_tool_response is None:
             return ASSUMED_REPLY_TOKENS
         return _MAX_BYTES_PER_CHARACTER * self.max_tool_response + _CUT_NOTE_BYTES
@@ -183,15 +182,15 @@ def forecast(
     """
     turns = _expected_turns(finished, rules)
     completion = _expected_completion(finished, rules.max_tokens, turns)
-    fresh = [size for size in sizes if not size.num_recorded and size.is_certain]
+    certain = [size for size in sizes if not size.num_recorded and size.is_certain]
     calls = _range(
-        len(fresh),
+        len(certain),
         sum(min(turns, size.max_calls) for size in sizes),
         sum(size.max_calls for size in sizes),
     )
     completions = _range(0, calls.expected * completion, calls.high * rules.max_tokens)
     prompts = _range(
-        sum(size.text_bytes for size in fresh) / _MAX_BYTES_PER_TOKEN,
+        sum(size.text_bytes for size in certain) / _MAX_BYTES_PER_TOKEN,
         _expected_prompt(sizes, finished, rules, turns, completion),
         sum(_max_prompt(size, rules) for size in sizes),
     )

@@ -60,10 +60,10 @@ class ToolsPlan:
 
     @property
     def redactor(self) -> Redactor:
-        """Removes the endpoints' keys and the MCP servers' secrets from texts."""
+        """A redactor that removes the endpoints' keys and the MCP servers' secrets from texts."""
         keys = self.workspace.read_keys(self.key_names)
-        known = Redactor([*self.workspace.secrets.values(), *keys.values()])
-        return known | redactor_for_commands(self.mcp_servers)
+        secrets = Redactor([*self.workspace.secrets.values(), *keys.values()])
+        return secrets | redactor_for_commands(self.mcp_servers)
 
     @property
     def identity(self) -> str:
@@ -90,8 +90,8 @@ class RolloutPlan(ToolsPlan):
     """The student's rollouts to refine; None if the rollouts begin at the prompts."""
 
     @property
-    def called(self) -> list[tuple[ModelChoice, Endpoint | ModelLocation]]:
-        """The models that take part, each with where it is."""
+    def models_called(self) -> list[tuple[ModelChoice, Endpoint | ModelLocation]]:
+        """The models that the run calls, each with its endpoint or its location."""
         models = list[tuple[ModelChoice, Endpoint | ModelLocation]]([(self.options, self.policy)])
         if self.judge is not None:
             models.append((self.judge.file, self.judge.endpoint))
@@ -102,7 +102,7 @@ class RolloutPlan(ToolsPlan):
     @property
     def key_names(self) -> list[str | None]:
         """The environment variables with the API keys of the rollouts' endpoints."""
-        return [each.api_key_env for _, each in self.called if isinstance(each, Endpoint)]
+        return [each.api_key_env for _, each in self.models_called if isinstance(each, Endpoint)]
 
     @property
     def files(self) -> list[Path]:
@@ -114,7 +114,7 @@ class RolloutPlan(ToolsPlan):
 
     @property
     def inputs(self) -> list[Path]:
-        """`files`, and the folders of the models in this process."""
+        """The paths in `files`, and the folders of the models in this process."""
         models = [self.policy, self.refine.student if self.refine else None]
         locations = [model for model in models if isinstance(model, ModelLocation)]
         return [*self.files, *(path for location in locations for path in location.inputs)]
@@ -148,28 +148,28 @@ class GenerationPlan:
 
         A system message changes the tasks' ids; a context does not. A refinement gets the tasks
         that the student failed, with the ids in its rollouts, which may have been generated with
-        the request's system message or with the rows' own. Raises InputError if it failed none.
+        the request's system message or with the rows' own. Raises InputError if there are none.
         """
         request = self.request
         if failed is None:
             failed = self.open_failed()
         if failed is None:
-            tasks = TaskFile(self.rollouts.prompts_file, self._instructed)
+            tasks = TaskFile(self.rollouts.prompts_file, self._add_instruction)
             return tasks.select(chosen_indices(len(tasks), n=request.n, entries=request.entries))
-        wanted = failed.tasks if request.begins_inside else failed.hard_tasks
+        wanted = failed.task_ids if request.replays_student else failed.hard_task_ids
 
-        def instructed(task: Task) -> Task:
-            changed = self._instructed(task)
-            if request.begins_inside or changed.task_id in wanted or task.task_id not in wanted:
+        def add_instruction(task: Task) -> Task:
+            changed = self._add_instruction(task)
+            if request.replays_student or changed.task_id in wanted or task.task_id not in wanted:
                 return changed
             return msgspec.structs.replace(changed, task_id=task.task_id)
 
-        tasks = TaskFile(self.rollouts.prompts_file, instructed)
+        tasks = TaskFile(self.rollouts.prompts_file, add_instruction)
         chosen = chosen_indices(len(tasks), n=None, entries=request.entries)
         numbers = [number for number in chosen if tasks.task_id(number) in wanted][: request.n]
         if not numbers:
             fix = "give the prompts and the system message that these rollouts were generated with"
-            if request.begins_inside and request.system is not None:
+            if request.replays_student and request.system is not None:
                 fix += "; only takeover start allows a different system message for the teacher"
             raise InputError(
                 f"no prompt of {request.input} has a failed rollout in {request.refine}",
@@ -177,9 +177,8 @@ class GenerationPlan:
             )
         return tasks.select(numbers)
 
-    def _instructed(self, task: Task) -> Task:
-        """Returns a task with the run's instruction; a system message of the request changes its
-        id."""
+    def _add_instruction(self, task: Task) -> Task:
+        """Returns a task with the run's instruction; a requested system message changes its id."""
         context = Instruction(context=self.rollouts.instruction.context)
         return context.put_before_task(with_system(task, self.request.system))
 
@@ -293,14 +292,14 @@ def output_settings(plan: GenerationPlan, weights: str | None) -> dict[str, Any]
 
     `weights` identifies the weights of a model in this process; it is None if they are not known.
     """
-    request, files = plan.request, plan.rollouts
+    request, rollouts = plan.request, plan.rollouts
     shaping: dict[str, Any] = {
         name: getattr(request, name)
         for name in GenerateRollouts.model_fields
         if name not in _NOT_SHAPING
     }
-    tools, rewards, judge = files.tools_file, files.rewards_file, files.judge
-    if (context := files.instruction.context) is not None:
+    tools, rewards, judge = rollouts.tools_file, rollouts.rewards_file, rollouts.judge
+    if (context := rollouts.instruction.context) is not None:
         shaping["context"] = content_hash(context)
     return {
         **shaping,
@@ -311,9 +310,9 @@ def output_settings(plan: GenerationPlan, weights: str | None) -> dict[str, Any]
         "tools_modules": tools.modules_sha256 if tools else None,
         "rewards_modules": rewards.modules_sha256 if rewards else None,
         "judge": judge and judge.file.model_dump(mode="json"),
-        "input_sha256": file_sha256(files.prompts_file),
+        "input_sha256": file_sha256(rollouts.prompts_file),
         "weights": weights,
-        **({"refine": files.refine.settings} if files.refine is not None else {}),
+        **({"refine": rollouts.refine.settings} if rollouts.refine is not None else {}),
     }
 
 

@@ -23,7 +23,7 @@ from stillroom.teachers.pricing import Price
 from stillroom.teachers.providers import IN_PROCESS, Endpoint
 from stillroom.types import Failure, Message, StopReason, TeacherRecord
 
-_FAILED_SHARE = 0.5
+_MIN_FAILED_SHARE = 0.5
 """The minimum share of failed rollouts that makes a prompt hard."""
 
 
@@ -52,7 +52,7 @@ class RefinePlan:
     files: list[Path]
     student: ModelLocation | None
     """The student, if it continues after the teacher's turn."""
-    record: TeacherRecord | None
+    student_record: TeacherRecord | None
     """The student's model and sampling settings as its rollouts record them; None if `student` is
     None."""
     critic: CriticPlan | None
@@ -78,7 +78,7 @@ class RefinePlan:
 def plan_refinement(
     workspace: Workspace, options: RefineOptions, *, needs_keys: bool, has_budget: bool
 ) -> RefinePlan | None:
-    """Returns the plan of a refinement; None if there is none.
+    """Returns the plan of a refinement; None if the request refines nothing.
 
     Raises InputError for every error that can be found before anything is spent.
     """
@@ -133,12 +133,12 @@ class _StudentRow(msgspec.Struct, frozen=True):
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise DataError(
                 f"{path}:{number} is not a rollout of generate_rollouts: {error}",
-                "refine takes the rollouts that a student made with generate_rollouts",
+                "give refine the rollouts of a student that generate_rollouts wrote",
             ) from error
 
 
 _STUDENT_ROW = msgspec.json.Decoder(_StudentRow)
-_FINISH: dict[StopReason, Literal["stop", "length", "context", "filter"]] = {
+_FINISH_REASONS: dict[StopReason, Literal["stop", "length", "context", "filter"]] = {
     StopReason.MAX_TOKENS: "length",
     StopReason.CONTEXT_WINDOW: "context",
     StopReason.CONTENT_FILTER: "filter",
@@ -153,7 +153,7 @@ class RecordedRollout:
     turns: list[Message]
     replies: list[list[Message]]
     """The messages after each turn, up to the next one."""
-    finish: Literal["stop", "length", "context", "filter"]
+    finish_reason: Literal["stop", "length", "context", "filter"]
     """Why its last turn ended."""
 
     @property
@@ -195,13 +195,13 @@ class FailedRollouts:
                 "generate the student's rollouts with rewards, or from prompts with an "
                 "expected_answer",
             )
-        self.hard_tasks = {
-            task for task, num in failed.items() if num >= _FAILED_SHARE * rewarded[task]
+        self.hard_task_ids = {
+            task for task, num in failed.items() if num >= _MIN_FAILED_SHARE * rewarded[task]
         }
         """The ids of the prompts that the student failed in at least half of its rollouts."""
 
     @property
-    def tasks(self) -> set[str]:
+    def task_ids(self) -> set[str]:
         """The ids of the prompts with a failed rollout."""
         return {key.task_id for key in self._indices}
 
@@ -238,7 +238,7 @@ class FailedRollouts:
                 replies.append([])
             else:
                 replies[-1].append(message)
-        return RecordedRollout(row.id, turns, replies, _FINISH.get(row.stop_reason, "stop"))
+        return RecordedRollout(row.id, turns, replies, _FINISH_REASONS.get(row.stop_reason, "stop"))
 
     def __enter__(self) -> Self:
         return self

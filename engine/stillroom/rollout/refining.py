@@ -100,8 +100,8 @@ def critic_messages(task: Task, turns: Sequence[Sequence[Message]]) -> list[Mess
     parts += [(f"turn-{number}", transcript(turn)) for number, turn in enumerate(turns, start=1)]
     nonce = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     is_long = sum(len(text) for _, text in parts) > MAX_TEXT_CHARACTERS
-    most = MAX_TEXT_CHARACTERS // len(parts) if is_long else MAX_TEXT_CHARACTERS
-    shown = "\n".join(in_tags(parts, nonce, most=most))
+    limit = MAX_TEXT_CHARACTERS // len(parts) if is_long else MAX_TEXT_CHARACTERS
+    shown = "\n".join(in_tags(parts, nonce, max_characters=limit))
     return [
         {"role": "system", "content": _INSTRUCTIONS.format(nonce=nonce, num_turns=len(turns))},
         {"role": "user", "content": shown + "\nWhich turn is wrong first?"},
@@ -149,17 +149,16 @@ class RefiningPolicy:
     async def converse(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, seed_key: str
     ) -> AsyncGenerator["RefiningConversation"]:
-        """Opens the conversation of one rollout, whose task and sample are its key."""
+        """Opens the conversation of a rollout; `seed_key` is its task id and sample number."""
         task_id, _, sample = seed_key.rpartition(":")
         rollout = self._failed[RolloutKey(task_id, int(sample))]
         async with AsyncExitStack() as stack:
             yield RefiningConversation(self, stack, messages, tools, rollout, seed_key)
 
-    async def begin(
+    async def ask_critic(
         self, conversation: PolicyConversation, task: Task, recorder: EpisodeRecorder
     ) -> CallTotals | None:
-        """Asks the critic, if any, where the teacher takes over; returns the totals of its
-        calls."""
+        """Asks the critic, if any, where the teacher takes over; returns its calls' totals."""
         if self._critic is None:
             return None
         refining = cast("RefiningConversation", conversation)
@@ -189,8 +188,7 @@ class RefiningPolicy:
     def with_loss_weights(
         self, messages: Sequence[Message], authors: Sequence[Author]
     ) -> list[Message]:
-        """Returns the messages, with loss weight 0 for the student's messages that are not trained
-        on.
+        """Returns the messages; the student's get loss weight 0 unless all turns are trained on.
 
         A rollout without a turn of the teacher is returned unchanged.
         """
@@ -220,7 +218,7 @@ class _Segment:
 
 
 class RefiningConversation:
-    """One refined rollout."""
+    """The conversation of one refined rollout."""
 
     def __init__(
         self,
@@ -238,26 +236,26 @@ class RefiningConversation:
         self._messages = list(messages)
         self._num_turns = 0
         self._segment: _Segment | None = None
-        self._last_is_given = False
+        self._is_last_replayed = False
         """Whether the last turn was replayed from the student's rollout."""
 
     async def sample(self) -> SampledTurn:
         """Returns the next turn: the student's recorded turn, or a new one of either model."""
-        turn = await self._next()
+        turn = await self._next_turn()
         self._append(turn)
         return turn
 
-    async def _next(self) -> SampledTurn:
+    async def _next_turn(self) -> SampledTurn:
         """Returns the next turn: the student's recorded one before the takeover, else a new one."""
-        index, given = self._num_turns, self.rollout.turns
-        is_inside = index < len(given)
+        index = self._num_turns
+        is_recorded = index < len(self.rollout.turns)
         if (
-            is_inside
+            is_recorded
             and self.takeover is None
             and self._policy.options.takeover == "first_difference"
         ):
             return await self._teacher_turn_if_different(index)
-        if is_inside and (self.takeover is None or index < self.takeover):
+        if is_recorded and (self.takeover is None or index < self.takeover):
             return self._student_turn(index)
         before, segment = self._segment, self._segment_at(index)
         if before is not None and before is not segment:
@@ -273,15 +271,14 @@ class RefiningConversation:
         message = {k: v for k, v in self.rollout.turns[index].items() if k != "weight"}
         return SampledTurn(
             message=cast("Message", message),
-            finish_reason=self.rollout.finish if is_last else "stop",
+            finish_reason=self.rollout.finish_reason if is_last else "stop",
             usage=Usage(),
             cost_usd=0.0,
             origin=TurnOrigin(author="student", is_given=True, unused=unused),
         )
 
     async def _teacher_turn_if_different(self, index: int) -> SampledTurn:
-        """Returns the teacher's turn if its action differs from the student's; else the
-        student's."""
+        """Returns the teacher's turn if its action differs, else the student's recorded one."""
         segment = self._new_segment(self._policy.teacher, "teacher", index)
         await self._open(segment)
         turn = await cast("PolicyConversation", segment.conversation).sample()
@@ -318,7 +315,7 @@ class RefiningConversation:
 
     def _append(self, turn: SampledTurn) -> None:
         origin = cast("TurnOrigin", turn.origin)
-        self._last_is_given = origin.is_given
+        self._is_last_replayed = origin.is_given
         if not origin.is_given:
             self._segment_at(self._num_turns).steps.append((turn, []))
         self._messages.append(turn.message)
@@ -329,7 +326,7 @@ class RefiningConversation:
 
         Raises CallFailedError if they differ from those in the student's rollout.
         """
-        if self._last_is_given:
+        if self._is_last_replayed:
             self._check_responses(self.rollout.replies[self._num_turns - 1], responses)
         elif self._segment is not None:
             sampled, _ = self._segment.steps.pop()
@@ -360,8 +357,7 @@ class RefiningConversation:
 
 
 def _as_context(message: Message) -> Message:
-    """Returns a message as context for another model: without thinking and author-specific
-    fields."""
+    """Returns a message as context for another model: no thinking, no author-specific fields."""
     kept = ("role", "content", "tool_calls", "tool_call_id", "name")
     plain = {key: value for key, value in without_thinking(message).items() if key in kept}
     if calls := message.get("tool_calls"):
@@ -373,12 +369,13 @@ def _as_context(message: Message) -> Message:
 def _action(message: Message) -> Any:
     """Returns a turn's action for comparison: its tool calls, or its text if there are none."""
     if calls := message.get("tool_calls"):
-        return [(c["function"]["name"], _arguments(c["function"]["arguments"])) for c in calls]
+        return [(c["function"]["name"], _sorted_json(c["function"]["arguments"])) for c in calls]
     return " ".join(plain_text(message).split())
 
 
-def _arguments(written: str) -> Any:
+def _sorted_json(text: str) -> str:
+    """Returns a JSON text with its keys sorted; a text that is not JSON is unchanged."""
     try:
-        return json.dumps(json.loads(written), sort_keys=True)
+        return json.dumps(json.loads(text), sort_keys=True)
     except (ValueError, RecursionError):
-        return written
+        return text

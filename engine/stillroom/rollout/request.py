@@ -101,7 +101,7 @@ class RolloutOptions(JudgeOptions, EpisodeOptions, ModelChoice):
     ] = None
     rewards: Annotated[
         str,
-        Field(description="@reward functions (.py; evaluations find it), else expected_answer"),
+        Field(description="@reward functions (.py; evaluations: rewards.py), else expected_answer"),
     ] = NO_FILE
     n: Annotated[int | None, Field(ge=1, description="Only the first n")] = None
     entries: Annotated[str | None, Field(description="Only these, e.g. 0,2,5-9 (0-based)")] = None
@@ -123,7 +123,7 @@ class RolloutOptions(JudgeOptions, EpisodeOptions, ModelChoice):
     request_timeout: Annotated[float, Field(gt=0, description="Seconds per call")] = 120.0
 
     @property
-    def most_at_once(self) -> int:
+    def highest_concurrency(self) -> int:
         """The highest number of concurrent conversations with an endpoint."""
         return max(self.concurrency, self.max_concurrency or _MAX_CONCURRENCY)
 
@@ -139,7 +139,7 @@ class RefineOptions(StrictModel):
         Field(description="Where: start, first differing action or critic's choice"),
     ] = "first_difference"
     turns: Annotated[
-        Literal["rest", "one"], Field(description="one: the student continues after it")
+        Literal["rest", "one"], Field(description="one: then the student continues")
     ] = "rest"
     critic: Annotated[str, Field(description="critic.yml: another model; none: the teacher")] = (
         "none"
@@ -148,11 +148,11 @@ class RefineOptions(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _accept_old_takeover_name(cls, given: Any) -> Any:
+    def _accept_old_takeover_name(cls, value: Any) -> Any:
         """Accepts `where`, the old name of takeover, in a refinement; else it names a machine."""
-        if not isinstance(given, dict):
-            return given
-        fields = dict(cast("dict[str, Any]", given))
+        if not isinstance(value, dict):
+            return value
+        fields = dict(cast("dict[str, Any]", value))
         is_old = fields.get("refine") is not None and "takeover" not in fields
         if is_old and fields.get("where") in get_args(Takeover):
             fields["takeover"] = fields.pop("where")
@@ -164,44 +164,43 @@ class RefineOptions(StrictModel):
         # By value: a run's recorded request names every option; `start` was once the default.
         fields = type(self).model_fields
         names = ("turns", "critic", "train_turns")
-        given = [name for name in names if getattr(self, name) != fields[name].default]
-        if self.refine is None and (given or self.takeover == "critic"):
-            raise ValueError(f"{min(given, default='takeover')} needs refine: a student's rollouts")
-        if self.takeover == "start" and given:
+        changed = [name for name in names if getattr(self, name) != fields[name].default]
+        if self.refine is None and (changed or self.takeover == "critic"):
+            option = min(changed, default="takeover")
+            raise ValueError(f"{option} requires refine, which names a student's rollouts")
+        if self.takeover == "start" and changed:
             raise ValueError(
-                f"{min(given)} requires takeover first_difference or critic: with start the "
+                f"{min(changed)} requires takeover first_difference or critic: with start the "
                 "teacher writes every turn"
             )
         if self.critic != "none" and self.takeover != "critic":
             raise ValueError("critic requires takeover: critic")
-        if not self.begins_inside:
+        if not self.replays_student:
             return self
         if getattr(self, "context_file", None) is not None:
             raise ValueError(
                 "context_file requires takeover: start, since otherwise the student's prompt would "
                 "include it too"
             )
-        several, ray = getattr(self, "samples_per_prompt", 1), getattr(self, "ray_address", None)
-        if several > 1:
+        if getattr(self, "samples_per_prompt", 1) > 1:
             raise ValueError(
                 "samples_per_prompt must be 1 unless takeover is start: each failed rollout is "
                 "refined once"
             )
-        if ray is not None:
+        if getattr(self, "ray_address", None) is not None:
             raise ValueError(
                 "ray_address requires takeover: start; rollouts are refined in one process"
             )
         return self
 
     @property
-    def begins_inside(self) -> bool:
-        """Whether the teacher takes over within the student's rollouts."""
+    def replays_student(self) -> bool:
+        """Whether the student's turns are replayed up to the one where the teacher takes over."""
         return self.refine is not None and self.takeover != "start"
 
 
 class GenerateRollouts(PlacedRequest, RefineOptions, RolloutOptions):
-    """The request for rollouts: the model answers each prompt, using tools; every conversation is
-    kept."""
+    """The request for rollouts: the model answers each prompt, using tools."""
 
     input: Annotated[str, Field(description="Prompts: .txt (one per line) or .jsonl")]
     output: Annotated[str, Field(description="Rows are appended")] = "rollouts/rollouts.jsonl"

@@ -17,6 +17,7 @@ from stillroom.models.resolve import ModelLocation, identify
 from stillroom.reporting import Reporter
 from stillroom.rollout.episode.collect import FailedRollout, Outcome
 from stillroom.rollout.forecast import Forecast
+from stillroom.rollout.journal.finished import Answerers
 from stillroom.rollout.journal.records import FinishedRow
 from stillroom.rollout.plan import GenerationPlan, RolloutPlan
 from stillroom.teachers.budget import Outstanding
@@ -26,9 +27,6 @@ FAILURES_FILE = "failures.jsonl"
 _PHASE = "generate rollouts"
 _MEASURE_EVERY_S = 1.0
 _MAX_SHOWN = 20
-
-Answerers = tuple[Answerer, ...]
-"""The models that answered the calls of one row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +77,14 @@ def with_answerers(models: Sequence[ModelRecord], rows: Iterable[FinishedRow]) -
     ]
 
 
-def answering_models(rows_of: Mapping[Answerers, int]) -> list[AnsweringModel]:
+def answering_models(rows_by_answerers: Mapping[Answerers, int]) -> list[AnsweringModel]:
     """Returns the models that answered, the one with the most rows first.
 
-    `rows_of` holds, for each group of answerers, the number of rows that exactly this group
-    answered. At most 20 models are returned, with at most 20 fingerprints each.
+    `rows_by_answerers` holds, for each group of answerers, the number of rows that exactly this
+    group answered. At most 20 models are returned, with at most 20 fingerprints each.
     """
     num_rows, fingerprints = Counter[str](), defaultdict[str, dict[str, None]](dict)
-    for answerers, num in rows_of.items():
+    for answerers, num in rows_by_answerers.items():
         num_rows.update(dict.fromkeys({answerer.model for answerer in answerers}, num))
         for answerer in answerers:
             if answerer.fingerprint is not None:
@@ -204,8 +202,8 @@ class RolloutTally:
 
     def count_call(self, turn: SampledTurn) -> None:
         """Counts a finished model call."""
-        made = CallTotals.of(turn)
-        self.add_calls(made.calls, made.usage, made.cost_usd)
+        totals = CallTotals.of(turn)
+        self.add_calls(totals.calls, totals.usage, totals.cost_usd)
 
     def add_calls(self, calls: int, usage: Usage, cost_usd: float | None) -> None:
         """Counts several finished model calls, with their summed tokens and cost."""

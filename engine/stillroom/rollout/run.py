@@ -22,8 +22,8 @@ from stillroom.rollout.episode.collect import (
     collect_rollouts,
 )
 from stillroom.rollout.forecast import Forecast
-from stillroom.rollout.journal.journal import RolloutStore, keep_rewards
-from stillroom.rollout.journal.shards import RunPart, adopt_shards
+from stillroom.rollout.journal.journal import RolloutStore, copy_rewards
+from stillroom.rollout.journal.shards import RunPart, merge_leftover_shards
 from stillroom.rollout.plan import (
     GenerationPlan,
     output_settings,
@@ -75,7 +75,7 @@ async def generate_rollouts(
     failed = plan.open_failed()
     with nullcontext() if failed is None else failed, plan.open_tasks(failed) as tasks:
         specs = RolloutSpecs(tasks, request.samples_per_prompt)
-        if failed is not None and request.begins_inside:
+        if failed is not None and request.replays_student:
             specs = RolloutSpecs(tasks, failed.num_samples).where(failed.__contains__)
         if part is not None:
             specs = specs.where(part.keys.__contains__)
@@ -83,20 +83,20 @@ async def generate_rollouts(
         settings = output_settings(plan, origin.weights)
         if request.dry_run:
             return await dry_run(plan, tasks, specs, settings, failed)
-        await anyio.to_thread.run_sync(adopt_shards, plan.output, settings)
+        await anyio.to_thread.run_sync(merge_leftover_shards, plan.output, settings)
         tally = RolloutTally()
         store = RolloutStore(plan.output, settings, on_turn=tally.count_call)
         todo = specs.where(lambda key: key not in store.finished)
         spending = Spending(plan.price, _budget(request, store, part, machine_usd_of(folder)))
         try:
             if part is None:
-                keep_rewards(plan.output, plan.rollouts.rewards_file)
+                copy_rewards(plan.output, plan.rollouts.rewards_file)
             sampling = sampling_settings(request, temperature=request.temperature)
             async with open_rollout_context(
                 plan.rollouts, sampling, tasks, spending=spending, failed=failed
             ) as context:
                 RunFolder(folder).check_inputs()
-                for note in [*context.notes, *_terms_notes(origin), *_killed_notes(store.orphaned)]:
+                for note in [*context.notes, *_terms_notes(origin), *_lost_call_notes(store)]:
                     reporter.note(note)
                 already_done = len(specs) - len(todo)
                 progress = ProgressReport(
@@ -111,7 +111,7 @@ async def generate_rollouts(
         tally.restarted = store.num_restarted
         unconfirmed = Outstanding(worst=spending.budget.unconfirmed)
         if part is None:
-            unconfirmed += store.orphaned
+            unconfirmed += store.lost_by_last_run
         seconds = time.monotonic() - started
         output = workspace.shown(plan.output)
         result = rollouts_result(output, len(specs), rows, tally, unconfirmed, seconds)
@@ -211,9 +211,9 @@ def _budget(
     request: GenerateRollouts,
     store: RolloutStore,
     part: RunPart | None,
-    other_usd: Callable[[], float],
+    machine_usd: Callable[[], float],
 ) -> Budget:
-    """Returns the run's budget, which counts the output's earlier costs; a part has its own."""
+    """Returns the part's budget, or the run's, which counts the output's earlier costs."""
     if part is not None:
         part.budget.on_unconfirmed = store.record_unconfirmed
         part.budget.on_outstanding = store.record_outstanding
@@ -223,7 +223,7 @@ def _budget(
         tokens=request.max_total_tokens or math.inf,
         minutes=request.max_minutes or math.inf,
         spent=store.spent(),
-        other_usd=other_usd,
+        other_usd=machine_usd,
         on_unconfirmed=store.record_unconfirmed,
         on_outstanding=store.record_outstanding,
     )
@@ -239,9 +239,9 @@ def _terms_notes(origin: RolloutOrigin) -> Iterator[str]:
             )
 
 
-def _killed_notes(orphaned: Outstanding) -> Iterator[str]:
-    """Yields a note on the calls that the last run, or a worker of it, had in flight at a kill."""
-    calls, worst = orphaned.calls, orphaned.worst
+def _lost_call_notes(store: RolloutStore) -> Iterator[str]:
+    """Yields a note on the calls in flight when the last run, or one of its workers, was killed."""
+    calls, worst = store.lost_by_last_run.calls, store.lost_by_last_run.worst
     if calls:
         usd = f" and ${worst.usd:.4g}" if worst.usd else ""
         yield (

@@ -1,4 +1,4 @@
-"""Finds the files of rollouts behind a path, a folder or a run id, and protects them."""
+"""Finds the rollouts that a path or a run id names, and keeps outputs from replacing them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,11 +21,11 @@ class SourceFile:
     refused: Mapping[str, int] = field(default_factory=dict[str, int])
     """The number of further rows that cannot be read as rollouts, by reason."""
     problems: Sequence[str] = ()
-    """The first of these rows, each with its location and its problem."""
+    """The locations and problems of the first rows that `refused` counts."""
 
 
 def source_files(workspace: Workspace, inputs: str | Sequence[str]) -> list[SourceFile]:
-    """Returns the files behind inputs, each of which is a file, a folder or a run id.
+    """Returns the rollouts files that `inputs` name; each input is a file, a folder or a run id.
 
     No file is returned twice. Raises InputError for an input that is none of these, and DataError
     for a folder without rollouts.

@@ -149,9 +149,9 @@ class ServedConversation(TokenConversation):
         tokens that it began with.
         """
         history = self._history
-        num_begun = len(history.ids) - self._start_turn()
+        num_partial = len(history.ids) - self._start_turn()
         room = self._policy.max_context - len(history.ids)
-        max_tokens = min(history.settings.max_tokens - num_begun, room)
+        max_tokens = min(history.settings.max_tokens - num_partial, room)
         is_finished = False
         if max_tokens > 0:
             digest = hashlib.sha256(f"{self._key}:{self._num_turns}".encode()).digest()
@@ -159,7 +159,7 @@ class ServedConversation(TokenConversation):
             turn = await self._policy.next_turn(history.ids, max_tokens=max_tokens, seed=seed)
             history.restore(turn.ids, turn.logprobs)
             is_finished = turn.is_finished
-        history.num_begun = 0
+        history.num_partial = 0
         is_full = max_tokens == room
         return self._finished_turn("stop" if is_finished else "context" if is_full else "length")
 

@@ -6,7 +6,7 @@ import pytest
 from fakes.rollout_rows import rollout_row
 from fakes.run_folders import evaluation_result, write_run
 from stillroom.evaluate.compare import compare
-from stillroom.evaluate.costs import break_even, compare_costs, spent_on_runs
+from stillroom.evaluate.costs import break_even, compare_costs, cost_of_runs
 from stillroom.evaluate.decision import decide, gap_closed
 from stillroom.evaluate.files import Evaluation, GuardScore, TaskCost, TaskScore
 from stillroom.evaluate.intervals import share_estimate
@@ -124,7 +124,7 @@ def test_what_was_spent_is_that_of_all_runs_and_of_the_machines_priced_time(tmp_
     run("evaluate-a", {"provider": "openrouter"}, result={"cost_usd": 0.5})
     run("sft-a", {})
     run("evaluate-b", {"provider": "hf"})
-    spent = spent_on_runs(workspace)
+    spent = cost_of_runs(workspace)
     assert spent.calls_usd == 4.5
     assert spent.machine_hours == pytest.approx(2 * 30.5 / 3600)
 

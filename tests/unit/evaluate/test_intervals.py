@@ -246,10 +246,10 @@ def test_an_estimate_from_nothing_is_an_error(estimate: Callable[[], Estimate]) 
 def test_the_interval_of_a_ratio_does_not_go_below_what_is_possible() -> None:
     sums, sizes = [0.0, 0.001, 3.0], [20, 20, 20]
 
-    unbounded, bounded = ratio_estimate(sums, sizes), ratio_estimate(sums, sizes, least=0.0)
+    unbounded, bounded = ratio_estimate(sums, sizes), ratio_estimate(sums, sizes, lowest=0.0)
 
     assert unbounded.low is not None
     assert unbounded.low < 0
     assert (bounded.low, bounded.high) == (0.0, unbounded.high)
     # Of two equal models rounding may give less than nothing.
-    assert ratio_estimate([-1e-9, -1e-9], [1, 1], least=0.0).low == -1e-9
+    assert ratio_estimate([-1e-9, -1e-9], [1, 1], lowest=0.0).low == -1e-9

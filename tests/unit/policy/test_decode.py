@@ -151,7 +151,7 @@ def test_learnt_positions_are_not_asked_for_beyond_the_context():
     engine.request_turn(near_end)
     while not near_end.is_paused:
         engine.step()
-    near_end.give(prompts[1])
+    near_end.append_given(prompts[1])
     fresh = sequence_of(prompts[0], settings)
     before = list(near_end.ids)
 

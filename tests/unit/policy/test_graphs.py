@@ -76,7 +76,7 @@ def test_a_row_that_waits_for_its_tool_keeps_its_states_in_a_recorded_step(tape)
     for _ in range(6):
         engine.step()
     assert (tape.num_recorded, tape.num_replayed) == (recorded + 1, 2 + 5)
-    waiting.give(random_prompts((21,), seed=6)[0])
+    waiting.append_given(random_prompts((21,), seed=6)[0])
     engine.request_turn(waiting)
     run_to_end(engine)
 

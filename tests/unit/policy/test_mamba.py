@@ -5,7 +5,7 @@ import torch
 from transformers.models.bamba import modeling_bamba
 
 from fakes.families import build_family
-from stillroom.policy.mamba import own_formulas, prepare_mamba
+from stillroom.policy.mamba import fast_formulas, prepare_mamba
 
 ROWS, HEADS, WIDTH, KEYS = 3, 8, 4, 5
 NO_LIMIT = (0.0, float("inf"))
@@ -69,7 +69,7 @@ def assert_close(ours: torch.Tensor, expected: torch.Tensor) -> None:
 def test_given_tokens_run_as_by_transformers_formula(tokens, groups, scale):
     for state in (None, draw(ROWS, HEADS, WIDTH, KEYS)):
         expected = scan(tokens, groups=groups, state=state, scale=scale)
-        with own_formulas():
+        with fast_formulas():
             ours = scan(tokens, groups=groups, state=state, scale=scale)
         for mine, other in zip(ours, expected, strict=True):
             assert_close(mine, other)
@@ -77,7 +77,7 @@ def test_given_tokens_run_as_by_transformers_formula(tokens, groups, scale):
 
 def test_given_tokens_keep_to_the_limits_of_time_steps():
     expected = scan(20, groups=1, state=None, limits=(0.5, 0.6))
-    with own_formulas():
+    with fast_formulas():
         assert_close(scan(20, groups=1, state=None, limits=(0.5, 0.6))[0], expected[0])
 
 
@@ -87,7 +87,7 @@ def test_a_single_token_runs_as_by_transformers_formula(groups, scale):
     state = draw(ROWS, HEADS, WIDTH, KEYS)
     own_state = state.clone()
     expected = step(state, groups=groups, scale=scale)
-    with own_formulas():
+    with fast_formulas():
         ours = step(own_state, groups=groups, scale=scale)
     assert_close(ours, expected)
     assert_close(own_state, state)
@@ -98,7 +98,7 @@ def test_passes_for_training_keep_transformers_formula():
     prepare_mamba(build_family("bamba"))
     assert modeling_bamba.mamba2_chunk_scan.__wrapped__ is original
     before = scan(20, groups=1, state=None)[0]
-    with own_formulas():
+    with fast_formulas():
         assert not scan(20, groups=1, state=None)[0].equal(before)
     assert scan(20, groups=1, state=None)[0].equal(before)
 

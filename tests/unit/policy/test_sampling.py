@@ -76,7 +76,7 @@ def test_tokens_that_the_tokenizer_does_not_know_are_never_drawn():
     logits = torch.tensor([[0.0, 0.0, 9.0]]).expand(4, -1)
     settings = [SamplingSettings(temperature=t) for t in (1.0, 1.0, 1.0, 0.0)]
 
-    ids, logprobs = sample_tokens(logits, settings, [0.0, 0.4, 0.99, 0.5], num_known=2)
+    ids, logprobs = sample_tokens(logits, settings, [0.0, 0.4, 0.99, 0.5], tokenizer_size=2)
 
     assert set(ids) == {0, 1}
     # Of all three tokens: what was sampled is scored as the trainer will score it.

@@ -79,7 +79,7 @@ def test_after_tools_reply_only_the_replies_are_run(qwen):
         index = sequences.index(sequence)
         if turns[index] < 3:
             turns[index] += 1
-            sequence.give(replies[index])
+            sequence.append_given(replies[index])
             engine.request_turn(sequence)
 
     ask_all(engine, sequences)

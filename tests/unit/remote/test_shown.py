@@ -9,7 +9,7 @@ import pytest
 from fakes.dashboards import client_of
 from fakes.machines import add_remote_run, followed, name_machines
 from stillroom import api
-from stillroom.evaluate.costs import spent_on_runs
+from stillroom.evaluate.costs import cost_of_runs
 from stillroom.run_folder import FOLLOWER_LOG, REMOTE_FILE, VIEW_FILE, RemoteView, RunFailure
 from stillroom.settings import Workspace
 from stillroom.types import RunStatus
@@ -132,7 +132,7 @@ def test_what_a_machine_elsewhere_has_cost_is_spent_and_no_time_of_this_one(work
     done = RemoteView(where="gpu-box", phase="over", machine_usd=1.5)
     add_remote_run(workspace, done, status=RunStatus.SUCCEEDED, **times)
 
-    spent = spent_on_runs(workspace)
+    spent = cost_of_runs(workspace)
 
     assert (spent.calls_usd, spent.machine_hours) == (1.5, 0.0)
 

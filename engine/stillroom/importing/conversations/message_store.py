@@ -18,7 +18,7 @@ from stillroom.files import canonical_json
 from stillroom.importing.json_rows import Row, UnreadableRowError
 from stillroom.importing.payloads.messages import PARTS_DROPPED, MessageReader
 from stillroom.importing.spill import Spill
-from stillroom.rollout.rewards.answers import without_thinking
+from stillroom.rollout.rewards.answers import strip_thinking
 
 MIN_CACHED_MESSAGES = 1 << 17
 """The minimum number of recent messages that are recognised."""
@@ -166,7 +166,7 @@ def parse_message(value: Any) -> ParsedMessage:
 def _digest(role: str, text: str, name: str | None, calls: Iterable[tuple[str, str]]) -> int:
     """Returns `ParsedMessage.digest`; `calls` are pairs of a function's name and arguments."""
     if role == "assistant":
-        parts = [role, _normalize(without_thinking(text))]
+        parts = [role, _normalize(strip_thinking(text))]
         for function, arguments in calls:
             parts += (function, _canonical_arguments(arguments))
         return _digest_of(*parts)

@@ -10,8 +10,8 @@ from stillroom.errors import DataError
 from stillroom.importing.conversations.rollouts import ImportedRollout
 from stillroom.importing.records import IMPORTED_FROM
 from stillroom.importing.spill import Spill
-from stillroom.rollout.rewards.answers import without_thinking
-from stillroom.rollout.rewards.matchers import answer_key, expected_from, is_accepted
+from stillroom.rollout.rewards.answers import strip_thinking
+from stillroom.rollout.rewards.matchers import answer_key, as_expected_answer, is_accepted
 from stillroom.types import StopReason
 
 _UNTRAINED = b',"weight":0}'
@@ -78,7 +78,7 @@ class PromptStore:
         messages = msgspec.json.decode(b"[" + self._spill.read(offset, size) + b"]")
         metadata = self._metadata(number)
         if self._states[number] == _AGREED:
-            with_answer = {**metadata, _EXPECTED: expected_from(self._answer(number))}
+            with_answer = {**metadata, _EXPECTED: as_expected_answer(self._answer(number))}
             metadata = with_answer if _is_usable(with_answer) else metadata
         return {"messages": messages, "metadata": metadata}
 
@@ -111,9 +111,9 @@ class PromptStore:
             self._set_answer(number, answer, reward)
         elif state == _AGREED and answer != (expected := self._answer(number)):
             metadata = self._metadata(number)
-            if _accepts(metadata, expected_from(expected), answer):
+            if _accepts(metadata, as_expected_answer(expected), answer):
                 return
-            if _accepts(metadata, expected_from(answer), expected):
+            if _accepts(metadata, as_expected_answer(answer), expected):
                 self._set_answer(number, answer, reward)
             else:
                 self._states[number] = _DIFFERENT
@@ -144,7 +144,7 @@ def _correct_answer(rollout: ImportedRollout, row: Mapping[str, Any]) -> str | N
     """Returns a rollout's final answer; None if it is wrong, failed or truncated."""
     if row["stop_reason"] is not StopReason.ANSWERED or row["success"] is False:
         return None
-    return without_thinking(msgspec.json.decode(rollout.messages[-1]).get("content") or "") or None
+    return strip_thinking(msgspec.json.decode(rollout.messages[-1]).get("content") or "") or None
 
 
 def _accepts(metadata: Mapping[str, Any], expected: Any, answer: str) -> bool:

@@ -70,8 +70,7 @@ class RolloutSpec:
 
 @dataclass(frozen=True, slots=True)
 class FailedRollout:
-    """A rollout ended by an infrastructure failure. It gets no row and no reward; a rerun repeats
-    it."""
+    """A rollout that an infrastructure failure ended: it gets no row, and a rerun repeats it."""
 
     key: RolloutKey
     failure: Failure
@@ -81,10 +80,10 @@ class FailedRollout:
 class Refiner(Protocol):
     """What a run needs in addition to its policy to refine a student's rollouts."""
 
-    async def begin(
+    async def ask_critic(
         self, conversation: PolicyConversation, task: Task, recorder: EpisodeRecorder
     ) -> CallTotals | None:
-        """Prepares the conversation; returns the totals of a critic's calls, if there is one."""
+        """Asks the critic, if any, where the teacher takes over; returns its calls' totals."""
         ...
 
     def refinement(
@@ -157,15 +156,15 @@ class RolloutSpecs:
 
     def __init__(self, tasks: TaskFile, samples_per_task: int) -> None:
         self._tasks, self._samples = tasks, samples_per_task
-        # The number of the first sample of each task in the file.
-        self._begins = array("I")
+        # The first sample number of each task in the file.
+        self._first_samples = array("I")
         seen, repeats = HashSet(), Counter[str]()
         for number in range(len(tasks)):
             task_id = tasks.task_id(number)
             # A task that is listed twice gets twice as many samples.
             if not seen.add(int(task_id, 16)):
                 repeats[task_id] += 1
-            self._begins.append(samples_per_task * repeats.get(task_id, 0))
+            self._first_samples.append(samples_per_task * repeats.get(task_id, 0))
         # A rollout's number is samples_per_task times the index of its task, plus its sample.
         self._numbers: Sequence[int] = range(len(tasks) * samples_per_task)
 
@@ -183,7 +182,7 @@ class RolloutSpecs:
 
     def _key(self, number: int) -> RolloutKey:
         task, sample = divmod(number, self._samples)
-        return RolloutKey(self._tasks.task_id(task), self._begins[task] + sample)
+        return RolloutKey(self._tasks.task_id(task), self._first_samples[task] + sample)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -191,7 +190,7 @@ class RolloutSpecs:
     def __iter__(self) -> Iterator[RolloutSpec]:
         for number in self._numbers:
             task, sample = divmod(number, self._samples)
-            yield RolloutSpec(self._tasks[task], self._begins[task] + sample)
+            yield RolloutSpec(self._tasks[task], self._first_samples[task] + sample)
 
 
 async def collect_rollouts(
@@ -298,7 +297,7 @@ async def _run_rollout(
         ):
             refiner, refined = context.refiner, None
             with _deadline(context.timeout_s):
-                critic = await refiner.begin(conversation, task, recorder) if refiner else None
+                critic = await refiner.ask_critic(conversation, task, recorder) if refiner else None
                 await play_episode(episode, conversation, recorder, tools, context.rules)
                 judgement = await context.rewarder.judge(task, episode.messages, recorder=recorder)
             seconds = time.monotonic() - started

@@ -211,7 +211,7 @@ async def _tool_results(
     recorded = recorder.recorded_replies(index)
     if recorded is not None:
         return recorded
-    results = [_cut(r, tools.cut) for r in await _call_tools(calls, tools)]
+    results = [_shorten_result(r, tools.cut) for r in await _call_tools(calls, tools)]
     recorder.record_replies(index, results)
     return results
 
@@ -226,7 +226,7 @@ def needs_lost_state(recorder: EpisodeRecorder, rules: TurnRules) -> bool:
     return has_replies and rules.stop_reason(turns[-1], len(turns)) is None
 
 
-def _cut(result: ToolResult, cut: CutText | None) -> ToolResult:
+def _shorten_result(result: ToolResult, cut: CutText | None) -> ToolResult:
     if cut is None:
         return result
     return ToolResult(content=cut(result.content), is_error=result.is_error)
@@ -269,10 +269,10 @@ async def _call_tool(call: ToolCall, tools: OfferedTools) -> ToolResult:
     name, arguments_text = call["function"]["name"], call["function"]["arguments"]
     allowed = [schema["function"]["name"] for schema in tools.schemas]
     if tools.session is None or name not in allowed:
-        known = f"the tools are: {', '.join(allowed)}" if allowed else "there are no tools"
-        return error_result(f"unknown tool {name!r}; {known}")
+        tool_list = f"the tools are: {', '.join(allowed)}" if allowed else "there are no tools"
+        return error_result(f"unknown tool {name!r}; {tool_list}")
     try:
-        # Strict JSON: NaN and half surrogate pairs could not be sent on to tools.
+        # Strict JSON: NaN and half surrogate pairs could not be passed on to tools.
         arguments: Any = msgspec.json.decode(arguments_text or "{}")
     except (ValueError, RecursionError) as error:
         return error_result(f"the arguments of {name} are not valid JSON ({error})")

@@ -9,8 +9,9 @@ import msgspec
 from stillroom.rollout.journal.records import FinishedRow, RolloutKey, decoded_lines
 from stillroom.types import Answerer, CallTotals, Usage
 
-_ROW = msgspec.json.Decoder(FinishedRow)
+_FINISHED_ROW = msgspec.json.Decoder(FinishedRow)
 Answerers = tuple[Answerer, ...]
+"""The models that answered the calls of one row."""
 
 
 class _Packed(msgspec.Struct, frozen=True, array_like=True):
@@ -40,7 +41,7 @@ class FinishedRows(Mapping[RolloutKey, FinishedRow]):
         self._ends = array("Q", [0])
         # Each row's number, by the hash of its key, which takes less memory than the key.
         self._numbers: dict[int, int] = {}
-        self._answerers: dict[Answerers, int] = {}
+        self._group_indices: dict[Answerers, int] = {}
         """The index in `_groups` of each group of answering models; most rows share one group."""
         # For each row: the index in `_groups` of the models that answered, and that judged.
         self._answered_by, self._judged_by = array("I"), array("I")
@@ -57,11 +58,11 @@ class FinishedRows(Mapping[RolloutKey, FinishedRow]):
         self._ends.append(len(self._data))
 
     def _group_index(self, answerers: Answerers) -> int:
-        """Returns the index of a group of models in `_groups`, after adding it if it is new."""
-        number = self._answerers.setdefault(answerers, len(self._groups))
-        if number == len(self._groups):
+        """Returns the index of a group of models in `_groups`; a new group is added."""
+        index = self._group_indices.setdefault(answerers, len(self._groups))
+        if index == len(self._groups):
             self._groups.append(answerers)
-        return number
+        return index
 
     def __getitem__(self, key: RolloutKey) -> FinishedRow:
         row = self._row(self._numbers[hash(key)])
@@ -80,7 +81,7 @@ class FinishedRows(Mapping[RolloutKey, FinishedRow]):
         return map(self._row, list(self._numbers.values()))
 
     def _row(self, number: int) -> FinishedRow:
-        """Unpacks the row with a number."""
+        """Returns the row with this number."""
         # A copy: while a view of it exists, the array cannot grow.
         packed = _PACKED.decode(bytes(self._data[self._ends[number] : self._ends[number + 1]]))
         row = FinishedRow(
@@ -97,6 +98,6 @@ class FinishedRows(Mapping[RolloutKey, FinishedRow]):
 def finished_rows(output: Path) -> FinishedRows:
     """Returns the finished rows of an output file."""
     rows = FinishedRows()
-    for row in decoded_lines(output, _ROW, "a rollout"):
+    for row in decoded_lines(output, _FINISHED_ROW, "a rollout"):
         rows.add(row)
     return rows

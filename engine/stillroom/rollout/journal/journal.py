@@ -42,7 +42,7 @@ _SYNC_EVERY_S = 1.0
 """Seconds between syncs of the journal to disk. A crash of the machine, unlike one of the process,
 can lose the records since the last sync."""
 _SETTINGS = "settings.json"
-_GIVEN_REWARDS = "given_rewards.py"
+_REWARDS_COPY = "given_rewards.py"
 _JUDGING_SETTINGS = {"rewards_sha256", "rewards_modules", "judge", "answer_match"}
 """Settings that change how a rollout is judged, but not the rollout."""
 _MAYBE_UNKNOWN = ("weights", "tools_modules", "rewards_modules")
@@ -52,8 +52,8 @@ tools.py and rewards.py in outputs of older versions."""
 
 def holds_rollouts(path: Path) -> bool:
     """Returns whether a rollout run has written rows to this file."""
-    is_begun = (journal_folder(path) / _SETTINGS).exists()
-    return is_begun and path.exists() and path.stat().st_size > 0
+    is_started = (journal_folder(path) / _SETTINGS).exists()
+    return is_started and path.exists() and path.stat().st_size > 0
 
 
 def journal_folder(output: Path) -> Path:
@@ -69,12 +69,12 @@ def journal_path(output: Path) -> Path:
 def recorded_settings(output: Path) -> dict[str, Any] | None:
     """Returns the settings that an output was started with; None if no run has started it."""
     path = journal_folder(output) / _SETTINGS
-    return msgspec.json.decode(path.read_bytes()) if _is_begun(output) and path.exists() else None
+    return msgspec.json.decode(path.read_bytes()) if _is_started(output) and path.exists() else None
 
 
 def check_settings(output: Path, settings: Mapping[str, Any]) -> None:
     """Raises InputError if an output was started with different settings or by another program."""
-    if not _is_begun(output):
+    if not _is_started(output):
         return
     path = journal_folder(output) / _SETTINGS
     if not path.exists():
@@ -102,30 +102,31 @@ def check_settings(output: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _rejudging_fix(output: Path, before: Mapping[str, Any], changed: Sequence[str]) -> str:
-    """Returns the fix for a changed judge or changed rewards."""
-    kept, old = journal_folder(output) / _GIVEN_REWARDS, "the original judge and rewards"
+    """Returns the fix of the error when only the judge or the rewards have changed."""
+    copy, original = journal_folder(output) / _REWARDS_COPY, "the original judge and rewards"
     if all(name.startswith("rewards") for name in changed):
         if before.get("rewards_sha256") is None:
-            old = "rewards=none"
-        elif kept.exists():
-            old = f"rewards={kept}"
+            original = "rewards=none"
+        elif copy.exists():
+            original = f"rewards={copy}"
     return (
-        f"resume {output} with {old}, then score its rows with the new judge and rewards, without "
-        f"calling the teacher: score_rollouts(input={output}, output=<another file>); or choose "
-        "another output"
+        f"resume {output} with {original}, then score its rows with the new judge and rewards, "
+        f"without calling the teacher: score_rollouts(input={output}, output=<another file>); or "
+        "choose another output"
     )
 
 
-def keep_rewards(output: Path, file: UserFile | None) -> None:
-    """Copies rewards.py and its modules next to the journal, so that later edits do not matter."""
-    kept = journal_folder(output) / _GIVEN_REWARDS
-    if file is not None and not kept.exists():
+def copy_rewards(output: Path, file: UserFile | None) -> None:
+    """Copies rewards.py and its modules next to the journal, to resume with them after edits."""
+    copy = journal_folder(output) / _REWARDS_COPY
+    if file is not None and not copy.exists():
         for relative_path, code in file.modules.items():
-            write_atomic(kept.parent / relative_path, code)
-        write_atomic(kept, file.code)
+            write_atomic(copy.parent / relative_path, code)
+        write_atomic(copy, file.code)
 
 
-def _is_begun(output: Path) -> bool:
+def _is_started(output: Path) -> bool:
+    """Returns whether an output or its journal has any content."""
     files = (output, journal_path(output))
     return any(file.exists() and file.stat().st_size > 0 for file in files)
 
@@ -134,7 +135,7 @@ class RolloutStore:
     """The output file of a rollout run with its journal, open in one process at a time.
 
     `on_turn` is called with each new model call, but not with replayed ones.
-    Raises InputError if the settings differ from those the file was begun with, and DataError if
+    Raises InputError if the settings differ from those the file was started with, and DataError if
     the file or its journal is damaged anywhere but in its last line.
     """
 
@@ -152,15 +153,15 @@ class RolloutStore:
         journal = journal_path(output)
         try:
             check_settings(output, settings)
-            self._is_empty = not _is_begun(output)
+            self._is_empty = not _is_started(output)
             if self._is_empty:
                 write_json(self._folder / _SETTINGS, settings)
             cut_torn_line(output)
             cut_torn_line(journal)
             self.finished = finished_rows(output)
-            self._earlier = read_journal(journal, self.finished)
-            self.recorded_steps = self._earlier.recorded_steps
-            self._unconfirmed = self._earlier.unconfirmed + self.lost.worst
+            self._journal_content = read_journal(journal, self.finished)
+            self.recorded_steps = self._journal_content.recorded_steps
+            self._unconfirmed = self._journal_content.unconfirmed + self.lost.worst
             self._rows, self._journal = AppendLog(output), AppendLog(journal)
         except BaseException:
             self._lock.release()
@@ -171,21 +172,21 @@ class RolloutStore:
         """The number of rollouts that were restarted because their tools keep state."""
 
     @property
-    def orphaned(self) -> Outstanding:
+    def lost_by_last_run(self) -> Outstanding:
         """Upper bound on the calls in flight when the last run was killed; none if it was not."""
-        return self._earlier.outstanding
+        return self._journal_content.outstanding
 
     @property
     def lost(self) -> Outstanding:
         """Upper bound on the calls in flight when any run was killed, the last run included."""
-        return self._earlier.lost + self._earlier.outstanding
+        return self._journal_content.lost + self._journal_content.outstanding
 
     def recorder(self, key: RolloutKey) -> EpisodeRecorder:
         """Returns the recorder of one rollout, which also replays its recorded steps."""
         return _StepRecorder(self, key, self.recorded_steps.pop(key, None) or RecordedSteps())
 
     def append(self, record: Record) -> None:
-        """Appends a record to the journal; another thread syncs it to disk once a second."""
+        """Appends a record to the journal; another thread syncs it at most once a second."""
         self._is_empty = False
         if isinstance(record, UnconfirmedRecord):
             self._unconfirmed = self._unconfirmed + Cost(record.tokens, record.usd)
@@ -228,20 +229,20 @@ class RolloutStore:
         Where a row and the journal differ, the larger cost counts: rows of older versions may lack
         calls that are in the journal.
         """
-        on_unfinished, on_finished = self._earlier.spent, self._earlier.spent_on_finished
-        spent = self._earlier.unconfirmed + self.lost.worst
+        journal = self._journal_content
+        spent = journal.unconfirmed + self.lost.worst
         for row in self.finished.rows():
             key, in_row = RolloutKey(row.task_id, row.sample), row.spent
-            in_journal = on_unfinished.get(key) or on_finished.of(key)
+            in_journal = journal.spent.get(key) or journal.spent_on_finished.of(key)
             spent += Cost(max(in_row.tokens, in_journal.tokens), max(in_row.usd, in_journal.usd))
-        unfinished = (cost for key, cost in on_unfinished.items() if key not in self.finished)
+        unfinished = (cost for key, cost in journal.spent.items() if key not in self.finished)
         return sum(unfinished, start=spent)
 
     def paid(self) -> CallTotals:
         """Returns the totals of all recorded calls, including those of unfinished rollouts."""
         paid = sum((row.paid for row in self.finished.rows()), start=CallTotals())
-        on_unfinished = self._earlier.paid
-        unfinished = (totals for key, totals in on_unfinished.items() if key not in self.finished)
+        recorded = self._journal_content.paid
+        unfinished = (totals for key, totals in recorded.items() if key not in self.finished)
         return sum(unfinished, start=paid)
 
     def close(self, *, is_complete: bool) -> None:
@@ -257,7 +258,7 @@ class RolloutStore:
                 # Shows the next process that no call was in flight when this one ended.
                 self.record_outstanding(Outstanding())
             if self._is_empty:
-                # Nothing was recorded: without a journal the next run may have other settings.
+                # Nothing was recorded: without a journal the next run may use other settings.
                 self._journal.remove()
             # Steps that no recorder took belong to rollouts that were not requested this time.
             elif is_complete and not self.recorded_steps:

@@ -131,7 +131,7 @@ class FinishedRow(msgspec.Struct, frozen=True):
 
     @property
     def spent(self) -> Cost:
-        """The cost of all these calls as it counts against a budget."""
+        """The cost of the calls in `paid` as it counts against a budget."""
         return Cost.of(self.paid.usage, self.cost_usd)
 
 
@@ -168,8 +168,8 @@ class RecordedSteps:
 
     @property
     def _paid_without_critic(self) -> CallTotals:
-        made = [*self.turns.values(), *self.judge]
-        return sum((CallTotals.of(turn) for turn in made), start=self.dropped)
+        calls = [*self.turns.values(), *self.judge]
+        return sum((CallTotals.of(turn) for turn in calls), start=self.dropped)
 
     def add(self, record: StepRecord) -> None:
         """Adds the next recorded step.
@@ -234,7 +234,7 @@ class PackedCosts:
 
 @dataclass(slots=True)
 class JournalContent:
-    """The content of a journal, summed per rollout."""
+    """The content of a journal: recorded steps of unfinished rollouts, and costs of all."""
 
     recorded_steps: dict[RolloutKey, RecordedSteps] = field(
         default_factory=dict[RolloutKey, RecordedSteps]
@@ -243,7 +243,7 @@ class JournalContent:
     paid: dict[RolloutKey, CallTotals] = field(default_factory=dict[RolloutKey, CallTotals])
     """The totals of the recorded calls of each unfinished rollout."""
     spent: dict[RolloutKey, Cost] = field(default_factory=dict[RolloutKey, Cost])
-    """The cost of these calls as it counts against a budget; an unknown price counts as 0."""
+    """The cost of the calls in `paid`, as it counts against a budget; unknown prices count as 0."""
     spent_on_finished: PackedCosts = field(default_factory=PackedCosts)
     """The cost of the recorded calls of each finished rollout."""
     unconfirmed: Cost = field(default_factory=Cost)
@@ -266,13 +266,13 @@ class JournalContent:
         key = RolloutKey(record.task_id, record.sample)
         is_finished = key in finished
         if isinstance(record, TurnRecord | JudgeRecord | CriticRecord):
-            self._pay(key, CallTotals.of(record.turn), is_finished=is_finished)
+            self._add_cost(key, CallTotals.of(record.turn), is_finished=is_finished)
         elif isinstance(record, RestartRecord) and record.dropped is not None:
-            self._pay(key, record.dropped, is_finished=is_finished)
+            self._add_cost(key, record.dropped, is_finished=is_finished)
         if not is_finished:
             self.recorded_steps.setdefault(key, RecordedSteps()).add(record)
 
-    def _pay(self, key: RolloutKey, totals: CallTotals, *, is_finished: bool) -> None:
+    def _add_cost(self, key: RolloutKey, totals: CallTotals, *, is_finished: bool) -> None:
         """Adds the cost of calls to a rollout."""
         if is_finished:
             self.spent_on_finished.add(key, Cost.of(totals.usage, totals.cost_usd))
@@ -305,7 +305,7 @@ def decoded_lines(path: Path, decoder: msgspec.json.Decoder[_T], kind: str) -> I
                 return
             raise DataError(
                 f"{path}:{line.number} is not {kind}: {error}",
-                "remove this line to repeat what it records, or choose another output",
+                "delete this line, which repeats its rollout or call, or choose another output",
             ) from error
 
 
@@ -313,7 +313,7 @@ class JudgeRecorder(Protocol):
     """Records the judge's calls of one rollout, and returns those of earlier runs."""
 
     def judge_turns(self) -> Sequence[SampledTurn]:
-        """Returns the judge's earlier replies, including those that are no valid judgement."""
+        """Returns the judge's earlier replies, including invalid ones."""
         ...
 
     def record_judge_turn(self, index: int, turn: SampledTurn) -> None:
@@ -334,7 +334,7 @@ class EpisodeRecorder:
         """Returns the tools' replies to turn `index` if they are already on record, else None."""
 
     def judge_turns(self) -> Sequence[SampledTurn]:
-        """Returns the judge's earlier replies, including those that are no valid judgement."""
+        """Returns the judge's earlier replies, including invalid ones."""
         return ()
 
     def critic_turns(self) -> Sequence[SampledTurn]:

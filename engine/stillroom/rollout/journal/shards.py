@@ -105,7 +105,7 @@ class RecordedCosts:
         return RecordedCosts(self.calls - before.calls, usage, cost_usd, spent, lost)
 
 
-def split(
+def split_into_shards(
     keys: Sequence[RolloutKey],
     *,
     workers: int,
@@ -119,25 +119,25 @@ def split(
     """
     count = min(workers, concurrency, len(keys))
     shards: list[Shard] = []
-    num_dealt = 0
+    end = 0
     for number in range(count):
-        dealt = tuple(keys[number::count])
-        before, num_dealt = num_dealt, num_dealt + len(dealt)
+        shard_keys = tuple(keys[number::count])
+        begin, end = end, end + len(shard_keys)
         shards.append(
             Shard(
                 number,
-                dealt,
+                shard_keys,
                 _integer_share(concurrency, number, count),
                 _integer_share(max_concurrency, number, count),
-                _budget_share(remaining, before, num_dealt, len(keys)),
+                _budget_share(remaining, begin, end, len(keys)),
             )
         )
     return shards
 
 
-def _integer_share(whole: int, number: int, count: int) -> int:
-    """Returns the share of shard `number` in a whole number that `count` shards split."""
-    return whole // count + (number < whole % count)
+def _integer_share(total: int, number: int, count: int) -> int:
+    """Returns the integer share of shard `number` in a total that `count` shards split."""
+    return total // count + (number < total % count)
 
 
 def _budget_share(remaining: RemainingBudget, begin: int, end: int, total: int) -> RemainingBudget:
@@ -145,8 +145,8 @@ def _budget_share(remaining: RemainingBudget, begin: int, end: int, total: int) 
     tokens = remaining.tokens
     if tokens < math.inf:
         # Differences of running totals that are rounded down, so that the shares add up.
-        whole = int(tokens)
-        tokens = whole * end // total - whole * begin // total
+        budget = int(tokens)
+        tokens = budget * end // total - budget * begin // total
     return RemainingBudget(remaining.usd * (end - begin) / total, tokens)
 
 
@@ -200,16 +200,16 @@ def prepare_shards(
                 store.append(record)
                 num_records += 1
         store.close(is_complete=False)
-        write_json(_seed_path(path), num_records)
+        write_json(_record_count_path(path), num_records)
     unfinished.rename(_folder(output))
 
 
-def _seed_path(path: Path) -> Path:
-    """Returns the path of the file with the initial number of records in a shard's journal."""
+def _record_count_path(path: Path) -> Path:
+    """Returns the path of the file with the number of records that a shard's journal began with."""
     return path.with_suffix(".seed")
 
 
-def adopt_shards(output: Path, settings: _Settings) -> None:
+def merge_leftover_shards(output: Path, settings: _Settings) -> None:
     """Merges the shards that a killed run left behind, if there are any."""
     if _folder(output).is_dir():
         with shards_locked(output):
@@ -228,7 +228,7 @@ def merge_shards(
     store = RolloutStore(output, settings)
     try:
         paths = sorted(folder.glob("[0-9]*.jsonl"))
-        lost = sum((_merge(path, settings, store) for path in paths), start=Outstanding())
+        lost = sum((_merge_shard(path, settings, store) for path in paths), start=Outstanding())
         if lost.calls:
             store.record_lost(lost)
         for key in [key for key in store.recorded_steps if key in store.finished]:
@@ -236,7 +236,7 @@ def merge_shards(
     finally:
         is_complete = requested is not None and all(key in store.finished for key in requested)
         store.close(is_complete=is_complete)
-    # Renamed before it is deleted, so that a kill on the way leaves no half-deleted shards behind.
+    # Renamed before it is deleted, so that a kill in between leaves no half-deleted shards.
     merged = folder.with_name("shards.merged")
     shutil.rmtree(merged, ignore_errors=True)
     if folder.is_dir():
@@ -245,7 +245,7 @@ def merge_shards(
     return store.finished
 
 
-def _merge(path: Path, settings: _Settings, into: RolloutStore) -> Outstanding:
+def _merge_shard(path: Path, settings: _Settings, into: RolloutStore) -> Outstanding:
     """Merges a shard's rows, and the records that were added to its journal.
 
     Returns an upper bound on the calls that killed workers had in flight.
@@ -254,7 +254,7 @@ def _merge(path: Path, settings: _Settings, into: RolloutStore) -> Outstanding:
     try:
         for line in read_lines(path):
             _append_if_new(decode_trajectory(line.data), into)
-        num_copied = msgspec.json.decode(_seed_path(path).read_bytes(), type=int)
+        num_copied = msgspec.json.decode(_record_count_path(path).read_bytes(), type=int)
         for line in islice(read_lines(journal_path(path)), num_copied, None):
             record = RECORD.decode(line.data)
             if isinstance(record, OutstandingRecord):
@@ -304,7 +304,7 @@ def _open_when_free(path: Path, settings: _Settings) -> RolloutStore:
         time.sleep(_WRITER_POLL_S)
 
 
-def unmerged_steps(
+def read_unmerged_shards(
     output: Path, finished: Mapping[RolloutKey, FinishedRow]
 ) -> tuple[dict[RolloutKey, FinishedRow], dict[RolloutKey, RecordedSteps]]:
     """Returns the rows of unmerged shards that are not `finished`, and the shards' recorded steps.

@@ -18,8 +18,7 @@ _OBJECT_STORE_BYTES = 100 << 20
 def ray_cluster(
     address: str | None, *, num_cpus: int | None = None, key: str = "ray_address"
 ) -> Generator[Any]:
-    """Yields the module `ray`, connected to a cluster; an existing connection is reused and left
-    open.
+    """Yields the module `ray`, connected to a cluster; an open connection is reused and stays open.
 
     `num_cpus` is for a cluster that is started on this machine (`local`); None takes all cores.
     `key` names the option that sets the address, for errors.
@@ -30,9 +29,9 @@ def ray_cluster(
             ray: Any = importlib.import_module("ray")
         except ModuleNotFoundError as error:
             raise missing_extra("ray", "splitting work over Ray") from error
-        is_ours = not ray.is_initialized()
+        opens_connection = not ray.is_initialized()
         try:
-            if is_ours:
+            if opens_connection:
                 _connect(ray, address, num_cpus)
         except (OSError, RuntimeError, ValueError) as error:
             raise RunError(
@@ -43,7 +42,7 @@ def ray_cluster(
     try:
         yield ray
     finally:
-        if is_ours:
+        if opens_connection:
             ray.shutdown()
 
 
@@ -64,8 +63,7 @@ def _connect(ray: Any, address: str | None, num_cpus: int | None) -> None:
 
 @contextmanager
 def _restore_sigterm_handler() -> Generator[None]:
-    """Restores this process's SIGTERM handler, which Ray replaces with one that ends the
-    process."""
+    """Restores this process's SIGTERM handler, since Ray sets one that ends the process."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield

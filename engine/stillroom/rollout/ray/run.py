@@ -20,14 +20,14 @@ from stillroom.reporting import Reporter
 from stillroom.rollout.episode.collect import RolloutSpecs
 from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.journal.finished import FinishedRows
-from stillroom.rollout.journal.journal import RolloutStore, keep_rewards
+from stillroom.rollout.journal.journal import RolloutStore, copy_rewards
 from stillroom.rollout.journal.records import RolloutKey
 from stillroom.rollout.journal.shards import (
     RemainingBudget,
     merge_shards,
     prepare_shards,
     shards_locked,
-    split,
+    split_into_shards,
 )
 from stillroom.rollout.plan import output_settings, plan_generation
 from stillroom.rollout.ray.cluster import ray_cluster
@@ -44,7 +44,7 @@ from stillroom.rollout.run import generate_rollouts
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Cost
 
-_LIMITS_OF_SHARES = {"budget_usd", "max_total_tokens"}
+_SPLIT_LIMITS = {"budget_usd", "max_total_tokens"}
 """The limits that are split among the shards; max_minutes is not, since they run concurrently."""
 
 
@@ -67,7 +67,7 @@ async def generate_on_ray(
     origin = await origin_of(plan.rollouts)
     settings = output_settings(plan, origin.weights)
     state = RayRunState(plan, settings, folder, reporter)
-    # Workers wait for the endpoint most of the time, so they need no core each.
+    # Workers wait for the endpoint most of the time, so they do not need a core each.
     cluster = ray_cluster(request.ray_address, num_cpus=request.ray_workers)
     with cluster as ray, shards_locked(plan.output):
         finished = await _RayRun(ray, state, keys).run()
@@ -95,7 +95,7 @@ class _RayRun:
         """Does the rollouts and returns all finished rows of the output."""
         state, keys = self._state, self._keys
         finished = await self._merge_shards()
-        keep_rewards(self._output, state.plan.rollouts.rewards_file)
+        copy_rewards(self._output, state.plan.rollouts.rewards_file)
         already_done = sum(key in finished for key in keys)
         progress = ProgressReport(
             state.reporter, state.tally, already_done=already_done, total=len(keys)
@@ -111,7 +111,7 @@ class _RayRun:
             finished = await self._merge_shards()
             state.tally.stopped_by = min(round_.stopped_by, default=None)
             # Each shard leaves a bit of its share unused, so fewer shards use more of the budget.
-            is_split_again = bool(round_.stopped_by & _LIMITS_OF_SHARES)
+            is_split_again = bool(round_.stopped_by & _SPLIT_LIMITS)
             num_workers = round_.num_shards // 2 if is_split_again else 0
         state.tally.rows = sum(key in finished for key in keys) - already_done
         state.tally.failed = Counter(state.failed.values())
@@ -130,13 +130,13 @@ class _RayRun:
         store = RolloutStore(self._output, settings)
         try:
             if self._remaining is None:
-                self._remaining = _remaining(self._request, store.spent())
-                state.unconfirmed += store.orphaned
-            shards = split(
+                self._remaining = _remaining_budget(self._request, store.spent())
+                state.unconfirmed += store.lost_by_last_run
+            shards = split_into_shards(
                 todo,
                 workers=num_workers,
                 concurrency=self._request.concurrency,
-                max_concurrency=self._request.most_at_once,
+                max_concurrency=self._request.highest_concurrency,
                 remaining=self._remaining,
             )
             await anyio.to_thread.run_sync(
@@ -170,7 +170,7 @@ class _RayRun:
             )
 
 
-def _remaining(request: GenerateRollouts, spent: Cost) -> RemainingBudget:
+def _remaining_budget(request: GenerateRollouts, spent: Cost) -> RemainingBudget:
     """Returns the request's budget minus the output's recorded costs."""
-    whole = RemainingBudget(request.budget_usd or math.inf, request.max_total_tokens or math.inf)
-    return whole.minus([spent])
+    budget = RemainingBudget(request.budget_usd or math.inf, request.max_total_tokens or math.inf)
+    return budget.minus([spent])

@@ -198,8 +198,7 @@ class RayRunState:
             self.reporter.note(text)
 
     def stop(self, error: EngineError) -> None:
-        """Makes all workers record their calls and stop; the run raises the first error passed
-        here."""
+        """Makes all workers record their calls and stop; the run raises the first such error."""
         self.error = self.error or error
 
     def is_stopping(self) -> bool:
@@ -263,7 +262,7 @@ class ShardDriver:
     async def _attempt(
         self, shard: Shard, remaining: RemainingBudget, tail: NewLines
     ) -> tuple[str | None, Cost]:
-        """Runs the shard on one worker; returns the reason if it died, else None, and its cost."""
+        """Runs the shard on one worker; returns why the worker died, or None, and the cost."""
         path, settings = shard_output(self._output, shard.number), self._state.settings
         before = await anyio.to_thread.run_sync(recorded_costs, path, settings)
         worker = self._start_worker()
@@ -286,12 +285,12 @@ class ShardDriver:
             self._round.progress.pop(shard.number, None)
         after = await anyio.to_thread.run_sync(recorded_costs, path, settings)
         self._state.tally.rows += copy_new_rows(tail, self._round.store)
-        return death, self._count(outcome, after.since(before))
+        return death, self._count_calls(outcome, after.since(before))
 
     async def _wait_for_outcome(
         self, worker: Any, job: ShardJob, number: int, tail: NewLines
     ) -> ShardOutcome:
-        """Returns the outcome of a worker's shard, and reports the progress until it is there."""
+        """Returns the outcome of a worker's shard, and reports the progress until it arrives."""
         state, progress = self._state, self._round.progress
         outcome, next_progress = worker.run.remote(job), worker.progress.remote()
         stopped_at: float | None = None
@@ -359,7 +358,7 @@ class ShardDriver:
             version=__version__,
         )
 
-    def _count(self, outcome: ShardOutcome | None, recorded: RecordedCosts) -> Cost:
+    def _count_calls(self, outcome: ShardOutcome | None, recorded: RecordedCosts) -> Cost:
         """Counts an attempt's calls as its worker reports them, or as recorded if the worker died.
 
         Returns the larger of the reported and the recorded cost.

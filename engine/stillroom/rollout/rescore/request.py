@@ -47,8 +47,8 @@ class ScoringPlan:
     judge: JudgePlan | None
 
     @property
-    def called(self) -> list[tuple[ModelChoice, Endpoint]]:
-        """The models that take part, each with where it is: the judge if there is one."""
+    def models_called(self) -> list[tuple[ModelChoice, Endpoint]]:
+        """The models that the run calls, each with its endpoint: the judge if there is one."""
         return [] if self.judge is None else [(self.judge.file, self.judge.endpoint)]
 
     @property

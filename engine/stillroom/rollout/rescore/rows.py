@@ -25,7 +25,8 @@ from stillroom.errors import DataError, FailureClass
 from stillroom.files import AppendLog
 from stillroom.lineage import ModelRecord
 from stillroom.lines import Line, read_lines
-from stillroom.rollout.results import Answerers, answering_models
+from stillroom.rollout.journal.finished import Answerers
+from stillroom.rollout.results import answering_models
 from stillroom.rollout.rewards.rewards import Judgement
 from stillroom.types import (
     Answerer,
@@ -58,7 +59,7 @@ class JudgeableRow:
 class InputRow:
     """A line of the input: its rollout, and the reason to keep its reward if it is not judged."""
 
-    where: str
+    location: str
     data: bytes
     rollout: JudgeableRow | None
     reason: str
@@ -70,27 +71,27 @@ class InputRow:
 
 
 def input_rows(source: Path) -> Iterator[InputRow]:
-    """Yields every row of a file or folder, including those that cannot be judged."""
+    """Yields every row of the file or folder `source`, including rows that cannot be judged."""
     for file in rollout_files(source):
         for line in read_row_lines(file):
-            where = f"{file}:{line.number}"
+            location = f"{file}:{line.number}"
             if line.is_cut:
                 # Every row must be copied to the output, but this one was too long to read whole.
-                raise DataError(f"{where} {TOO_LONG}", "remove that line from the file")
-            yield _input_row(where, line)
+                raise DataError(f"{location} {TOO_LONG}", "remove that line from the file")
+            yield _input_row(location, line)
 
 
-def _input_row(where: str, line: Line) -> InputRow:
+def _input_row(location: str, line: Line) -> InputRow:
     """Returns a line as a row, with its rollout if it can be judged."""
     row, data = decode_line(line), line.data
     layout = None if isinstance(row, Problem) else layout_of(row)
     if isinstance(row, Problem) or layout is None or any(RULES[layout].problems(row)):
-        return InputRow(where, data, None, RowReason.NOT_A_ROLLOUT)
+        return InputRow(location, data, None, RowReason.NOT_A_ROLLOUT)
     fields = RULES[layout].to_stillroom(row)
     failure = FailureClass.of(fields.get("error"))
     # A row whose reward alone failed is judged: scoring it again is the remedy.
     if failure is not None and not failure.is_of_reward:
-        return InputRow(where, data, None, RowReason.FAILED)
+        return InputRow(location, data, None, RowReason.FAILED)
     messages = cast("list[Message]", fields["messages"])
     task = Task(
         task_id=str(fields.get("task_id") or fields.get("id")),
@@ -100,7 +101,7 @@ def _input_row(where: str, line: Line) -> InputRow:
         reward_names=None,
         variables=as_object(fields.get("variables")),
     )
-    return InputRow(where, data, JudgeableRow(row, layout, task, messages), RowReason.UNJUDGED)
+    return InputRow(location, data, JudgeableRow(row, layout, task, messages), RowReason.UNJUDGED)
 
 
 def reward_of(rollout: JudgeableRow) -> float | None:
@@ -160,7 +161,7 @@ class ScoreResult(msgspec.Struct, frozen=True, kw_only=True):
     judge_usage: Usage
     """The tokens of this run's judge calls."""
     cost_usd: float | None = None
-    """What they cost in US dollars; None if the judge's price is unknown."""
+    """The cost of these calls in US dollars; None if the judge's price is unknown."""
     judge_calls_replayed: int
     """The number of judge calls that an unfinished run of the same command had already paid for."""
     problems: list[str]
@@ -177,8 +178,8 @@ class ScoreTally:
         self.cost_usd: float | None = 0.0
         self.kept: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
-        self.before: list[float] = []
-        self.after: list[float] = []
+        self.rewards_before: list[float] = []
+        self.rewards_after: list[float] = []
         self.problems: list[str] = []
         self.judged_by: Counter[Answerers] = Counter()
 
@@ -195,10 +196,10 @@ class ScoreTally:
     def add_problem(self, row: InputRow, problem: str) -> None:
         """Keeps a problem if it is among the first few."""
         if len(self.problems) < _MAX_PROBLEMS:
-            self.problems.append(f"{row.where}: {problem}")
+            self.problems.append(f"{row.location}: {problem}")
 
     def with_answerers(self, judges: Sequence[ModelRecord]) -> list[ModelRecord]:
-        """Returns the judging models, each with the models that answered in its name."""
+        """Returns the judging models, each with the models that answered under its name."""
         answered = answering_models(self.judged_by)
         return [msgspec.structs.replace(judge, answered_by=answered) for judge in judges]
 
@@ -212,8 +213,8 @@ class ScoreTally:
             kept_by_reason=dict(self.kept),
             failed=self.failed.total(),
             failed_by_class=dict(self.failed),
-            mean_before=fmean(self.before) if self.before else None,
-            mean_after=fmean(self.after) if self.after else None,
+            mean_before=fmean(self.rewards_before) if self.rewards_before else None,
+            mean_after=fmean(self.rewards_after) if self.rewards_after else None,
             num_success=self.num_success,
             judge_calls=self.calls,
             judge_usage=self.usage,
@@ -247,9 +248,9 @@ class ScoreJournal:
         self._settings = settings
         self._recorded: dict[str, _RecordedJudgement] = {}
         self.spent_usd = 0.0
-        """What the calls behind all lines have cost in US dollars."""
+        """The cost in US dollars of the calls that the journal's lines record."""
         self._added_usd = 0.0
-        """The part of it that this run has added."""
+        """The part of `spent_usd` that this run has added."""
         for line in read_lines(path):
             # A damaged line only means that its judgement is paid for again.
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -40,7 +40,7 @@ from stillroom.tools.user.file import UserFile
 from stillroom.types import RowReason
 
 _PHASE = "score rollouts"
-_BATCHES_AHEAD = 4
+_ROWS_PER_WORKER = 4
 
 
 async def score_rollouts(
@@ -62,7 +62,7 @@ async def score_rollouts(
     plan = plan_scoring(workspace, request)
     source, output, judge = plan.source, plan.output, plan.judge
     async with AsyncExitStack() as stack:
-        new = stack.enter_context(
+        new_file = stack.enter_context(
             new_output(
                 output,
                 operation="score_rollouts",
@@ -83,9 +83,9 @@ async def score_rollouts(
         log = stack.enter_context(AppendLog(folder / "judgements.jsonl"))
         run = _Run(rewarder, journal, log, reporter, total, judge.file.model if judge else "")
         try:
-            await run.score(source, new.rows, request)
+            await run.score(source, new_file.rows, request)
         finally:
-            # Also of a run that fails, since what its calls have cost must be known.
+            # After a failure too, since the cost of its calls must be recorded.
             run.report()
             journal.record_unused_cost(run.tally.cost_usd or 0.0)
         run_folder.check_inputs()
@@ -93,7 +93,7 @@ async def score_rollouts(
         models = [] if judge is None else [judge.file.record("judge")]
         tally = run.tally
         failed = tally.failed.total()
-        new.record(
+        new_file.record(
             inputs=[*inputs, *tally.with_answerers(models)],
             request=request,
             counts={"read": tally.read, "changed": tally.changed, "failed": failed},
@@ -149,14 +149,14 @@ class _Run:
         """Writes every row of the source to the output, in the same order."""
         self.report()
         rows_left = input_rows(source)
-        while batch := list(itertools.islice(rows_left, _BATCHES_AHEAD * request.concurrency)):
+        while batch := list(itertools.islice(rows_left, _ROWS_PER_WORKER * request.concurrency)):
             judged = await self._judge_all(batch, request)
             stop_if_cancelled(self._reporter)
             for row, judgement in zip(batch, judged, strict=True):
                 rows.write_raw(self._output_line(row, judgement))
             self.report()
         tally = self.tally
-        if tally.failed and not tally.after:
+        if tally.failed and not tally.rewards_after:
             raise RunError(
                 f"no reward could be computed; the first error: {tally.problems[0]}",
                 "fix rewards.py or the judge's options, then start again",
@@ -167,7 +167,7 @@ class _Run:
     ) -> list[Judgement | CallFailedError | None]:
         """Returns the judgement of each row of a batch, or the error if judging failed.
 
-        It is None for rows without a rollout to judge and, after a cancel, for rows not reached.
+        An entry is None if the row has no rollout, or if the run was cancelled before it.
         """
         judged: list[Judgement | CallFailedError | None] = [None] * len(batch)
         waiting = iter(enumerate(batch))
@@ -203,7 +203,7 @@ class _Run:
             raise RunError(
                 f"budget_usd would be exceeded, after {self.tally.calls} calls of the judge; "
                 "nothing was written",
-                "repeat the call with a higher budget_usd: what is judged is not paid for again",
+                "repeat the call with a higher budget_usd; finished judgements are reused",
             ) from error
         # An error that every row would have (a rejected API key, a full disk) ends the run.
         except (EngineError, OSError, MemoryError):
@@ -222,7 +222,7 @@ class _Run:
         if rollout is None or judged is None:
             return self._kept_line(row, row.reason)
         if (before := reward_of(rollout)) is not None:
-            tally.before.append(before)
+            tally.rewards_before.append(before)
         if isinstance(judged, CallFailedError):
             tally.failed[judged.kind] += 1
             tally.add_problem(row, judged.message)
@@ -230,7 +230,7 @@ class _Run:
             return with_rewards(row, rollout, Judgement(None, {}))
         if judged.total is None:
             return self._kept_line(row, RowReason.UNJUDGED)
-        tally.after.append(judged.total)
+        tally.rewards_after.append(judged.total)
         if judged.judge is not None:
             tally.judged_by[judged.judge.answered_by] += 1
             for text in self._watch.new_model_notes(judged.judge.answered_by):
@@ -251,7 +251,7 @@ class _Run:
         return row.data
 
     def _log_judgement(self, row: InputRow, details: Mapping[str, Any]) -> None:
-        self._log.append({"where": row.where, **details})
+        self._log.append({"where": row.location, **details})
 
     def report(self) -> None:
         """Reports the counts so far."""
@@ -313,7 +313,7 @@ def _settings_hash(
         },
     )
     code = rewards.code.decode("utf-8", errors="replace") if rewards else None
-    described = judge and judge.file.model_dump(mode="json")
+    judge_settings = judge and judge.file.model_dump(mode="json")
     if rewards is not None and rewards.modules:
         shaping["modules"] = rewards.modules_sha256
-    return content_hash({**shaping, "judge": described, "rewards": code})
+    return content_hash({**shaping, "judge": judge_settings, "rewards": code})

@@ -21,22 +21,23 @@ _MARKERS = re.compile(
 )
 _BOXED = re.compile(r"\\f?boxed[ \t]{0,3}\{")
 _ARTICLES = frozenset({"a", "an", "the"})
-_OTHER = re.compile(r"[^\w\s#%&@+]|_")
-"""The characters that `normalize` may replace: no letters, digits, blanks or kept signs."""
+_REPLACEABLE = re.compile(r"[^\w\s#%&@+]|_")
+"""The characters that `normalize` may replace: all but letters, digits, blanks and a few signs."""
 _DELETED = frozenset(".'\u2019")
 _SIGNS = {0x2044: "/"} | dict.fromkeys((0x2010, 0x2011, 0x2012, 0x2013, 0x2212), "-")
 """Replacements for the fraction slash of ½ and for the dashes that mean a minus sign."""
-_BEFORE, _AFTER = " \t\r\n*_`:", " \t\r*_`."
+_STRIPPED_BEFORE, _STRIPPED_AFTER = " \t\r\n*_`:", " \t\r*_`."
 _MAX_DIGITS = 400
 _MAX_EXPONENT = 400
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
 _SUPERSCRIPT_RUN = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]{1,6}")
 _VULGAR = re.compile("[¼-¾⅐-⅞↉]")
+"""Unicode's vulgar fractions, such as ½."""
 _FRACTION = re.compile(
     r"(\d?)\\[dt]?frac[ ]?(?:\{[ ]{0,2}([\d.,]{1,40})[ ]{0,2}\}[ ]?"
     r"\{[ ]{0,2}([\d.,]{1,40})[ ]{0,2}\}|(\d)[ ]?(\d))"
 )
-_GROUP_BLANKS = re.compile(r"(?<=\d)(?:[\u00a0\u2009\u202f'’_]|\{,\}|\\,|\\!)(?=\d{3})")
+_GROUP_SEPARATORS = re.compile(r"(?<=\d)(?:[\u00a0\u2009\u202f'’_]|\{,\}|\\,|\\!)(?=\d{3})")
 _TIMES_TEN = re.compile(
     r"(?<=\d)[ ]?(?:\\times|\\cdot|[×x·*])[ ]?10[ ]?(?:\^|\*\*)[ ]?"
     r"(?:\{[ ]?([-+]?\d{1,6})[ ]?\}|\(([-+]?\d{1,6})\)|([-+]?\d{1,6}))"
@@ -44,7 +45,7 @@ _TIMES_TEN = re.compile(
 _POWER_OF_TEN = re.compile(r"(?<![\w.^])10\^(?:\{([-+]?\d{1,6})\}|([-+]?\d{1,6}))")
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3})++(?![\d,])|\d++)(?:\.\d++)?+|\.\d++"
 _NUMBER = re.compile(
-    # Dates, versions and lists such as 1,5 (which some mean as 1.5) are no numbers.
+    # Dates, versions and lists such as 1,5 (which some mean as 1.5) are not numbers.
     rf"(?<![\w.^/])(?<!\d,)(?P<sign>[-+])?(?:[$€£¥][ ]?)?"
     rf"(?:(?P<whole>\d{{1,9}})[ ](?=\d{{1,9}}[ ]?/[ ]?\d))?"
     rf"(?P<number>{_DECIMAL})(?:[eE](?P<exponent>[-+]?\d{{1,6}})(?!\w))?+"
@@ -59,13 +60,13 @@ _LETTER = re.compile(
     # After a blank, only what cannot follow "A" as an article, which would not be a choice.
     r"(?P<after>\s*$|[)\]*_`.:,;}!-]|[ ](?=is\b|because\b|since\b|as\b|[-–(]))"
 )
-_ANOTHER = re.compile(
+_SECOND_OPTION = re.compile(
     r"[)\]*_`.,\s]{0,4}(?:and|or|AND|OR|/|&|,)\s{0,2}(?:[(\[][A-Za-z]|[A-Z])(?![A-Za-z])"
 )
 """A second option after the first, as in "A or B"."""
 
 
-def without_thinking(text: str) -> str:
+def strip_thinking(text: str) -> str:
     """Returns a text without the thinking that some models put between <think> tags."""
     if "</think>" in text:
         return text.rpartition("</think>")[2].strip()
@@ -73,7 +74,7 @@ def without_thinking(text: str) -> str:
 
 
 def fields_in(text: str) -> dict[str, str] | None:
-    """Returns the fields of the JSON object in a text, each as a text; None if it holds none."""
+    """Returns the fields of the JSON object in a text, as strings; None if there is no object."""
     start, end = text.find("{"), text.rfind("}")
     try:
         fields = msgspec.json.decode(text[start : end + 1], type=dict[str, Any])
@@ -129,7 +130,7 @@ def normalize(text: str) -> str:
     """
     folded = unicodedata.normalize("NFKC", text).casefold()
     folded = unicodedata.normalize("NFKC", folded).translate(_SIGNS)
-    words = _OTHER.sub(_replacement, folded).split()
+    words = _REPLACEABLE.sub(_replacement, folded).split()
     # An answer that consists of articles alone means the letter, e.g. option A.
     return " ".join([word for word in words if word not in _ARTICLES] or words)
 
@@ -160,7 +161,8 @@ def marked_answer(text: str) -> str | None:
     markers = list(_MARKERS.finditer(text))
     if not markers:
         return None
-    line = text[markers[-1].end() :].lstrip(_BEFORE).split("\n", 1)[0].rstrip(_AFTER)
+    rest = text[markers[-1].end() :].lstrip(_STRIPPED_BEFORE)
+    line = rest.split("\n", 1)[0].rstrip(_STRIPPED_AFTER)
     if len(line) > 1 and line[0] == line[-1] == "$":
         line = line[1:-1].strip()
     return line or None
@@ -208,11 +210,12 @@ def number_in(text: str) -> Number | None:
     """
     marked = marked_answer(text)
     if marked is not None:
-        return next(_valid(_NUMBER.finditer(_with_ascii_numbers(marked.rpartition("=")[2]))), None)
-    return next(_valid(reversed(list(_NUMBER.finditer(_with_ascii_numbers(text))))), None)
+        text = marked.rpartition("=")[2]
+        return next(_numbers(_NUMBER.finditer(_with_ascii_numbers(text))), None)
+    return next(_numbers(reversed(list(_NUMBER.finditer(_with_ascii_numbers(text))))), None)
 
 
-def _valid(matches: Iterable[re.Match[str]]) -> Iterator[Number]:
+def _numbers(matches: Iterable[re.Match[str]]) -> Iterator[Number]:
     return (number for match in matches if (number := _number(match)) is not None)
 
 
@@ -220,7 +223,7 @@ def _with_ascii_numbers(text: str) -> str:
     """Returns a text with its numbers rewritten in plain ASCII: 3/4, 1.2e5, 1200."""
     text = _SUPERSCRIPT_RUN.sub(lambda run: "^" + run.group().translate(_SUPERSCRIPTS), text)
     # These two precede NFKC, which turns 1½ into 11/2 and a thin blank into an ordinary one.
-    text = _GROUP_BLANKS.sub("", text)
+    text = _GROUP_SEPARATORS.sub("", text)
     text = _VULGAR.sub(lambda sign: " " + unicodedata.normalize("NFKC", sign.group()), text)
     text = unicodedata.normalize("NFKC", text).replace("\u2044", "/").translate(_MINUS)
     text = text.replace("\\$", "$").replace("\\%", "%")
@@ -290,7 +293,7 @@ def _letter_at(region: str) -> str | None:
     """Returns the letter with which a region begins; None if there is none, or a second one."""
     start = _LEAD_IN.match(region)
     match = _LETTER.match(region, start.end() if start else 0)
-    if match is None or _ANOTHER.match(region, match.end("letter")):
+    if match is None or _SECOND_OPTION.match(region, match.end("letter")):
         return None
     return match["letter"].upper()
 
@@ -302,11 +305,11 @@ def _letter_by_text(region: str, choices: Mapping[str, str]) -> str | None:
     if equal:
         return equal[0] if len(equal) == 1 else None
     words = lowercased(region)
-    held = [letter for letter, text in choices.items() if contains_words(words, lowercased(text))]
-    # A text with "New York" also holds the option "York": the longest is meant if it holds all.
-    longest = max(held, key=lambda letter: len(choices[letter]), default=None)
+    letters = [key for key, text in choices.items() if contains_words(words, lowercased(text))]
+    # A text with "New York" also contains the option "York", so the longest option may be meant.
+    longest = max(letters, key=lambda letter: len(choices[letter]), default=None)
     if longest is None:
         return None
-    whole = lowercased(choices[longest])
-    is_clear = all(contains_words(whole, lowercased(choices[letter])) for letter in held)
+    option = lowercased(choices[longest])
+    is_clear = all(contains_words(option, lowercased(choices[letter])) for letter in letters)
     return longest if is_clear else None

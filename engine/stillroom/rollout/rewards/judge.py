@@ -125,7 +125,7 @@ class AnswerJudge:
         after `MAX_TRIES` invalid replies, `MAX_TRIES` more are tried.
 
         Raises:
-            CallFailedError: a call failed, or no reply in `MAX_TRIES` was a judgement.
+            CallFailedError: a call failed, or none of `MAX_TRIES` replies was a valid judgement.
         """
         shown = conversation if self._sees == "conversation" else ()
         question = judge_messages(self._rubric, task, answer, shown, nonce=self._nonce())
@@ -150,7 +150,7 @@ class AnswerJudge:
                 # An earlier run gave up here: the next tries start from the question alone.
                 messages = list(question)
             else:
-                message = f"the judge gave no judgement in {MAX_TRIES} tries: {verdict}"
+                message = f"the judge gave no valid judgement in {MAX_TRIES} tries: {verdict}"
                 raise CallFailedError(FailureClass.REWARD, message)
 
 
@@ -165,7 +165,7 @@ def judge_messages(
     if conversation:
         parts["conversation"] = transcript(conversation)
     parts["answer"] = answer or "(no answer)"
-    tagged = in_tags(parts.items(), nonce, most=MAX_TEXT_CHARACTERS)
+    tagged = in_tags(parts.items(), nonce, max_characters=MAX_TEXT_CHARACTERS)
     question = f"Judge the answer by the rubric. Reply with the JSON object. ({nonce})"
     instructions = _INSTRUCTIONS.format(rubric=rubric.strip(), nonce=nonce)
     return [
@@ -268,19 +268,20 @@ def _part_text(part: Mapping[str, Any]) -> str:
     return text if isinstance(text, str) else f"[{part.get('type', 'part')}]"
 
 
-def in_tags(parts: Iterable[tuple[str, str]], nonce: str, *, most: int) -> list[str]:
+def in_tags(parts: Iterable[tuple[str, str]], nonce: str, *, max_characters: int) -> list[str]:
     """Returns named untrusted texts, each in tags that end in the nonce.
 
-    In a text of more than `most` characters, a note replaces the middle.
+    In a text that is longer than `max_characters`, a note replaces the middle.
     """
     return [
-        f"<{name}-{nonce}>\n{_shortened(text, most)}\n</{name}-{nonce}>" for name, text in parts
+        f"<{name}-{nonce}>\n{_shortened(text, max_characters)}\n</{name}-{nonce}>"
+        for name, text in parts
     ]
 
 
-def _shortened(text: str, most: int) -> str:
-    if len(text) <= most:
+def _shortened(text: str, max_characters: int) -> str:
+    if len(text) <= max_characters:
         return text
-    half = most // 2
+    half = max_characters // 2
     left_out = len(text) - 2 * half
     return f"{text[:half]}\n[… {left_out} characters left out …]\n{text[-half:]}"

@@ -67,7 +67,7 @@ class JudgePlan:
 
 
 def plan_judge(workspace: Workspace, name: str, *, needs_key: bool = True) -> JudgePlan | None:
-    """Returns the plan of the judge in a judge.yml; None if its name is `none`.
+    """Returns the plan of the judge in the file `name`; None if the name is `none`.
 
     Without `needs_key` the judge will not be called, so its key need not be set.
     Raises InputError for an unusable judge, before anything is spent.

@@ -24,7 +24,7 @@ from stillroom.rollout.rewards.answers import (
 )
 
 MAX_ANSWER_CHARACTERS = bounds.ANSWER.limit
-"""The most characters of a text that are searched, from its end, where the answer is."""
+"""The most characters at the end of a text that are searched for the answer."""
 _MAX_EXPECTED_CHARACTERS = bounds.EXPECTED.limit
 _FIELDS = msgspec.json.Decoder(dict[str, str | int | float | bool | None])
 
@@ -78,12 +78,12 @@ def answer_key(
     expected = metadata.get("expected_answer")
     if expected is None:
         return None
-    fields = _accepted_fields(expected) if isinstance(expected, dict) else None
+    fields = _parse_accepted_fields(expected) if isinstance(expected, dict) else None
     key = AnswerKey(
-        _accepted(expected) if fields is None else (),
-        _match_named(metadata.get("answer_match"), default),
-        _tolerance(metadata.get("answer_tolerance")),
-        _choices(metadata.get("choices")),
+        _parse_accepted(expected) if fields is None else (),
+        _parse_match(metadata.get("answer_match"), default),
+        _parse_tolerance(metadata.get("answer_tolerance")),
+        _parse_choices(metadata.get("choices")),
         fields,
     )
     if key.match is AnswerMatch.NUMERIC:
@@ -99,8 +99,8 @@ def answer_key(
     return key
 
 
-def expected_from(answer: str) -> str | dict[str, Any]:
-    """Returns the expected_answer that this answer matches: its fields if it is an object."""
+def as_expected_answer(answer: str) -> str | dict[str, Any]:
+    """Returns an answer as a row's expected_answer: the fields of a JSON object, else its text."""
     try:
         return _FIELDS.decode(answer) or answer
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -108,31 +108,30 @@ def expected_from(answer: str) -> str | dict[str, Any]:
 
 
 def is_accepted(text: str, key: AnswerKey) -> bool:
-    """Returns whether a text gives one of the accepted answers, or each part of it."""
+    """Returns whether a text gives an accepted answer, with all of its parts if it has several."""
     if key.fields is None:
         return any(is_match(text, expected, key) for expected in key.accepted)
-    written = fields_in(text[-MAX_ANSWER_CHARACTERS:])
+    fields = fields_in(text[-MAX_ANSWER_CHARACTERS:])
     return all(
-        any(_is_part(text, expected, key) for expected in accepted)
-        if written is None
-        else any(_is_field(written.get(name, ""), expected, key) for expected in accepted)
+        any(_text_gives_part(text, expected, key) for expected in accepted)
+        if fields is None
+        else any(_field_gives_part(fields.get(name, ""), expected, key) for expected in accepted)
         for name, accepted in key.fields.items()
     )
 
 
-def _is_part(text: str, expected: str, key: AnswerKey) -> bool:
+def _text_gives_part(text: str, expected: str, key: AnswerKey) -> bool:
     """Returns whether a text gives a part of the answer; a blank part is in every text."""
     return not expected.strip() or is_match(text, expected, key)
 
 
-def _is_field(field: str, expected: str, key: AnswerKey) -> bool:
-    """Returns whether a JSON field gives a part of the answer; only a blank field matches a blank
-    part."""
+def _field_gives_part(field: str, expected: str, key: AnswerKey) -> bool:
+    """Returns whether a JSON field gives a part of the answer; a blank part needs a blank field."""
     return is_match(field, expected, key) if expected.strip() else not field.strip()
 
 
 def is_match(text: str, expected: str, key: AnswerKey) -> bool:
-    """Returns whether a text gives this one answer."""
+    """Returns whether a text gives the answer `expected`."""
     text = text[-MAX_ANSWER_CHARACTERS:]
     match key.match:
         case AnswerMatch.CONTAINED:
@@ -182,16 +181,16 @@ def _is_same_choice(text: str, expected: str, choices: Mapping[str, str] | None)
     return chosen_letter(text, choices) == wanted
 
 
-def _accepted_fields(expected: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+def _parse_accepted_fields(expected: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     if not expected:
         raise DataError(
             "expected_answer is an empty object", "write the parts of the answer, or remove it"
         )
     texts = {k: as_text(v) if v is None or isinstance(v, bool) else v for k, v in expected.items()}
-    return {name: _accepted(text) for name, text in texts.items()}
+    return {name: _parse_accepted(text) for name, text in texts.items()}
 
 
-def _accepted(expected: Any) -> tuple[str, ...]:
+def _parse_accepted(expected: Any) -> tuple[str, ...]:
     """Returns the accepted answers as text. Raises DataError for values that cannot be used."""
     answers = cast("Sequence[Any]", expected if isinstance(expected, list) else [expected])
     if not answers:
@@ -214,8 +213,8 @@ def _accepted(expected: Any) -> tuple[str, ...]:
     return tuple(str(answer) for answer in answers)
 
 
-def _match_named(value: Any, default: AnswerMatch) -> AnswerMatch:
-    """Returns the AnswerMatch that a row names, or else the default."""
+def _parse_match(value: Any, default: AnswerMatch) -> AnswerMatch:
+    """Returns a row's `answer_match`, or the default if it is None."""
     if value is None:
         return default
     try:
@@ -226,25 +225,26 @@ def _match_named(value: Any, default: AnswerMatch) -> AnswerMatch:
         ) from None
 
 
-def _tolerance(value: Any) -> Tolerance:
-    """Returns the tolerance of a number or of {"abs": …, "rel": …}."""
+def _parse_tolerance(value: Any) -> Tolerance:
+    """Returns a row's `answer_tolerance`, which is a number or {"abs": …, "rel": …}."""
     if value is None:
         return Tolerance()
     if (absolute := as_number(value)) is not None:
-        return Tolerance(absolute=_not_negative(absolute, value))
+        return Tolerance(absolute=_checked_bound(absolute, value))
     if isinstance(value, dict):
-        parts = cast("dict[str, Any]", value)
-        numbers = {name: as_number(value) for name, value in parts.items()}
+        fields = cast("dict[str, Any]", value)
+        numbers = {name: as_number(field) for name, field in fields.items()}
         if numbers and numbers.keys() <= {"abs", "rel"} and None not in numbers.values():
             relative = numbers.get("rel")
             return Tolerance(
-                absolute=_not_negative(numbers.get("abs") or 0.0, value),
-                relative=None if relative is None else _not_negative(relative, value),
+                absolute=_checked_bound(numbers.get("abs") or 0.0, value),
+                relative=None if relative is None else _checked_bound(relative, value),
             )
     raise _bad_tolerance(value)
 
 
-def _not_negative(number: float, value: Any) -> float:
+def _checked_bound(number: float, value: Any) -> float:
+    """Returns a bound of the tolerance `value`. Raises DataError if it cannot be used."""
     # Also refuses NaN, and infinity, which would accept every number.
     if 0 <= number < float("inf"):
         return number
@@ -258,20 +258,20 @@ def _bad_tolerance(value: Any) -> DataError:
     )
 
 
-def _choices(value: Any) -> dict[str, str] | None:
-    """Returns the options by letter. Raises DataError if they are not up to 26 strings."""
+def _parse_choices(value: Any) -> dict[str, str] | None:
+    """Returns a row's `choices` by letter. Raises DataError unless they are 1 to 26 strings."""
     if value is None:
         return None
-    named = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    options = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     if isinstance(value, list):
         # One text more than there are letters, so that the check below rejects a longer list.
         texts = cast("list[Any]", value)[:27]
-        named = {chr(ord("A") + index): text for index, text in enumerate(texts)}
-    are_fine = all(len(k) == 1 and k.isalpha() and isinstance(v, str) for k, v in named.items())
-    if not named or len(named) > 26 or not are_fine:
+        options = {chr(ord("A") + index): text for index, text in enumerate(texts)}
+    are_valid = all(len(k) == 1 and k.isalpha() and isinstance(v, str) for k, v in options.items())
+    if not options or len(options) > 26 or not are_valid:
         raise DataError(
             "choices must be a list of 1 to 26 strings, or an object of them with single letters "
             f"as keys, not {describe(value)}",
             'write ["Paris", "Rome"] or {"A": "Paris", "B": "Rome"}',
         )
-    return {letter.upper(): text for letter, text in named.items()}
+    return {letter.upper(): text for letter, text in options.items()}

@@ -8,7 +8,7 @@ from stillroom.data.chat.tool_calls import has_call_text
 from stillroom.data.formats import Task
 from stillroom.errors import DataError
 from stillroom.rollout.journal.records import JudgeRecorder
-from stillroom.rollout.rewards.answers import without_thinking
+from stillroom.rollout.rewards.answers import strip_thinking
 from stillroom.rollout.rewards.judge import AnswerJudge, Verdict
 from stillroom.rollout.rewards.matchers import AnswerKey, AnswerMatch, answer_key, is_accepted
 from stillroom.tools.user.pool import UserPool
@@ -43,8 +43,8 @@ class Judgement:
         if self.total is None:
             return None
         others = [self.by_name[name] for name in self.by_name if name not in self.preconditions]
-        is_blocked = any(self.by_name[name] == 0 for name in self.preconditions)
-        return not is_blocked and (sum(others) if others else self.total) >= SUCCESS_THRESHOLD
+        is_failed = any(self.by_name[name] == 0 for name in self.preconditions)
+        return not is_failed and (sum(others) if others else self.total) >= SUCCESS_THRESHOLD
 
 
 class Rewarder:
@@ -72,8 +72,8 @@ class Rewarder:
         With `is_judge_optional`, tasks may name a judge that does not exist, and such a task
         may then get no reward.
         """
-        known = {*self._user_rewards, _EXPECTED_ANSWER}
-        has_judge = self._judge is not None or JUDGE in known
+        available = {*self._user_rewards, _EXPECTED_ANSWER}
+        has_judge = self._judge is not None or JUDGE in available
         for task in tasks:
             wanted = set(task.reward_names or ())
             if JUDGE in wanted and not has_judge and not is_judge_optional:
@@ -81,33 +81,33 @@ class Rewarder:
                     f"task {task.task_id} names the reward 'judge', but no judge is given",
                     "give judge=judge.yml, or remove the name from the row's 'rewards'",
                 )
-            unknown = wanted - known - {JUDGE}
+            unknown = wanted - available - {JUDGE}
             if unknown and self._user_rewards:
                 raise DataError(
                     f"task {task.task_id} names the reward {min(unknown)!r}, which rewards.py"
                     f" does not define (it defines: {', '.join(self._user_rewards)})",
                     "add the function with @reward, or remove the name from the row's 'rewards'",
                 )
-            if _EXPECTED_ANSWER in self._names(task):
+            if _EXPECTED_ANSWER in self._reward_names(task):
                 self._answer_key(task)
 
     def has_reward(self, task: Task) -> bool:
         """Returns whether a task will get a reward."""
-        return bool(self._names(task))
+        return bool(self._reward_names(task))
 
     def match_of(self, task: Task) -> AnswerMatch | None:
         """Returns how a task's expected answer is compared; None if something else judges it."""
-        key = self._answer_key(task) if _EXPECTED_ANSWER in self._names(task) else None
+        key = self._answer_key(task) if _EXPECTED_ANSWER in self._reward_names(task) else None
         return None if key is None else key.match
 
     def asks_judge(self, task: Task) -> bool:
         """Returns whether the judge is called for a task, unless a precondition decides first."""
-        is_named = JUDGE in self._names(task) and JUDGE not in self._user_rewards
+        is_named = JUDGE in self._reward_names(task) and JUDGE not in self._user_rewards
         return self._judge is not None and is_named
 
-    def may_block(self, task: Task) -> bool:
-        """Returns whether a precondition of a task's rewards may make the judge unnecessary."""
-        return bool(self._preconditions(self._names(task)))
+    def may_skip_judge(self, task: Task) -> bool:
+        """Returns whether a precondition of a task's rewards may make a judge call unnecessary."""
+        return bool(self._preconditions(self._reward_names(task)))
 
     async def judge(
         self,
@@ -125,7 +125,7 @@ class Rewarder:
         """
         by_name: dict[str, float] = {}
         verdict: Verdict | None = None
-        for name in self._names(task):
+        for name in self._reward_names(task):
             if self._pool is not None and name in self._user_rewards:
                 by_name[name] = await self._pool.reward(
                     name, messages, metadata=task.metadata, variables=task.variables
@@ -133,24 +133,24 @@ class Rewarder:
             elif name == _EXPECTED_ANSWER:
                 key = self._answer_key(task)
                 by_name[name] = float(key is not None and is_accepted(last_answer(messages), key))
-            elif self._judge is not None and not self._is_blocked(by_name):
+            elif self._judge is not None and not self._fails_precondition(by_name):
                 answer, turns = last_answer(messages), messages[len(task.messages) :]
                 verdict = await self._judge.judge(task, answer, turns, seed=seed, recorder=recorder)
                 by_name[name] = verdict.score
         if not by_name:
             return Judgement(None, {})
-        total = 0.0 if self._is_blocked(by_name) else sum(by_name.values())
+        total = 0.0 if self._fails_precondition(by_name) else sum(by_name.values())
         preconditions = tuple(self._preconditions(by_name))
         if verdict is None:
             return Judgement(total, by_name, preconditions=preconditions)
         return Judgement(total, by_name, verdict.paid, verdict.reasoning, preconditions)
 
-    def _is_blocked(self, by_name: Mapping[str, float]) -> bool:
+    def _fails_precondition(self, by_name: Mapping[str, float]) -> bool:
         return any(by_name[name] == 0 for name in self._preconditions(by_name))
 
     def _preconditions(self, names: Iterable[str]) -> list[str]:
-        known = self._user_rewards
-        return [name for name in names if name in known and known[name].precondition]
+        rewards = self._user_rewards
+        return [name for name in names if name in rewards and rewards[name].precondition]
 
     def _answer_key(self, task: Task) -> AnswerKey | None:
         try:
@@ -158,8 +158,8 @@ class Rewarder:
         except DataError as error:
             raise DataError(f"task {task.task_id}: {error.problem}", error.fix) from error
 
-    def _names(self, task: Task) -> list[str]:
-        """Returns the names of a task's rewards; the judge, which costs money, comes last."""
+    def _reward_names(self, task: Task) -> list[str]:
+        """Returns the names of a task's rewards, the judge last, since its calls cost money."""
         wanted = task.reward_names
         names = [n for n in self._user_rewards if wanted is None or n in wanted]
         fallbacks: list[str] = []
@@ -191,7 +191,7 @@ def last_answer(messages: Sequence[Message]) -> str:
     last = next((m for m in reversed(messages) if m["role"] == "assistant"), None)
     if last is None or last.get("tool_calls"):
         return ""
-    answer = without_thinking(_text_of(last))
+    answer = strip_thinking(_text_of(last))
     return "" if has_call_text(answer) else answer
 
 

@@ -17,7 +17,7 @@ from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 from stillroom.tools.source import ToolResult
 from stillroom.train.config.schema import CONFIGS, keys_of_other_types, section_of
-from stillroom.types import BegunTurn, RunStatus, SampledTurn
+from stillroom.types import PartialTurn, RunStatus, SampledTurn
 
 STATE = "training_state.json"
 # These keys affect how a run is stored and watched, or how its numbers are split over passes and
@@ -100,7 +100,7 @@ class CarriedRollout(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     """Its index among the rollouts of that iteration."""
     turns: list[RecordedTurn]
-    begun: BegunTurn | None = None
+    begun: PartialTurn | None = None
     """The partial turn that was being sampled; None between turns."""
 
 

@@ -83,7 +83,7 @@ class StudentEnvironment:
             max_context=self.rollout.max_context_window,
             include_thinking=self.rollout.include_thinking,
             variables=self.variables,
-            turns=pass_lock,
+            sampling_lock=pass_lock,
         )
 
     def rollout_context(

@@ -226,7 +226,7 @@ def _answers(student: Student) -> list[DecodedSequence]:
         DecodedSequence(settings, draws=random.Random(seed)) for seed in range(_NUM_ANSWERS)
     ]
     for sequence in sequences:
-        sequence.give(prompt)
+        sequence.append_given(prompt)
         engine.request_turn(sequence)
     while engine.has_work:
         engine.step()

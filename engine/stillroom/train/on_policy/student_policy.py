@@ -15,7 +15,7 @@ from stillroom.serving.policy import ServedPolicy
 from stillroom.tools.source import ToolResult
 from stillroom.train.config.resume import CarriedRollout, RecordedTurn
 from stillroom.train.config.schema import DistillConfig
-from stillroom.types import BegunTurn, Message, SampledTurn, TokenTrace, ToolSchema, Usage
+from stillroom.types import Message, PartialTurn, SampledTurn, TokenTrace, ToolSchema, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class StudentRollout(EpisodeRecorder):
     limits: Limits
     teacher_turns: frozenset[int] = frozenset()
     turns: list[RecordedTurn] = field(default_factory=list[RecordedTurn])
-    begun: BegunTurn | None = None
+    begun: PartialTurn | None = None
     """The partial tokens of its next turn; None: the turn starts from scratch."""
     is_stopped: bool = False
     """Whether sampling was stopped, so that the rollout continues in a later iteration."""
@@ -229,11 +229,11 @@ class StudentConversation:
             return _empty_turn()
         self._student.limit_turn(remaining)
         if rollout.begun is not None:
-            self._student.begin_turn(rollout.begun)
+            self._student.resume_turn(rollout.begun)
         try:
             turn = await self._student.sample()
         except SamplingStoppedError:
-            begun = self._student.begun_turn()
+            begun = self._student.partial_turn()
             rollout.begun, rollout.is_stopped = begun if begun.ids else None, True
             raise
         rollout.begun = None

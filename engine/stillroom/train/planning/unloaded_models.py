@@ -27,7 +27,7 @@ from stillroom.models.reread.pair_check import open_pair
 from stillroom.models.reread.rereading import ReadingPair
 from stillroom.models.resolve import ModelLocation, adapter_base, locate_model
 from stillroom.policy.passes import SlotPasses
-from stillroom.policy.slot_cache import slot_cache
+from stillroom.policy.slot_cache import new_slot_cache
 from stillroom.settings import Workspace
 from stillroom.train.config.distill_sections import DatasetTeacher
 from stillroom.train.config.schema import TrainConfig
@@ -114,7 +114,7 @@ def sampling_bytes(model: Any, *, num_tokens: int) -> int:
 
     They are its KV cache, and the states of recurrent layers, which do not grow.
     """
-    cache = slot_cache(base_model(model).config, num_slots=1)
+    cache = new_slot_cache(base_model(model).config, num_slots=1)
     if cache is not None:
         try:
             with torch.no_grad(), _MetaTensorMode():

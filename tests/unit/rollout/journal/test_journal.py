@@ -203,13 +203,13 @@ def test_what_a_killed_run_had_out_is_spent_once(tmp_path: Path) -> None:
 
     for _ in range(2):
         store = RolloutStore(output, SETTINGS)
-        assert (store.orphaned, store.lost) == (most, most)
+        assert (store.lost_by_last_run, store.lost) == (most, most)
         assert store.spent() == Cost(tokens=300 + 2 * 15, usd=1.5)
         # A run that sends nothing leaves it as it is.
         store.close(is_complete=False)
     killed(output, Outstanding(1, Cost(tokens=7, usd=0.25)))
     store = RolloutStore(output, SETTINGS)
-    assert (store.orphaned.calls, store.lost.calls) == (1, 4)
+    assert (store.lost_by_last_run.calls, store.lost.calls) == (1, 4)
     assert store.spent() == Cost(tokens=337, usd=1.75)
     store.record_outstanding(most)
     store.record_outstanding(Outstanding(5, Cost(tokens=500, usd=2.5)))
@@ -217,7 +217,7 @@ def test_what_a_killed_run_had_out_is_spent_once(tmp_path: Path) -> None:
 
     # Its own calls have all come back by the time a run ends.
     store = RolloutStore(output, SETTINGS)
-    assert (store.orphaned, store.lost.calls) == (Outstanding(), 4)
+    assert (store.lost_by_last_run, store.lost.calls) == (Outstanding(), 4)
     assert store.spent() == Cost(tokens=337, usd=1.75)
     store.recorded_steps.clear()
     store.close(is_complete=True)

@@ -31,7 +31,7 @@ from stillroom.rollout.journal.shards import (
     shard_output,
     shard_run_folder,
     shards_locked,
-    split,
+    split_into_shards,
 )
 from stillroom.rollout.plan import output_settings, plan_generation
 from stillroom.rollout.ray.run import generate_on_ray
@@ -47,7 +47,7 @@ KEYS = [RolloutKey(f"t{index}", sample) for index in range(NUM_PROMPTS) for samp
 
 
 def shards_of(keys=KEYS, *, workers=4, concurrency=20, max_concurrency=256, remaining=None):
-    return split(
+    return split_into_shards(
         keys,
         workers=workers,
         concurrency=concurrency,
@@ -279,7 +279,7 @@ def test_what_a_killed_worker_had_out_counts_once(workspace: Workspace) -> None:
 
     merge_shards(sharded.output, sharded.settings)
     store = RolloutStore(sharded.output, sharded.settings)
-    assert (store.orphaned, store.lost) == (most, most)
+    assert (store.lost_by_last_run, store.lost) == (most, most)
     assert store.spent().tokens == 300 + 15 * len(sharded.shards[0].keys)
     store.close(is_complete=False)
 

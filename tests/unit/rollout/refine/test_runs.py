@@ -314,12 +314,12 @@ def test_the_budget_counts_the_critic_and_turns_that_were_not_taken(workspace: W
 @pytest.mark.parametrize(
     ("options", "reported"),
     [
-        ({"takeover": "critic", "refine": None}, "takeover needs refine"),
+        ({"takeover": "critic", "refine": None}, "takeover requires refine"),
         (
             {"takeover": "start", "turns": "one"},
             "turns requires takeover first_difference or critic",
         ),
-        ({"turns": "one", "refine": None}, "turns needs refine"),
+        ({"turns": "one", "refine": None}, "turns requires refine"),
         (
             {"takeover": "first_difference", "critic": "critic.yml"},
             "critic requires takeover: critic",

@@ -14,7 +14,7 @@ from stillroom.rollout.rewards.answers import (
     marked_answer,
     normalize,
     number_in,
-    without_thinking,
+    strip_thinking,
 )
 from stillroom.rollout.rewards.matchers import (
     MAX_ANSWER_CHARACTERS,
@@ -323,7 +323,7 @@ def test_the_answer_is_what_the_text_marks_last() -> None:
     ],
 )
 def test_thinking_is_no_answer(text: str, kept: str) -> None:
-    assert without_thinking(text) == kept
+    assert strip_thinking(text) == kept
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,7 @@ def test_a_hostile_answer_is_read_to_its_end(index: int) -> None:
     # A pattern that backtracks over these would not come to an end.
     for match in AnswerMatch:
         key = AnswerKey(("12", "a+a+a+b", "New York"), match, Tolerance(), CHOICES)
-        for answer in {text, without_thinking(text)}:
+        for answer in {text, strip_thinking(text)}:
             is_accepted(answer, key)
 
 

@@ -14,7 +14,7 @@ from fakes.training import make_project
 from stillroom import api
 from stillroom.errors import DataError, ModelError
 from stillroom.policy.passes import SlotPasses
-from stillroom.policy.slot_cache import slot_cache
+from stillroom.policy.slot_cache import new_slot_cache
 from stillroom.train.config.file import load_config
 from stillroom.train.config.request import PlanTraining
 from stillroom.train.config.schema import CONFIGS
@@ -429,7 +429,7 @@ def test_activations_of_experts_and_recurrent_layers_are_forecast(family):
 @pytest.mark.parametrize("family", ["qwen3.5", "falcon-h1", "mamba2", "deepseek-v3", "gemma4"])
 def test_what_sampling_keeps_is_forecast_with_the_states_of_recurrent_layers(family):
     model = build_family(family)
-    cache = slot_cache(model.config, num_slots=1)
+    cache = new_slot_cache(model.config, num_slots=1)
     with torch.no_grad():
         SlotPasses(model, cache).logits([0], [0], [[5] * 128])
     kept = [tensor for layer in cache.layers for tensor in _tensors_of(layer)]
