@@ -115,8 +115,8 @@ def adapter_of(family: Any) -> str:
     from stillroom.train.student.adapters import choose_targets, describe_adapter
 
     try:
-        barred = choose_targets(family.student().module, None).barred
-        notes = describe_adapter(family.student(4).module, barred)
+        unsupported = choose_targets(family.student().module, None).unsupported
+        notes = describe_adapter(family.student(4).module, unsupported)
     except EngineError as error:
         return str(error.problem)
     return (

@@ -27,7 +27,7 @@ from stillroom.settings import Workspace
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.sections import ModelSection
 from stillroom.train.on_policy.training_sequences import TrainingSequence
-from stillroom.train.planning.model_checks import end_token_notes, prompt_note, teaching_note
+from stillroom.train.planning.model_checks import divergence_note, end_token_notes, prompt_note
 from stillroom.train.student.model import load_student
 from stillroom.types import SamplingSettings
 
@@ -133,7 +133,7 @@ def test_a_plan_says_what_a_teacher_can_teach_it(smollm2):
     sequences = [TokenSequence(row.ids, row.trained) for row in rows]
     answers = [TrainingSequence(row, [-1.0] * row.num_trained) for row in sequences]
     teacher = LocalTeacher(load_model(Workspace(smollm2.parent), student.loaded.location))
-    assert "this teacher will teach little" in teaching_note(student, teacher, answers)
+    assert "this teacher will teach little" in divergence_note(student, teacher, answers)
     [note] = end_token_notes(student, sequences, teacher)
     assert "its soft targets would teach the student to continue there" in note
     own = [user("What is the capital of Germany?"), answer("The capital of Germany is Berlin.")]
@@ -151,7 +151,7 @@ def test_a_plan_says_what_a_teacher_can_teach_it(smollm2):
     with torch.no_grad():
         for layer in teacher.loaded.model.base_model.layers[-8:]:
             layer.mlp.down_proj.weight.zero_()
-    assert "learns slowly" in teaching_note(student, teacher, answers)
+    assert "learns slowly" in divergence_note(student, teacher, answers)
 
 
 def test_its_gguf_file_answers_in_llama_cpp_as_the_model(smollm2, tmp_path, monkeypatch):

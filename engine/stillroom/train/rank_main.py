@@ -39,7 +39,7 @@ from stillroom.train.student.collective import WAIT_S, Collective
 def main() -> int:
     """Runs the rank folder's job as one rank and returns the exit code."""
     files, rank = RankFiles(Path(sys.argv[1])), int(os.environ["RANK"])
-    write_output_to(files.log(rank), Redactor(shared_secrets().values()))
+    write_output_to(files.log_file(rank), Redactor(shared_secrets().values()))
     watch_owner(files, files.read_job().owner)
     is_cuda = torch.cuda.is_available()
     state = PartialState(cpu=not is_cuda, timeout=timedelta(seconds=WAIT_S))
@@ -51,7 +51,7 @@ def main() -> int:
 
 def train_as_rank(files: RankFiles, peers: Collective) -> RankEnd:
     """Trains as this rank; records and returns how it ended."""
-    files.begin(peers.rank, peers.size)
+    files.record_start(peers.rank, peers.size)
     try:
         result = _train(files, peers)
         end = RankEnd(time=time.time(), result=msgspec.to_builtins(result))
@@ -61,7 +61,7 @@ def train_as_rank(files: RankFiles, peers: Collective) -> RankEnd:
     except BaseException as error:
         traceback.print_exc()
         end = RankEnd(time=time.time(), failure=_failure_of(error))
-    files.end(peers.rank, end)
+    files.record_end(peers.rank, end)
     return end
 
 
@@ -108,21 +108,21 @@ def write_output_to(log: Path, redactor: Redactor) -> None:
     exits once nothing holds the two streams open.
     """
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    reading, writing = os.pipe()
+    read_end, write_end = os.pipe()
     if os.fork() == 0:
         try:
-            os.close(writing)
-            _copy(reading, output, redactor)
+            os.close(write_end)
+            _copy(read_end, output, redactor)
         finally:
             os._exit(0)  # this process must never train
-    os.close(reading)
+    os.close(read_end)
     os.close(output)
-    os.dup2(writing, sys.stdout.fileno())
-    os.dup2(writing, sys.stderr.fileno())
-    os.close(writing)
+    os.dup2(write_end, sys.stdout.fileno())
+    os.dup2(write_end, sys.stderr.fileno())
+    os.close(write_end)
 
 
-def _copy(reading: int, output: int, redactor: Redactor) -> None:
+def _copy(pipe: int, output: int, redactor: Redactor) -> None:
     """Copies a pipe to the log, with secrets redacted, until all of its writers are closed."""
     # A signal stops the training process; this one still has to write its last output.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -130,17 +130,17 @@ def _copy(reading: int, output: int, redactor: Redactor) -> None:
     for stream in (sys.stdout, sys.stderr):
         os.close(stream.fileno())
     clean = RedactedStream(redactor, lambda data: _write_all(output, data))
-    while data := os.read(reading, _CHUNK):
+    while data := os.read(pipe, _CHUNK):
         clean.write(data)
     clean.flush()
 
 
 def _write_all(output: int, data: bytes) -> None:
-    rest = memoryview(data)
+    remaining = memoryview(data)
     # Output that a full disk rejects is lost: training must not stop because of its log.
     with suppress(OSError):
-        while rest:
-            rest = rest[os.write(output, rest) :]
+        while remaining:
+            remaining = remaining[os.write(output, remaining) :]
 
 
 if __name__ == "__main__":

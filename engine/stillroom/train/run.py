@@ -76,14 +76,14 @@ def train_in_process(
     started = clock()
     config = plan.config
     point = find_resume_point(workspace, request.resume) if request.resume else None
-    rows = [*plan.train_files, *plan.rows_files]
-    others = [*plan.context_files, *plan.code_files, *plan.template_files]
-    files = [plan.config_file, *rows, *others]
+    row_files = [*plan.train_files, *plan.rows_files]
+    other_files = [*plan.context_files, *plan.code_files, *plan.template_files]
+    files = [plan.config_file, *row_files, *other_files]
     # The files are hashed while they are read, and must be unchanged since the start.
     with Recording(files, copies={plan.config_file: plan.config_source}) as recording:
         prompts = read_prompts(plan)
         models = _model_records(workspace, config)
-        train = _prepare_method(workspace, plan, models)
+        train_on_rows = _prepare_method(workspace, plan, models)
         inputs = _run_inputs(plan, recording, models)
         if point is not None:
             check_unchanged(point.state.inputs, inputs, run_id=point.run_id)
@@ -117,7 +117,7 @@ def train_in_process(
             clock=clock,
             deadline=started + 60 * (config.trainer.max_minutes or math.inf),
         )
-        return train(session)
+        return train_on_rows(session)
 
 
 def _prepare_method(
@@ -133,7 +133,7 @@ def _prepare_method(
                 sft_rows,
                 max_length=_max_length(session),
                 prepare=prepare,
-                teacher=plan.rows_instruction,
+                instruction=plan.rows_instruction,
             )
         case "dpo":
             dpo_rows = plan.load_pairs(plan.train_file)

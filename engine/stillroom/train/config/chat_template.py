@@ -26,7 +26,7 @@ class TemplateSource:
 
     @property
     def files(self) -> list[Path]:
-        """The user's own file, or []."""
+        """The user's .jinja file, in a list; [] for a named template or a model's."""
         if self.name in NAMED_TEMPLATES or isinstance(self.origin, ModelLocation):
             return []
         return [self.origin]

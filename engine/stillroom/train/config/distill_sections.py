@@ -57,7 +57,7 @@ class RolloutSection(ConfigSection, EpisodeOptions):
     """The server that samples the student, with the adapter of each iteration; None: sampled in
     this process."""
     max_staleness: Annotated[int, Field(ge=0, le=16)] = 0
-    """The number of later iterations in which a rollout may finish; then it is dropped and counted.
+    """The number of later iterations in which a rollout may finish before it is dropped.
 
     0: every token is sampled from the weights that are updated. Source: arXiv 2505.24298 (AReaL).
     """
@@ -179,7 +179,7 @@ class TeacherSection(ConfigSection):
         for name, listed in (("base_url", self.base_url), ("tokenizer", self.tokenizer)):
             if isinstance(listed, tuple) and len(listed) != num:
                 raise ValueError(
-                    f"{name} is a list of {len(listed)}, so path must be a list of as many models"
+                    f"{name} is a list of {len(listed)}, so path must list that many models"
                 )
         return self
 
@@ -270,24 +270,23 @@ class AlgorithmSection(ConfigSection):
 
     @property
     def loss(self) -> Loss:
-        """The loss in the table of losses; `auto` is full_reverse_kl while no teacher is known."""
+        """The loss's entry in the table of losses; before `auto` is resolved, full_reverse_kl's."""
         return LOSSES["full_reverse_kl" if self.loss_fn == "auto" else self.loss_fn]
 
     @property
     def needs_distribution(self) -> bool:
-        """Whether the loss needs full distributions; byte_reverse_kl with a served teacher does
-        not."""
+        """Whether the loss uses full distributions (byte_reverse_kl: with a local teacher only)."""
         return self.loss.reads in ("distribution", "bytes") or self.kl_baseline == "exact"
 
     @property
-    def num_listed_tokens(self) -> int | None:
-        """The number of most likely tokens that a served teacher returns per score, or None."""
-        return self.top_k if self.loss.lists_tokens else None
+    def served_top_k(self) -> int | None:
+        """The number of most likely tokens that a served teacher returns per position, or None."""
+        return self.top_k if self.loss.needs_top_tokens else None
 
     @property
     def has_ratio(self) -> bool:
         """Whether the loss reads the ratio p_now / p_when_sampled of a token's probabilities."""
-        return self.loss.is_sampled or self.reward_coef > 0
+        return self.loss.is_policy_gradient or self.reward_coef > 0
 
     @property
     def kl_coef(self) -> float:
@@ -316,7 +315,7 @@ class AlgorithmSection(ConfigSection):
                 f"process gives its full distribution to {name}: leave top_k out"
             )
         if teacher.is_served and not is_reread and self.needs_distribution:
-            needed = "kl_baseline exact" if self.loss.is_sampled else name
+            needed = "kl_baseline exact" if self.loss.is_policy_gradient else name
             raise ValueError(
                 f"algorithm: {needed} needs the teacher's full distribution, which servers do not "
                 "return: use importance_sampling or top_k_reverse_kl, or a teacher in this process "
@@ -332,17 +331,17 @@ class AlgorithmSection(ConfigSection):
 
     def _check_options(self) -> None:
         """Raises ValueError if an option is set that the loss ignores."""
-        of_losses = frozenset[str]().union(*(loss.options for loss in LOSSES.values()))
-        needed = {
+        all_options = frozenset[str]().union(*(loss.options for loss in LOSSES.values()))
+        conditions = {
             name: f"loss_fn {' or '.join(losses_with(name))}"
-            for name in sorted(of_losses - self.loss.options)
+            for name in sorted(all_options - self.loss.options)
         }
         if self.adv_estimator != "gae" or self.reward_coef == 0:
-            needed["gae_lambda"] = "adv_estimator gae and reward_coef above 0"
-        for name, condition in needed.items():
+            conditions["gae_lambda"] = "adv_estimator gae and reward_coef above 0"
+        for name, condition in conditions.items():
             if getattr(self, name) != AlgorithmSection.model_fields[name].default:
                 raise ValueError(
-                    f"algorithm.{name} needs {condition}: leave {name} out, or set that"
+                    f"algorithm.{name} needs {condition}: set that too, or leave {name} out"
                 )
 
 
@@ -420,7 +419,7 @@ class CurriculumSection(ConfigSection):
         if self.prefix_tokens_end is not None and (
             self.prefix_tokens is None or self.prefix_tokens_end < self.prefix_tokens
         ):
-            raise ValueError("prefix_tokens_end needs a prefix_tokens that is not larger: set both")
+            raise ValueError("prefix_tokens_end must be at least prefix_tokens: set both")
         return self
 
 

@@ -26,7 +26,6 @@ from stillroom.yaml_text import read_yaml
 # yaml parses dates, and raises ValueError for a day that does not exist.
 _UNREADABLE = (yaml.YAMLError, msgspec.DecodeError, ValueError, RecursionError)
 
-_HOSTED = "is a feature of hosted services"
 _CHAT_ONLY = [name for name, provider in PROVIDERS.items() if not provider.scores_tokens]
 
 _NO_BILL = (
@@ -76,11 +75,11 @@ _NO_SCORES = (
 REFUSED_VALUES: dict[tuple[str, str], tuple[str, str]] = {
     **{("teacher.provider", name): _NO_SCORES for name in _CHAT_ONLY},
     ("dataset_type", "rl"): (
-        "reinforcement learning from rewards alone " + _HOSTED,
+        "Stillroom does not train from rewards alone",
         "use dataset_type distill with a teacher that scores tokens, or sft on filtered rollouts",
     ),
     ("dataset_type", "midtrain"): (
-        "training on plain text " + _HOSTED,
+        "Stillroom does not train on plain text",
         "use dataset_type sft with rows of messages",
     ),
 }
@@ -144,7 +143,7 @@ def load_config(
 
 
 def _config_class(raw: Mapping[str, Any], path: Path) -> type[TrainConfig]:
-    """Returns the class of the configuration's dataset_type. Raises ConfigError for another."""
+    """Returns the class of a configuration's dataset_type. Raises ConfigError if it is unknown."""
     name = raw.get("dataset_type")
     if isinstance(name, str) and name in CONFIGS:
         return CONFIGS[name]
@@ -186,7 +185,7 @@ def _unknown_keys(raw: Mapping[str, Any], model: type[TrainConfig]) -> list[_Ref
 def _refused_keys_of_other_types(
     raw: Mapping[str, Any], dotted: str, owners: list[str]
 ) -> Iterator[_Refusal]:
-    """Yields the keys of other dataset_types that are set and cannot be ignored."""
+    """Yields a refusal for each key of other dataset_types that is set and cannot be ignored."""
     for key, reason in _KEYS_OF_OTHER_TYPES.items():
         is_same_key = key == dotted or key.rpartition(".")[0] == dotted
         if is_same_key and _is_set(key, _value_at(raw, key), CONFIGS[owners[0]]):
@@ -230,8 +229,8 @@ def config_notes(
     ]
     notes += [f"{name}: {note}" for note in _ignored_key_notes(raw)]
     # With max_steps, the number of epochs follows from it.
-    is_long_enough = _value_at(raw, "trainer.max_steps") is not None
-    if _value_at(raw, "trainer.num_epochs") is None and not is_long_enough:
+    has_max_steps = _value_at(raw, "trainer.max_steps") is not None
+    if _value_at(raw, "trainer.num_epochs") is None and not has_max_steps:
         fields = TrainerSection.model_fields
         shown = ("num_epochs", "learning_rate", "schedule", "save_step")
         defaults = ", ".join(
@@ -239,8 +238,8 @@ def config_notes(
             for key in shown
             if _value_at(raw, f"trainer.{key}") is None
         )
-        where = "trainer" if _value_at(raw, "trainer") is None else "trainer.num_epochs"
-        notes.append(f"{name} has no {where}; using the defaults: {defaults}")
+        missing = "trainer" if _value_at(raw, "trainer") is None else "trainer.num_epochs"
+        notes.append(f"{name} has no {missing}; using the defaults: {defaults}")
     estimator = _value_at(raw, "algorithm.adv_estimator")
     if raw["dataset_type"] == "distill" and estimator and not _value_at(raw, _REWARD_COEF):
         notes.append(
@@ -254,13 +253,13 @@ def read_config(
     path: Path, overrides: Sequence[str] = (), *, source: Path | None = None
 ) -> dict[str, Any]:
     """Returns a configuration's keys and values, unchecked. Raises ConfigError for bad syntax."""
-    raw = _read(path, source or path)
+    raw = _read_mapping(path, source or path)
     for override in overrides:
         _apply_override(raw, override)
     return raw
 
 
-def _read(path: Path, source: Path) -> dict[str, Any]:
+def _read_mapping(path: Path, source: Path) -> dict[str, Any]:
     """Returns the keys and values in `source`; errors name `path`."""
     check_readable(path)
     data = source.read_bytes()
@@ -278,15 +277,15 @@ def _read(path: Path, source: Path) -> dict[str, Any]:
 
 
 def _apply_override(raw: dict[str, Any], override: str) -> None:
-    """Sets the key of a `section.key=value` override. Raises ConfigError for a wrong one."""
-    dotted, equals, written = override.partition("=")
+    """Sets the key of a `section.key=value` override. Raises ConfigError if it is malformed."""
+    dotted, equals, value_text = override.partition("=")
     parts = dotted.strip().split(".")
     if not equals or not all(parts):
         raise ConfigError(
             f"override {override!r} is not section.key=value", "write e.g. trainer.num_epochs=3"
         )
     try:
-        value: Any = read_yaml(written)
+        value: Any = read_yaml(value_text)
     except _UNREADABLE as error:
         raise ConfigError(f"override {override!r}: the value is not YAML", "quote it") from error
     holder: Any = raw
@@ -319,7 +318,7 @@ def _index(part: str, entries: list[Any]) -> int | None:
 
 
 def _refused_settings(raw: Mapping[str, Any]) -> Iterator[_Refusal]:
-    """Yields the settings that only other training systems support."""
+    """Yields a refusal for each setting that only other training systems support."""
     for dotted, (reason, fix) in UNSUPPORTED.items():
         if _value_at(raw, dotted) not in (None, [], False):
             yield f"{dotted} is not supported: {reason}", fix
@@ -341,7 +340,7 @@ def _refused_settings(raw: Mapping[str, Any]) -> Iterator[_Refusal]:
 
 
 def _remove(raw: dict[str, Any], dotted: str) -> None:
-    """Deletes a dotted key, if it is there."""
+    """Deletes a dotted key, if present."""
     section, _, key = dotted.rpartition(".")
     holder = _value_at(raw, section) if section else raw
     if isinstance(holder, dict):
@@ -349,7 +348,7 @@ def _remove(raw: dict[str, Any], dotted: str) -> None:
 
 
 def _value_at(raw: Mapping[str, Any], dotted: str) -> Any:
-    """Returns the value of a dotted key; None if it is not there."""
+    """Returns the value of a dotted key; None if it is missing."""
     value: Any = raw
     for part in dotted.split("."):
         value = cast("dict[str, Any]", value).get(part) if isinstance(value, dict) else None

@@ -27,23 +27,23 @@ class Loss:
     """The weight of the divergence if `algorithm.kl_penalty_coef` is not set."""
 
     @property
-    def is_sampled(self) -> bool:
-        """Whether the loss weights the sampled token, as a policy gradient does."""
+    def is_policy_gradient(self) -> bool:
+        """Whether the loss weights the sampled token alone by an advantage."""
         return self.reads == "token"
 
     @property
-    def lists_tokens(self) -> bool:
-        """Whether a server must return its most likely tokens for the loss."""
+    def needs_top_tokens(self) -> bool:
+        """Whether a served teacher must return its most likely tokens for the loss."""
         return self.reads in ("top_k", "bytes")
 
 
-_SAMPLED = frozenset({"kl_baseline", "importance_cap"})
+_POLICY_GRADIENT_OPTIONS = frozenset({"kl_baseline", "importance_cap"})
 
 LOSSES: Mapping[LossName, Loss] = {
     loss.name: loss
     for loss in (
-        Loss("importance_sampling", "token", _SAMPLED, default_coef=0.1),
-        Loss("ppo", "token", _SAMPLED | {"clip_ratio"}, default_coef=0.1),
+        Loss("importance_sampling", "token", _POLICY_GRADIENT_OPTIONS, default_coef=0.1),
+        Loss("ppo", "token", _POLICY_GRADIENT_OPTIONS | {"clip_ratio"}, default_coef=0.1),
         Loss("full_reverse_kl", "distribution"),
         Loss("jsd", "distribution", frozenset({"jsd_beta"})),
         Loss("top_k_reverse_kl", "top_k", frozenset({"top_k"})),

@@ -40,7 +40,7 @@ from stillroom.tools.user.pool import TOOLS_FILE, schemas_in
 from stillroom.train.config.chat_template import TemplateSource, template_source
 from stillroom.train.config.distill_sections import served_teacher
 from stillroom.train.config.file import config_notes, load_config, read_config
-from stillroom.train.config.resume import TrainingState, find_resume_point, run_to_resume
+from stillroom.train.config.resume import TrainingState, find_resume_point, read_resumable_request
 from stillroom.train.config.schema import DistillConfig, TrainConfig
 from stillroom.train.config.sections import EvalSection, LauncherSection, split_address
 from stillroom.validation import PlacedRequest, StrictModel, Where
@@ -79,26 +79,26 @@ def resolve_resume(workspace: Workspace, request: StartTraining) -> StartTrainin
     """
     if request.resume is None:
         return request
-    before = run_to_resume(workspace, request.resume)
+    before = read_resumable_request(workspace, request.resume)
     point = find_resume_point(workspace, request.resume)
     config = request.config if "config" in request.model_fields_set else before.config
     overrides = (*before.overrides, *request.overrides)
-    kept = _group_size_of(workspace, point.state, config, overrides)
-    return request.model_copy(update={"config": config, "overrides": (*overrides, *kept)})
+    group_size = _group_size_override(workspace, point.state, config, overrides)
+    return request.model_copy(update={"config": config, "overrides": (*overrides, *group_size)})
 
 
-def _group_size_of(
+def _group_size_override(
     workspace: Workspace, state: TrainingState, config: str, overrides: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Returns the override that keeps the group size of a run without data.group_size.
+    """Returns the override that keeps the group size of the run's state, if config.yml has none.
 
-    Earlier versions had a different default.
+    Earlier versions had a different default. The result is () if no override is needed.
     """
     recorded = state.inputs.config["data"].get("group_size") if state.inputs is not None else None
-    now = load_config(workspace.existing(config, label="config"), overrides)
-    if now.dataset_type != "distill" or recorded in (None, now.data.group_size):
+    current = load_config(workspace.existing(config, label="config"), overrides)
+    if current.dataset_type != "distill" or recorded in (None, current.data.group_size):
         return ()
-    if "group_size" in now.data.model_fields_set:
+    if "group_size" in current.data.model_fields_set:
         return ()
     return (f"data.group_size={recorded}",)
 
@@ -107,7 +107,7 @@ _Request = TypeVar("_Request", bound=PlanTraining)
 
 
 def requests_per_model(workspace: Workspace, request: _Request) -> list[_Request]:
-    """Returns the request alone, or one request for each model if model.path is a list.
+    """Returns the request itself, or one request for each model if model.path is a list.
 
     Each of several requests names its model in an override. Raises ConfigError for a list with
     anything but names, or with a name twice.
@@ -221,7 +221,7 @@ class TrainingPlan:
         return load_dpo_rows(path, self._named_tools(path))
 
     def _named_tools(self, path: Path) -> NamedTools | None:
-        """Returns the schemas of tools.py if the rows of a file name tools and it is known."""
+        """Returns the schemas of tools.py; None without it, or if the file's rows name no tools."""
         if self.tools_file is None or not has_tool_names(path):
             return None
         return schemas_in(self.tools_file)
@@ -281,20 +281,22 @@ def plan_request(
     if is_here:
         _check_trackers(config)
         check_launcher(config.launcher)
-    samples = config.dataset_type == "distill" or bool(config.evals)
+    is_sampled = config.dataset_type == "distill" or bool(config.evals)
     supervised = [cold_start_file, added_rows_file]
     supervised += train_files if config.dataset_type == "sft" else []
     pairs = train_files if config.dataset_type == "dpo" else []
-    named = _file_with_tool_names(folder, [*supervised, *pairs])
+    naming_file = _file_with_tool_names(folder, [*supervised, *pairs])
     notes = config_notes(config_file, request.overrides, source=source)
-    notes += _row_notes(supervised, named)
+    notes += _row_notes(supervised, naming_file)
     return TrainingPlan(
         config,
         config_file,
         source,
         tuple(train_files),
-        tools_file=_user_file(folder, TOOLS_FILE) if samples or named is not None else None,
-        rewards_file=_user_file(folder, "rewards.py") if samples else None,
+        tools_file=_user_file(folder, TOOLS_FILE)
+        if is_sampled or naming_file is not None
+        else None,
+        rewards_file=_user_file(folder, "rewards.py") if is_sampled else None,
         eval_files={
             section.name: _eval_file(workspace, folder, section) for section in config.evals
         },
@@ -302,7 +304,7 @@ def plan_request(
         added_rows_file=added_rows_file,
         models=models,
         context_file=context_file,
-        views=_views(workspace, config, context_file),
+        views=_prompt_views(workspace, config, context_file),
         template=template_source(workspace, config.model.chat_template),
         notes=tuple(notes),
     )
@@ -345,17 +347,17 @@ def _checked_models(
     return tuple(models)
 
 
-def _row_notes(supervised: Sequence[Path | None], named: Path | None) -> list[str]:
-    """Returns notes on supervised rows; `named` is the first file with rows that name tools."""
+def _row_notes(supervised: Sequence[Path | None], naming_file: Path | None) -> list[str]:
+    """Returns notes on files with unfiltered rollouts, and on a file whose rows name tools."""
     notes = [
         f"{file.name} holds unfiltered rollouts: unsuccessful ones are trained on too "
         "(convert_rollouts leaves them out)"
         for file in supervised
         if file is not None and _holds_rollouts(file)
     ]
-    if named is not None:
+    if naming_file is not None:
         notes.append(
-            f"rows of {named.name} name their tools: the schemas are taken from {TOOLS_FILE}"
+            f"rows of {naming_file.name} name their tools: the schemas are taken from {TOOLS_FILE}"
         )
     return notes
 
@@ -365,23 +367,25 @@ def _file_with_tool_names(folder: Path, files: Sequence[Path | None]) -> Path | 
 
     Raises DataError if there is no tools.py.
     """
-    named = next((file for file in files if file and has_tool_names(file)), None)
-    if named is not None and not (folder / TOOLS_FILE).is_file():
+    first = next((file for file in files if file and has_tool_names(file)), None)
+    if first is not None and not (folder / TOOLS_FILE).is_file():
         raise DataError(
-            f"rows of {named} name their tools, but there is no {TOOLS_FILE} in {folder}",
+            f"rows of {first} name their tools, but there is no {TOOLS_FILE} in {folder}",
             f"put {TOOLS_FILE} next to config.yml, or write the tools' schemas into the rows",
         )
-    return named
+    return first
 
 
-def _views(workspace: Workspace, config: TrainConfig, context_file: Path | None) -> PromptViews:
+def _prompt_views(
+    workspace: Workspace, config: TrainConfig, context_file: Path | None
+) -> PromptViews:
     """Returns the student's and the teacher's instructions. Raises EngineError for a bad file."""
     label, context = "teacher.context_file", None
     if context_file is not None:
         context = read_context(workspace, context_file, label=label)
-    system = config.teacher.system if config.teacher is not None else None
-    own = config.model.system if isinstance(config, DistillConfig) else None
-    return PromptViews(Instruction(own), Instruction(system, context))
+    teacher_system = config.teacher.system if config.teacher is not None else None
+    student_system = config.model.system if isinstance(config, DistillConfig) else None
+    return PromptViews(Instruction(student_system), Instruction(teacher_system, context))
 
 
 def _rows_file(
@@ -479,6 +483,6 @@ def _check_ray_cluster(address: str) -> None:
     except OSError as error:
         raise ConfigError(
             f"no Ray cluster responds at launcher.address {address!r}: {error}",
-            "start one there with `ray start --head`, or set launcher.address to local to start "
-            "one on this machine",
+            "start one on that host with `ray start --head`, or set launcher.address to local to "
+            "start one on this machine",
         ) from error

@@ -22,7 +22,7 @@ from stillroom.types import PartialTurn, RunStatus, SampledTurn
 STATE = "training_state.json"
 # These keys affect how a run is stored and watched, or how its numbers are split over passes and
 # processes, not the numbers themselves.
-_FREE_KEYS = frozenset(
+_CHANGEABLE_KEYS = frozenset(
     {
         "description",
         "evals",
@@ -67,7 +67,7 @@ class BestValidation(msgspec.Struct, frozen=True, kw_only=True):
     num_worse: int = 0
     """The number of validations since the best one."""
 
-    def after(self, step: int, loss: float) -> "BestValidation":
+    def with_validation(self, step: int, loss: float) -> "BestValidation":
         """Returns the state after one more validation, with its step and loss."""
         if self.best_loss is None or loss < self.best_loss:
             return BestValidation(best_loss=loss, best_step=step)
@@ -130,26 +130,26 @@ class ResumePoint:
             yield step, {name: value for name, value in values.items() if value is not None}
 
 
-class RunToResume(msgspec.Struct, frozen=True, kw_only=True):
-    """A training run's request, as stored in its folder."""
+class ResumableRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The request of a run that can be resumed, as stored in the run's folder."""
 
     config: str
     overrides: list[str] = []
 
 
-def run_to_resume(workspace: Workspace, run_id: str) -> RunToResume:
+def read_resumable_request(workspace: Workspace, run_id: str) -> ResumableRequest:
     """Returns a training run's request. Raises an EngineError if the run can't be resumed."""
     run = RunFolder(_run_folder(workspace, run_id))
     try:
         state = run.read()
-        request = msgspec.convert(run.read_request().request, type=RunToResume)
+        request = msgspec.convert(run.read_request().request, type=ResumableRequest)
     except (OSError, DataError, msgspec.ValidationError) as error:
         raise RunError(
             f"{run_id!r} is not a training run that can be resumed: {error}",
             "give the id of an sft, dpo or distill run (list_runs)",
         ) from error
-    is_whole = not (state.result or {}).get("stopped_by")
-    if state.status is RunStatus.SUCCEEDED and is_whole:
+    is_complete = not (state.result or {}).get("stopped_by")
+    if state.status is RunStatus.SUCCEEDED and is_complete:
         raise RunError(
             f"run {run_id!r} is finished, so there is nothing left to resume",
             f"start a new run from its model with the override model.path={run_id}",
@@ -206,7 +206,7 @@ def _config_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iter
     # Earlier versions recorded the keys of all dataset_types.
     others = keys_of_other_types(after["dataset_type"])
     for key in sorted(old.keys() | new.keys()):
-        if key in _FREE_KEYS or key in others or key.partition(".")[0] in others:
+        if key in _CHANGEABLE_KEYS or key in others or key.partition(".")[0] in others:
             continue
         # A key unknown to the recording version had its default; one unknown to this version
         # counts as None.
@@ -251,14 +251,14 @@ def _file_changes(before: list[FileRecord], after: list[FileRecord]) -> Iterator
 
 
 def _by_name(files: Sequence[FileRecord]) -> dict[str, str]:
-    """Returns the hashes of files by name; files of one name in the order of config.yml.
+    """Returns the hashes by file name; equal names are numbered in the order of config.yml.
 
     Folders are ignored, because the workspace may have been moved.
     """
     hashes: dict[str, str] = {}
     for file in files:
         name = Path(file.path).name
-        num = sum(known == name or known.startswith(f"{name} (") for known in hashes)
+        num = sum(other == name or other.startswith(f"{name} (") for other in hashes)
         hashes[f"{name} ({num + 1})" if num else name] = file.sha256
     return hashes
 

@@ -84,11 +84,11 @@ class SftConfig(_RowsConfig):
     dataset_type: Literal["sft"]
     teacher: TeacherSection | None = None
     soft_targets: SoftTargetsSection | None = None
-    """Set whenever a teacher is."""
+    """Training on the teacher's probabilities; set to the defaults if there is only a teacher."""
 
     @model_validator(mode="after")
     def _set_soft_targets(self) -> Self:
-        """Sets `soft_targets` if the config has a teacher, so that it is in the record."""
+        """Sets `soft_targets` if the config has a teacher, so that the run records it."""
         if self.soft_targets is not None or self.teacher is None:
             return self
         settings = SoftTargetsSection(top_k=16 if self.teacher.is_served else None)
@@ -106,8 +106,8 @@ class SftConfig(_RowsConfig):
         return [] if self.teacher is None else self.teacher.for_datasets(1)
 
     @property
-    def num_listed_tokens(self) -> int | None:
-        """The number of most likely tokens that a served teacher returns per score, or None."""
+    def served_top_k(self) -> int | None:
+        """The number of most likely tokens that a served teacher returns per position, or None."""
         return None if self.soft_targets is None else self.soft_targets.top_k
 
 
@@ -125,7 +125,7 @@ class DpoConfig(_RowsConfig):
         return []
 
     @property
-    def num_listed_tokens(self) -> None:
+    def served_top_k(self) -> None:
         """Always None: no teacher scores tokens."""
 
 
@@ -148,9 +148,9 @@ class DistillConfig(_CommonConfig):
         return self.teacher.for_datasets(len(self.data.train_files))
 
     @property
-    def num_listed_tokens(self) -> int | None:
-        """The number of most likely tokens that a served teacher returns per score, or None."""
-        return self.algorithm.num_listed_tokens
+    def served_top_k(self) -> int | None:
+        """The number of most likely tokens that a served teacher returns per position, or None."""
+        return self.algorithm.served_top_k
 
     @model_validator(mode="after")
     def _check_soft_targets(self) -> Self:
@@ -173,7 +173,7 @@ class DistillConfig(_CommonConfig):
                 raise ValueError(f"rollout.rows_file needs {name}: set it")
             return self
         if self.rollout.rows_file is None and self.cold_start is None:
-            raise ValueError(f"{name} needs rollout.rows_file: the rows to mix in")
+            raise ValueError(f"{name} needs rollout.rows_file: name the file of rows to mix in")
         if self.teacher.is_served:
             raise ValueError(
                 f"{name} needs a teacher in this process (teacher.provider hf), which scores the "
@@ -320,21 +320,22 @@ class DistillConfig(_CommonConfig):
 
 
 TrainConfig = SftConfig | DpoConfig | DistillConfig
-"""The config class of each `dataset_type`."""
+"""The content of config.yml, whatever its `dataset_type`."""
 
 CONFIGS: Mapping[str, type[TrainConfig]] = {
     "sft": SftConfig,
     "dpo": DpoConfig,
     "distill": DistillConfig,
 }
+"""The config class of each `dataset_type`."""
 
 
 def section_of(model: type[BaseModel], name: str) -> type[BaseModel] | None:
     """Returns the section class that a key of `model` holds; None if it is not a section."""
     field = model.model_fields.get(name)
     kinds = (field.annotation, *get_args(field.annotation)) if field is not None else ()
-    found = (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
-    return next(found, None)
+    sections = (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+    return next(sections, None)
 
 
 def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -365,7 +366,7 @@ def _check_targets(
 ) -> None:
     """Raises ValueError if the teacher cannot provide soft targets."""
     if not teachers:
-        raise ValueError("soft_targets needs teacher.path, the model that provides them")
+        raise ValueError("soft_targets needs teacher.path: name the model that provides them")
     section = teachers[0].section
     if section.is_served and settings.top_k is None:
         raise ValueError(

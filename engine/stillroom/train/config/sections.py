@@ -82,10 +82,10 @@ class ModelSection(ConfigSection):
 
     @property
     def student_precision(self) -> Precision:
-        """The dtype that the student's weights are loaded in."""
+        """The precision in which the student's weights are loaded; fp32, not auto, without LoRA."""
         # Full fine-tuning needs fp32: small updates would be lost to bf16's rounding.
-        is_whole = self.precision == "auto" and self.qlora_rank == 0
-        return "fp32" if is_whole else self.precision
+        needs_fp32 = self.precision == "auto" and self.qlora_rank == 0
+        return "fp32" if needs_fp32 else self.precision
 
     @property
     def alpha(self) -> int:

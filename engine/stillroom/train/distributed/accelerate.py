@@ -33,10 +33,10 @@ def run_on_accelerate(
     write_atomic(config, text.encode())
     arguments = ["--config_file", str(config), "-m", RANK_MODULE, str(files.folder)]
     command = shlex.join(["accelerate", "launch", *arguments])
-    note(f"started with: {command}")
+    note(f"training processes started with: {command}")
     for machine in range(1, section.num_machines):
         remote = shlex.join(["accelerate", "launch", "--machine_rank", str(machine), *arguments])
-        note(f"waiting for machine {machine}; start on it: {remote}")
+        note(f"waiting for machine {machine}; run this command on it: {remote}")
     threads = os.environ.get("OMP_NUM_THREADS") or _threads(size // section.num_machines)
     _launch(["--num_cpu_threads_per_process", str(threads), *arguments])
 
@@ -108,12 +108,12 @@ def _exit_reasons(error: ChildFailedError) -> dict[int, str]:
 
     SIGTERM is ignored: accelerate sends it to the others once one has failed.
     """
-    lost: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for rank, failure in sorted(error.failures.items(), key=lambda item: item[1].exitcode):
         if failure.exitcode == -signal.SIGTERM:
             continue
         if failure.exitcode < 0:
-            lost[rank] = f"was killed by {signal.Signals(-failure.exitcode).name}"
+            reasons[rank] = f"was killed by {signal.Signals(-failure.exitcode).name}"
         else:
-            lost[rank] = f"exited with code {failure.exitcode}"
-    return lost
+            reasons[rank] = f"exited with code {failure.exitcode}"
+    return reasons

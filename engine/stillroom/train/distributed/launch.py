@@ -52,7 +52,7 @@ def launch_training(
         version=__version__,
     )
     write_json(files.job, job)
-    lost: dict[int, str] = {}
+    endings: dict[int, str] = {}
     with relay_rank_reports(files, reporter):
         try:
             if section.kind == "ray":
@@ -67,10 +67,10 @@ def launch_training(
                     os.environ.update(shared_variables(workspace.secrets))
                 run_on_accelerate(files, section, size=size, note=reporter.note)
         except RanksFailedError as failed:
-            lost = failed.lost
+            endings = failed.endings
     end = files.ends().get(0)
-    if end is not None and end.result is not None and not lost:
+    if end is not None and end.result is not None and not endings:
         return msgspec.convert(end.result, TrainResult)
     if end is not None and end.is_cancelled:
         raise RunCancelledError
-    raise failure_of_ranks(files, lost)
+    raise failure_of_ranks(files, endings)

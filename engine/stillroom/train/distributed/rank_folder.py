@@ -32,11 +32,11 @@ _RUN_GONE = 70
 
 
 class RanksFailedError(Exception):
-    """Some ranks failed; `lost` has, by rank, the endings that the launcher observed."""
+    """Some ranks failed; `endings` has how each one ended as the launcher saw it, by rank."""
 
-    def __init__(self, lost: dict[int, str]) -> None:
-        super().__init__(lost)
-        self.lost = lost
+    def __init__(self, endings: dict[int, str]) -> None:
+        super().__init__(endings)
+        self.endings = endings
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,16 +127,16 @@ class RankFiles:
                 "keep the workspace on a file system that all machines mount at the same path",
             ) from error
 
-    def log(self, rank: int) -> Path:
+    def log_file(self, rank: int) -> Path:
         """Returns the path of a rank's log."""
         return self.folder / f"rank_{rank}.log"
 
-    def begin(self, rank: int, size: int) -> None:
-        """Records that this process runs a rank."""
+    def record_start(self, rank: int, size: int) -> None:
+        """Records that this process has started as a rank."""
         start = RankStart(host=platform.node(), pid=os.getpid(), size=size)
         write_json(self.folder / f"rank_{rank}.json", start)
 
-    def end(self, rank: int, end: RankEnd) -> None:
+    def record_end(self, rank: int, end: RankEnd) -> None:
         """Records how a rank ended."""
         write_json(self.folder / f"rank_{rank}.end.json", end)
 
@@ -198,13 +198,13 @@ def relay_rank_reports(files: RankFiles, reporter: Reporter) -> Generator[None]:
     ended = threading.Event()
     tail = NewLines(files.reports)
 
-    def follow() -> None:
+    def relay_until_end() -> None:
         while not ended.wait(_POLL_S):
             _relay(tail, reporter)
             if reporter.is_cancelled() and not files.stop.exists():
                 files.stop.touch()
 
-    thread = threading.Thread(target=follow, daemon=True)
+    thread = threading.Thread(target=relay_until_end, daemon=True)
     thread.start()
     try:
         yield
@@ -243,7 +243,7 @@ def watch_owner(files: RankFiles, owner: Owner) -> None:
 
 
 def _is_run_alive(files: RankFiles, owner: Owner) -> bool:
-    """Returns whether the run still exists; on another machine only its folder can show it."""
+    """Returns whether the run still exists; on another machine only its folder tells."""
     if files.abandoned.exists() or not files.folder.exists():
         return False
     if owner.host != platform.node():
@@ -251,16 +251,16 @@ def _is_run_alive(files: RankFiles, owner: Owner) -> bool:
     return process_start(owner.pid) == owner.start
 
 
-def failure_of_ranks(files: RankFiles, lost: Mapping[int, str]) -> BaseException:
+def failure_of_ranks(files: RankFiles, endings: Mapping[int, str]) -> BaseException:
     """Returns the error that made the ranks fail.
 
-    lost: the endings that the launcher observed, by rank. A rank that was lost before it
-    recorded its own end is reported first, because it made the others fail.
+    endings: how ranks ended as the launcher saw it, by rank. A rank that did not record its own
+    end is reported first, because its loss made the others fail.
     """
     starts, ends = files.starts(), files.ends()
-    silent = [rank for rank in lost if rank not in ends]
-    if silent:
-        return _lost_error(files, silent[0], lost[silent[0]], starts)
+    unrecorded = [rank for rank in endings if rank not in ends]
+    if unrecorded:
+        return _lost_error(files, unrecorded[0], endings[unrecorded[0]], starts)
     failed = [(end.time, rank) for rank, end in ends.items() if end.failure is not None]
     if failed:
         rank = min(failed)[1]
@@ -281,10 +281,10 @@ def _lost_error(
     name = f"process {rank}"
     if start is not None:
         name += f" of {start.size} (pid {start.pid} on {start.host})"
-    log_end = last_line(files.log(rank))
+    log_end = last_line(files.log_file(rank))
     return RunError(
         f"{name} {ending}" + (f"; its log ends with: {log_end}" if log_end else ""),
-        f"read {files.log(rank)}; if it ran out of memory, lower model.microbatch_tokens, "
+        f"read {files.log_file(rank)}; if it ran out of memory, lower model.microbatch_tokens, "
         "train an adapter (model.qlora_rank), or split the weights (launcher.strategy: fsdp2)",
     )
 

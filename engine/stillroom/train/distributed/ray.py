@@ -35,7 +35,7 @@ def run_on_ray(
             note(f"waiting for resources: the cluster has {num_units} {kind}s for {size} processes")
         backend = "nccl" if has_gpus else "gloo"
         trainer = torch_train.TorchTrainer(
-            _work,
+            _train_on_worker,
             train_loop_config={"folder": str(files.folder)},
             scaling_config=train.ScalingConfig(num_workers=size, use_gpu=has_gpus),
             run_config=train.RunConfig(name="ray", storage_path=str(files.folder)),
@@ -50,12 +50,12 @@ def run_on_ray(
                     f"Ray Train failed: {_last_line(error)}",
                     "check the cluster with `ray status`; see the run's log for details",
                 ) from error
-            lost = {rank: f"was lost: {_last_line(failures[rank])}" for rank in sorted(failures)}
-            raise RanksFailedError(lost) from error
+            endings = {rank: f"was lost: {_last_line(failures[rank])}" for rank in sorted(failures)}
+            raise RanksFailedError(endings) from error
 
 
-def _work(settings: dict[str, Any]) -> None:
-    """Trains as one of Ray's workers."""
+def _train_on_worker(settings: dict[str, Any]) -> None:
+    """Trains as one rank, in one of Ray Train's workers."""
     context = importlib.import_module("ray.train").get_context()
     device = importlib.import_module("ray.train.torch").get_device()
     files = RankFiles(Path(settings["folder"]))

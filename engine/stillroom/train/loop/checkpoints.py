@@ -43,7 +43,7 @@ from stillroom.models.resolve import (
 )
 from stillroom.places import make_folder, rename_folder
 from stillroom.train.config.resume import STATE, TrainingState
-from stillroom.train.student.collective import set_weights, whole_weights
+from stillroom.train.student.collective import full_weights, set_weights
 from stillroom.train.student.model import Student
 
 _TENSORS = "training_state.safetensors"
@@ -91,7 +91,7 @@ def save_checkpoint(
     folder = final_checkpoint(run) if is_final else run / CHECKPOINTS / step_name(step)
     weights = None
     if student.root is not None:
-        weights = whole_weights(student.module, is_trained_only=student.is_adapter)
+        weights = full_weights(student.module, is_trained_only=student.is_adapter)
     if not student.peers.is_first:
         return folder
     record = CheckpointRecord(
@@ -119,12 +119,12 @@ def save_checkpoint(
     return _write_checkpoint(folder, write, record=record, sources=sources)
 
 
-def _with_hash(whole: ModelRecord | None, used: Sequence[ModelRecord]) -> ModelRecord | None:
-    """Returns the record of a multimodal model with the hash that the run computed."""
-    if whole is None or whole.sha256 or whole.revision:
-        return whole
-    same = next((model for model in used if model.location == whole.location), whole)
-    return msgspec.structs.replace(whole, sha256=same.sha256, revision=same.revision)
+def _with_hash(multimodal: ModelRecord | None, hashed: Sequence[ModelRecord]) -> ModelRecord | None:
+    """Returns the record of a multimodal model, with the hash from the run's own records."""
+    if multimodal is None or multimodal.sha256 or multimodal.revision:
+        return multimodal
+    same = next((model for model in hashed if model.location == multimodal.location), multimodal)
+    return msgspec.structs.replace(multimodal, sha256=same.sha256, revision=same.revision)
 
 
 def step_name(step: int) -> str:
@@ -140,7 +140,7 @@ def final_checkpoint(run: Path) -> Path:
 def adopt_checkpoint(checkpoint: Path, run: Path) -> None:
     """Copies the checkpoint that a run resumes from into the new run's folder."""
     folder = run / CHECKPOINTS / checkpoint.name
-    temporary = _partial(folder)
+    temporary = _partial_folder(folder)
     make_folder(temporary)
     shutil.copytree(checkpoint, temporary, dirs_exist_ok=True)
     rename_folder(temporary, folder)
@@ -170,7 +170,7 @@ def prune_checkpoints(run: Path, *, keep: int, best_step: int) -> None:
             shutil.rmtree(hidden)
 
 
-def _partial(folder: Path) -> Path:
+def _partial_folder(folder: Path) -> Path:
     """Returns the temporary folder in which a checkpoint is written."""
     return folder.with_name(f".{folder.name}.partial")
 
@@ -183,7 +183,7 @@ def _write_checkpoint(
     sources: RunSources | None,
 ) -> Path:
     """Writes a checkpoint to a temporary folder, then renames it to `folder`."""
-    temporary = _partial(folder)
+    temporary = _partial_folder(folder)
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         make_folder(temporary)
@@ -247,7 +247,7 @@ def restore_snapshot(folder: Path, *, rank: int = 0) -> dict[str, Tensor]:
         tensors = load_file(folder / _TENSORS)
     except (OSError, SafetensorError) as error:
         raise ModelError(
-            f"the checkpoint {folder} cannot be read to resume from: {error}",
+            f"the training state in the checkpoint {folder} cannot be read: {error}",
             f"delete {folder.name} to resume from the previous checkpoint",
         ) from error
     # Processes beyond the number of the earlier run keep their own random state.

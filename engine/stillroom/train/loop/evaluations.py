@@ -68,7 +68,7 @@ class TrainingEvaluations:
             _run_in_own_loop(self._check_one, section)
 
     def measure(self, step: int, total: int) -> dict[str, float]:
-        """Returns the metrics of the evaluations that are due; none for one that is cancelled."""
+        """Returns the metrics of the evaluations that are due, without one that was cancelled."""
         started, metrics = time.monotonic(), dict[str, float]()
         was_training = self.student.module.training
         for section in self.plan.config.evals:
@@ -97,13 +97,14 @@ class TrainingEvaluations:
         self.judged[section.name] = judged
 
     def _measure_one(self, section: EvalSection, step: int) -> dict[str, float]:
+        """Returns the metrics of one evaluation; {} if the run is cancelled."""
         metrics = dict[str, float]()
         for temperature in sorted(set(section.temperature_of_k.values())):
-            counts = [k for k, value in section.temperature_of_k.items() if value == temperature]
-            answers = self._answers(section, max(counts), temperature)
+            ks = [k for k, value in section.temperature_of_k.items() if value == temperature]
+            answers = self._answers(section, max(ks), temperature)
             if answers is None:
                 return {}
-            metrics |= self._pass_metrics(section.name, step, counts, answers)
+            metrics |= self._pass_metrics(section.name, step, ks, answers)
         return metrics
 
     def _answers(
@@ -144,7 +145,7 @@ class TrainingEvaluations:
         ):
             with anyio.CancelScope() as scope:
 
-                async def keep(outcome: Outcome) -> None:
+                async def add_answer(outcome: Outcome) -> None:
                     answers.append(_to_answer(outcome))
                     if self.reporter.is_cancelled():
                         scope.cancel()
@@ -153,18 +154,18 @@ class TrainingEvaluations:
                     specs,
                     environment.rollout_context(policy, teacher),
                     concurrency=config.rollout.concurrency,
-                    on_outcome=keep,
+                    on_outcome=add_answer,
                 )
         return answers
 
     def _pass_metrics(
-        self, name: str, step: int, counts: Sequence[int], answers: "Sequence[_Answer]"
+        self, name: str, step: int, ks: Sequence[int], answers: "Sequence[_Answer]"
     ) -> dict[str, float]:
         """Returns pass@k for each k, and notes it with its confidence interval."""
         failures = [answer.failure for answer in answers if answer.failure is not None]
         judged = [(answer.task_id, answer.is_right) for answer in answers if not answer.failure]
         metrics = dict[str, float]()
-        for k in counts:
+        for k in ks:
             estimate = pass_at_k_estimate(judged, k)
             if estimate is None:
                 self.reporter.note(

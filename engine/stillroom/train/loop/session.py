@@ -253,12 +253,12 @@ class Session(Generic[ConfigT_co]):
         is_phase_end = step == phase.last_step < total
         is_due = is_best or is_phase_end or (every > 0 and step % every == 0 and step < total)
         is_stopping = self._peers.is_any(self.reporter.is_cancelled())
-        is_over = step < total and self._peers.is_any(self.clock() >= self.deadline)
-        if is_due or is_stopping or is_over:
-            self._checkpoint(step)
+        is_at_time_limit = step < total and self._peers.is_any(self.clock() >= self.deadline)
+        if is_due or is_stopping or is_at_time_limit:
+            self._save_and_prune(step)
         if is_stopping:
             raise RunCancelledError
-        if is_over and not self.is_stalled:
+        if is_at_time_limit and not self.is_stalled:
             self._stop_at_limit(step, total)
 
     def _stop_at_limit(self, step: int, total: int) -> None:
@@ -275,7 +275,7 @@ class Session(Generic[ConfigT_co]):
         Raises RunCancelledError after writing a checkpoint.
         """
         if self._peers.is_any(self.reporter.is_cancelled()):
-            self._checkpoint(step)
+            self._save_and_prune(step)
             raise RunCancelledError
 
     @property
@@ -308,7 +308,7 @@ class Session(Generic[ConfigT_co]):
         )
 
     def _report_alarms(self, metrics: Mapping[str, float], *, num_steps: int) -> None:
-        """Reports the current alarms: the method's own, and one for steps without a gradient.
+        """Reports the method's current alarms, and one for steps without a gradient.
 
         num_steps: the total number of steps of the run.
         """
@@ -319,7 +319,7 @@ class Session(Generic[ConfigT_co]):
                 0,
                 f"no_gradient: the gradient of the last {self._num_idle} steps was zero, so the "
                 "student learns nothing: the teacher may be the student itself, or no token of the "
-                "rows or rollouts is trained on; inspect them (inspect_examples), and cancel",
+                "rows or rollouts is trained on; cancel, and inspect them with inspect_examples",
             )
         self.reporter.alarms(alarms)
 
@@ -327,7 +327,7 @@ class Session(Generic[ConfigT_co]):
         """Records a val_loss; returns whether it is the lowest so far (its checkpoint is kept)."""
         if loss is None or self.config.trainer.early_stop is None:
             return False
-        self.validation = self.validation.after(step, loss)
+        self.validation = self.validation.with_validation(step, loss)
         if self.is_stalled:
             best = self.validation.best_step
             self.reporter.note(f"early stopping: val_loss was lowest at step {best}")
@@ -342,8 +342,8 @@ class Session(Generic[ConfigT_co]):
     def _peers(self) -> Collective:
         return self.student.peers
 
-    def _checkpoint(self, step: int) -> None:
-        """Saves a checkpoint of the step, unless it has one, and deletes those that are too many.
+    def _save_and_prune(self, step: int) -> None:
+        """Saves a checkpoint of the step, unless it has one, and deletes the oldest ones.
 
         Raises DivergedError if a weight is not finite.
         """

@@ -89,7 +89,7 @@ class StudentEnvironment:
     def rollout_context(
         self, policy: Policy, teacher: TeacherRecord, *, max_turns: int | None = None
     ) -> RolloutContext:
-        """Returns the context for rollouts by `policy`, which their rows record as `teacher`."""
+        """Returns the context of rollouts by `policy`; `teacher` is the sampled model's record."""
         rules = TurnRules.of(self.rollout)
         return RolloutContext(
             policy,
@@ -188,7 +188,7 @@ async def open_served_student(
     folder = (run / "adapters" / name).absolute()
     await anyio.to_thread.run_sync(_write_adapter, student, folder)
     try:
-        await _load(server, name, folder, rank=config.model.qlora_rank)
+        await _load_adapter(server, name, folder, rank=config.model.qlora_rank)
         try:
             yield ServedPolicy(
                 server,
@@ -201,17 +201,17 @@ async def open_served_student(
             )
         finally:
             with anyio.move_on_after(_UNLOAD_TIMEOUT_S, shield=True):
-                await _unload(server, name)
+                await _unload_adapter(server, name)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _load(server: ModelServer, name: str, folder: Path, *, rank: int) -> None:
+async def _load_adapter(server: ModelServer, name: str, folder: Path, *, rank: int) -> None:
     """Loads the adapter in a folder into the server, under `name`. Raises RunError if it fails."""
     body = {"lora_name": name, "lora_path": str(folder)}
     served_rank = vllm_lora_rank(rank) or rank
     try:
-        await server.post("/v1/load_lora_adapter", body, lambda _answer: None)
+        await server.post("/v1/load_lora_adapter", body, lambda _response: None)
     except NotServedError as error:
         raise RunError(
             f"the server that samples the student does not load adapters: {error.problem}",
@@ -226,17 +226,17 @@ async def _load(server: ModelServer, name: str, folder: Path, *, rank: int) -> N
         ) from error
 
 
-async def _unload(server: ModelServer, name: str) -> None:
+async def _unload_adapter(server: ModelServer, name: str) -> None:
     """Removes an adapter from the server; a server that does not respond is ignored."""
     try:
-        await server.post("/v1/unload_lora_adapter", {"lora_name": name}, lambda _answer: None)
+        await server.post("/v1/unload_lora_adapter", {"lora_name": name}, lambda _response: None)
     except (CallFailedError, TeacherError):
         # A server that is gone or has dropped the adapter itself no longer holds it.
         return
 
 
 def _write_adapter(student: Student, folder: Path) -> None:
-    """Writes the adapter to a temporary folder and renames it: no server ever reads half of it."""
+    """Writes the adapter to a temporary folder, then renames it, so that no server reads half."""
     temporary = folder.with_name(f".{folder.name}.partial")
     model: Any = student.module
     make_folder(temporary)

@@ -97,8 +97,8 @@ def train_dpo(
     )
     held_out = add_reference(student, held_out_pairs, is_mean=is_mean)
 
-    def accumulate(chosen: Sequence[int]) -> dict[str, float]:
-        batch = [pairs[i] for i in chosen]
+    def accumulate(indices: Sequence[int]) -> dict[str, float]:
+        batch = [pairs[i] for i in indices]
         stats = accumulate_preference(student, batch, config.dpo)
         session.trained_tokens += sum(_num_trained(item.pair) for item in batch)
         return {"loss": stats.loss, "margin": stats.margin, "pair_accuracy": stats.accuracy}
@@ -145,8 +145,8 @@ def accumulate_preference(
     its share of the pairs; the metrics are of the whole batch.
     """
     totals = _Totals()
-    for items in _reference_groups(student, batch):
-        losses_P = _losses(student, items, settings, totals)
+    for items in _pairs_by_pass(student, batch):
+        losses_P = _pair_losses(student, items, settings, totals)
         (losses_P.sum() / len(batch)).backward()
     return totals.means(student.peers, len(batch))
 
@@ -157,8 +157,8 @@ def validate_preference(
 ) -> PairBatchStats:
     """Returns the mean loss, margin and accuracy over held-out pairs."""
     totals = _Totals()
-    for items in _reference_groups(student, pairs):
-        _losses(student, items, settings, totals)
+    for items in _pairs_by_pass(student, pairs):
+        _pair_losses(student, items, settings, totals)
     return totals.means(student.peers, len(pairs))
 
 
@@ -177,7 +177,7 @@ class _Totals:
         return PairBatchStats(loss, margin, accuracy)
 
 
-def _losses(
+def _pair_losses(
     student: Student, items: Sequence[ReferencedPair], settings: DpoSection, totals: _Totals
 ) -> Tensor:
     """Returns the loss of each pair, [P], and adds the pairs' metrics to `totals`."""
@@ -203,10 +203,10 @@ def _losses(
     return losses_P
 
 
-def _reference_groups(
+def _pairs_by_pass(
     student: Student, batch: Sequence[ReferencedPair]
 ) -> Iterator[list[ReferencedPair]]:
-    """Yields the pairs of each of this process's forward passes."""
+    """Yields this process's share of the pairs, one list per forward pass."""
     mine = student.peers.share(_pair_lengths([item.pair for item in batch]))
     for group in student.passes(_pair_lengths([batch[i].pair for i in mine])):
         yield [batch[mine[i]] for i in group]

@@ -81,7 +81,9 @@ def zero_rounding(divergence_N: Tensor) -> Tensor:
     return torch.where(divergence_N <= _ROUNDING_KL, 0.0, divergence_N)
 
 
-def subtract_expected(advantages_N: Tensor, divergence_N: Tensor, *, coef: float) -> Tensor:
+def subtract_expected_advantage(
+    advantages_N: Tensor, divergence_N: Tensor, *, coef: float
+) -> Tensor:
     """Returns reverse KL advantages minus their expected value `-coef * KL`, [N].
 
     divergence_N: the exact KL(student || teacher) at each position; no gradient. A baseline that

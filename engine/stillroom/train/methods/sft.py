@@ -46,18 +46,18 @@ def encode_sft(
     renderer: ChatRenderer,
     *,
     max_length: int,
-    teacher: Instruction = UNINSTRUCTED,
+    instruction: Instruction = UNINSTRUCTED,
 ) -> EncodedSft:
     """Returns the rows as token sequences, without those that cannot be trained on.
 
-    teacher: the teacher's system message and context, if it scores the rows.
+    instruction: the teacher's system message and context, if it scores the rows.
     Raises DataError if no row is left.
     """
 
     def encode(row: SftRow) -> list[TokenSequence]:
         rendered = renderer.sequences(row.messages, row.tools)
         sequences = [TokenSequence(one.ids, one.trained) for one in rendered]
-        messages = teacher.put_before(row.messages)
+        messages = instruction.put_before(row.messages)
         if messages == row.messages:
             return sequences
         instructed = renderer.sequences(messages, row.tools)
@@ -125,12 +125,12 @@ def train_sft(
     *,
     max_length: int,
     prepare: PrepareTargets | None = None,
-    teacher: Instruction = UNINSTRUCTED,
+    instruction: Instruction = UNINSTRUCTED,
 ) -> TrainResult:
     """Trains on the rows and returns the result with the final checkpoint.
 
-    prepare: returns soft targets; None: trains on the rows' own tokens. teacher: the
-    teacher's system message and context for the rows.
+    prepare: returns soft targets; None: trains on the rows' own tokens.
+    instruction: the teacher's system message and context for the rows.
     """
     config, student = session.config, session.student
     for note in notes_on_rows(rows):
@@ -139,15 +139,15 @@ def train_sft(
         student.loaded.tokenizer, include_thinking=config.rollout.include_thinking
     )
     training_rows, held_out_rows = hold_out(rows, config.data.val_split, seed=config.trainer.seed)
-    encode = partial(encode_sft, renderer=renderer, max_length=max_length, teacher=teacher)
+    encode = partial(encode_sft, renderer=renderer, max_length=max_length, instruction=instruction)
     encoded = encode(training_rows)
     student.loaded.check_ids((one.ids for one in encoded.sequences), "a row")
     held_out = encode(held_out_rows).sequences if held_out_rows else []
 
     targets = prepare(session, [*encoded.sequences, *held_out]) if prepare else None
 
-    def accumulate(chosen: Sequence[int]) -> dict[str, float]:
-        batch = accumulate_loss(student, [encoded.sequences[i] for i in chosen], targets)
+    def accumulate(indices: Sequence[int]) -> dict[str, float]:
+        batch = accumulate_loss(student, [encoded.sequences[i] for i in indices], targets)
         session.trained_tokens += batch.num_tokens
         return {"loss": batch.loss}
 
@@ -212,11 +212,11 @@ _PHASE = "cold_start"
 
 
 def encode_supervised_rows(
-    session: Session[DistillConfig], rows: Sequence[SftRow], teacher: Instruction = UNINSTRUCTED
+    session: Session[DistillConfig], rows: Sequence[SftRow], instruction: Instruction = UNINSTRUCTED
 ) -> EncodedSft:
     """Returns supervised rows as tokens; rows that are too long are skipped and counted.
 
-    teacher: the teacher's system message and context, if the rows have soft targets.
+    instruction: the teacher's system message and context, if the rows have soft targets.
     """
     config, loaded = session.config, session.student.loaded
     for note in notes_on_rows(rows):
@@ -224,7 +224,7 @@ def encode_supervised_rows(
     renderer = ChatRenderer(loaded.tokenizer, include_thinking=config.rollout.include_thinking)
     context = min(loaded.max_context, config.rollout.max_context_window)
     length = config.model.max_row_length(context)
-    encoded = encode_sft(rows, renderer, max_length=length, teacher=teacher)
+    encoded = encode_sft(rows, renderer, max_length=length, instruction=instruction)
     loaded.check_ids((one.ids for one in encoded.sequences), "a supervised row")
     return encoded
 
@@ -263,10 +263,10 @@ def train_cold_start(
     session.begin(optimizer)
     session.student.module.train()
     phase = Phase(_PHASE, 0, num_steps)
-    for chosen in session.batches(
+    for indices in session.batches(
         len(sequences), size=section.batch_size, num_epochs=section.num_epochs
     ):
-        batch = accumulate_loss(session.student, [sequences[i] for i in chosen], targets)
+        batch = accumulate_loss(session.student, [sequences[i] for i in indices], targets)
         metrics = {"cold_start_loss": batch.loss, **optimizer.step().metrics}
         session.trained_tokens += batch.num_tokens
         session.after_step(optimizer.num_steps, total_steps, metrics, phase=phase)

@@ -19,8 +19,9 @@ History = Sequence[Mapping[str, float]]
 _WINDOW = 5
 """The number of iterations in a window, because a single one varies too much."""
 _RISE_WINDOW = 8
-_FEW = 3
-_MANY = 4 * _WINDOW
+_RECENT = 3
+"""The number of latest iterations over which a share is averaged."""
+_MIN_ITERATIONS = 4 * _WINDOW
 # With a quarter of the rollouts truncated, the student learns from answers without an end.
 _MAX_TRUNCATED = 0.25
 # Answers that grow by half and are truncated more often, or that double in length, lead to
@@ -39,7 +40,7 @@ _NOT_FALLEN, _RISEN = 0.95, 1.5
 _MAX_GAP = 0.05
 _MAX_FAILED = 0.2
 # Markers of templates cannot always be compared, text nearly always.
-_MAX_NOT_COMPARED, _MIN_READ = 0.5, 0.5
+_MAX_NOT_COMPARED, _MIN_COMPARED = 0.5, 0.5
 # Once most rollouts have a token that the teacher finds a hundred times less likely than the
 # student, and fail, correct greedy answers do not help users who sample.
 _MAX_WITH_TAIL, _TAIL_FALLS, _SUCCESS = 0.5, 0.7, 0.5
@@ -60,9 +61,9 @@ def find_alarms(
 ) -> list[Alarm]:
     """Returns the current alarms, worst first; a run that has just started has none.
 
-    `is_trained` says that the student is a checkpoint of an earlier training, such as SFT.
+    is_trained: whether the student is a checkpoint of an earlier training, such as SFT.
     """
-    steady = _current_limits([metrics for metrics in history if "teacher_kl" in metrics])
+    steady = _since_limits_changed([metrics for metrics in history if "teacher_kl" in metrics])
     detectors = (
         *_DETECTORS,
         partial(_detect_kl_not_falling, is_trained=is_trained),
@@ -73,7 +74,7 @@ def find_alarms(
 
 
 def _detect_failed_rollouts(history: History, config: DistillConfig) -> Alarm | None:
-    share = _last(history, "failed", _FEW)
+    share = _recent_mean(history, "failed", _RECENT)
     if share is None or share <= _MAX_FAILED:
         return None
     return Alarm(
@@ -85,7 +86,7 @@ def _detect_failed_rollouts(history: History, config: DistillConfig) -> Alarm | 
 
 
 def _detect_left_out_rollouts(history: History, config: DistillConfig) -> Alarm | None:
-    share = _last(history, "left_out", _FEW)
+    share = _recent_mean(history, "left_out", _RECENT)
     if share is None or share <= _MAX_FAILED:
         return None
     return Alarm(
@@ -97,10 +98,11 @@ def _detect_left_out_rollouts(history: History, config: DistillConfig) -> Alarm 
 
 
 def _detect_uncompared_text(history: History, config: DistillConfig) -> Alarm | None:
-    left_out, share = _last(history, "not_compared", _FEW), _last(history, "byte_share", _FEW)
+    left_out = _recent_mean(history, "not_compared", _RECENT)
+    share = _recent_mean(history, "byte_share", _RECENT)
     if left_out is None or share is None:
         return None
-    if left_out <= _MAX_NOT_COMPARED and share >= _MIN_READ:
+    if left_out <= _MAX_NOT_COMPARED and share >= _MIN_COMPARED:
         return None
     return Alarm(
         "not_compared",
@@ -112,7 +114,7 @@ def _detect_uncompared_text(history: History, config: DistillConfig) -> Alarm | 
 
 
 def _detect_truncation(history: History, config: DistillConfig) -> Alarm | None:
-    share = _last(history, "truncated", _FEW)
+    share = _recent_mean(history, "truncated", _RECENT)
     if share is None or share < _MAX_TRUNCATED:
         return None
     return Alarm(
@@ -124,10 +126,10 @@ def _detect_truncation(history: History, config: DistillConfig) -> Alarm | None:
 
 
 def _detect_length_inflation(history: History, config: DistillConfig) -> Alarm | None:
-    before, now = _first_and_last(history, "response_tokens")
+    before, now = _first_and_last_means(history, "response_tokens")
     if before is None or now is None or before <= 0:
         return None
-    cut_before, cut_now = _first_and_last(history, "truncated")
+    cut_before, cut_now = _first_and_last_means(history, "truncated")
     is_cut_more = (cut_now or 0.0) - (cut_before or 0.0) >= _RISE
     if now < _LONGER * before or (now < _MUCH_LONGER * before and not is_cut_more):
         return None
@@ -150,24 +152,24 @@ def _detect_length_inflation(history: History, config: DistillConfig) -> Alarm |
 
 
 def _detect_repetition(history: History, config: DistillConfig) -> Alarm | None:
-    before, now = _first_and_last(history, "repetition")
+    before, now = _first_and_last_means(history, "repetition")
     if before is None or now is None:
         return None
     if now < _MAX_REPEATED or now - before < _REPEATED_RISE:
         return None
-    is_whole = config.curriculum.prefix_tokens is None
-    shorter = "lower rollout.max_tokens" + (" or set curriculum.prefix_tokens" if is_whole else "")
+    has_no_prefix = config.curriculum.prefix_tokens is None
+    prefix = " or set curriculum.prefix_tokens" if has_no_prefix else ""
     return Alarm(
         "repetition",
         f"{now:.0%} of the student's 4-grams repeat within a turn (at first {before:.0%}): its "
         "answers loop, and the teacher finds loops likely; go back to an earlier checkpoint, "
-        f"{_SLOWER}, and {shorter}",
+        f"{_SLOWER}, and lower rollout.max_tokens{prefix}",
     )
 
 
 def _detect_entropy_collapse(history: History, config: DistillConfig) -> Alarm | None:
-    before, now = _first_and_last(history, "entropy")
-    kl_first, kl_last = _first_and_last(history, "teacher_kl")
+    before, now = _first_and_last_means(history, "entropy")
+    kl_first, kl_last = _first_and_last_means(history, "teacher_kl")
     if before is None or now is None or kl_first is None or kl_last is None:
         return None
     if now >= _MIN_ENTROPY * before or kl_last <= max(_NEAR, _NO_NEARER * kl_first):
@@ -190,10 +192,10 @@ def _detect_entropy_collapse(history: History, config: DistillConfig) -> Alarm |
 def _detect_kl_not_falling(
     history: History, config: DistillConfig, *, is_trained: bool
 ) -> Alarm | None:
-    if len(history) < _MANY:
+    if len(history) < _MIN_ITERATIONS:
         return None
     window = max(_WINDOW, len(history) // 4)
-    before, now = _first_and_last(history, "teacher_kl", window)
+    before, now = _first_and_last_means(history, "teacher_kl", window)
     if before is None or now is None or now <= max(_NEAR, _NOT_FALLEN * before):
         return None
     advice = _join_advice(
@@ -205,7 +207,7 @@ def _detect_kl_not_falling(
             is_trained,
             "stop if evaluate_model shows no gain over the checkpoint that the student began from",
         ),
-        (True, f"{_SLOWER} if teacher_kl jumps, raise it if grad_norm and changes are small"),
+        (True, f"{_SLOWER} if teacher_kl jumps, raise it if grad_norm stays small"),
         (_could_use_distribution(config), "use algorithm.loss_fn: full_reverse_kl"),
     )
     return Alarm(
@@ -237,16 +239,16 @@ def _detect_rising_kl(history: History, config: DistillConfig) -> Alarm | None:
 
 
 def _detect_sampler_mismatch(history: History, config: DistillConfig) -> Alarm | None:
-    gap = _last(history, "logprob_gap", _FEW)
+    gap = _recent_mean(history, "logprob_gap", _RECENT)
     # Tokens sampled by older weights have other probabilities for that reason alone.
-    is_stale = any(metrics.get("staleness", 0.0) > 0 for metrics in history[-_FEW:])
+    is_stale = any(metrics.get("staleness", 0.0) > 0 for metrics in history[-_RECENT:])
     if gap is None or gap <= _MAX_GAP or is_stale:
         return None
     algorithm = config.algorithm
     advice = _join_advice(
         (config.model.precision != "fp32", "set model.precision: fp32"),
         (
-            algorithm.loss.is_sampled and algorithm.importance_cap is None,
+            algorithm.loss.is_policy_gradient and algorithm.importance_cap is None,
             "set algorithm.importance_cap: 2.0 to limit the effect",
         ),
     )
@@ -258,10 +260,11 @@ def _detect_sampler_mismatch(history: History, config: DistillConfig) -> Alarm |
 
 
 def _detect_tail(history: History, config: DistillConfig) -> Alarm | None:
-    before = _last(history[:-_WINDOW], "tail", _WINDOW)
-    now, length = _last(history, "tail", _WINDOW), _last(history, "response_tokens", _WINDOW)
-    reward = _last(history, "reward", _WINDOW)
-    if len(history) < _MANY or before is None or now is None or length is None:
+    before = _recent_mean(history[:-_WINDOW], "tail", _WINDOW)
+    now = _recent_mean(history, "tail", _WINDOW)
+    length = _recent_mean(history, "response_tokens", _WINDOW)
+    reward = _recent_mean(history, "reward", _WINDOW)
+    if len(history) < _MIN_ITERATIONS or before is None or now is None or length is None:
         return None
     is_rare = (1 - now) ** length > 1 - _MAX_WITH_TAIL
     if is_rare or now < _TAIL_FALLS * before or (reward is not None and reward >= _SUCCESS):
@@ -269,7 +272,7 @@ def _detect_tail(history: History, config: DistillConfig) -> Alarm | None:
     advice = _join_advice(
         (
             config.model.qlora_rank > 0,
-            "train all weights (model.qlora_rank: 0) if the model is small, or a larger rank",
+            "train all weights (model.qlora_rank: 0) if the model is small, or raise the rank",
         ),
         (True, "train longer, or raise trainer.learning_rate while teacher_kl falls steadily"),
     )
@@ -309,16 +312,16 @@ def _could_use_distribution(config: DistillConfig) -> bool:
     return not config.teacher.is_served and not config.algorithm.needs_distribution
 
 
-def _current_limits(history: History) -> History:
+def _since_limits_changed(history: History) -> History:
     """Returns the iterations since the curriculum's limits last changed."""
     if not history:
         return history
-    allowed = [
+    limits = [
         tuple(metrics.get(name) for name in ("max_turns", "prefix_tokens", "teacher_share"))
         for metrics in history
     ]
-    start = len(allowed)
-    while start > 0 and allowed[start - 1] == allowed[-1]:
+    start = len(limits)
+    while start > 0 and limits[start - 1] == limits[-1]:
         start -= 1
     return history[start:]
 
@@ -327,13 +330,13 @@ def _values(history: History, name: str) -> list[float]:
     return [metrics[name] for metrics in history if name in metrics]
 
 
-def _last(history: History, name: str, count: int) -> float | None:
+def _recent_mean(history: History, name: str, count: int) -> float | None:
     """Returns the trimmed mean of the last `count` values; None if there are fewer."""
     values = _values(history, name)
     return _trimmed_mean(values[-count:]) if len(values) >= count else None
 
 
-def _first_and_last(
+def _first_and_last_means(
     history: History, name: str, window: int = _WINDOW
 ) -> tuple[float | None, float | None]:
     """Returns the trimmed means of the first and last `window` values; None if they overlap."""

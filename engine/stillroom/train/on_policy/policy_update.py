@@ -22,7 +22,7 @@ from stillroom.train.methods.losses import (
     importance_sampling_losses,
     ppo_losses,
     reverse_kl_advantages,
-    subtract_expected,
+    subtract_expected_advantage,
     truncated_ratios,
     zero_rounding,
 )
@@ -94,14 +94,16 @@ class UpdateStats:
     row_loss: float = 0.0
     """The loss of rows that the student did not sample."""
     num_row_tokens: int = 0
-    of_datasets: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
+    gaps_by_dataset: dict[int, tuple[float, int]] = field(
+        default_factory=dict[int, tuple[float, int]]
+    )
     """The sum of log p_sampler - log p_teacher over each dataset's tokens, and their number."""
     steps: list[StepInfo] = field(default_factory=list[StepInfo])
 
     @property
     def teacher_kl(self) -> float:
         """The sum of log p_sampler - log p_teacher over all sampled tokens."""
-        return sum(gaps for gaps, _ in self.of_datasets.values())
+        return sum(gaps for gaps, _ in self.gaps_by_dataset.values())
 
     def add_teacher_kl(self, gaps_N: Tensor, *, dataset: int) -> None:
         """Adds log p_sampler - log p_teacher of one dataset's tokens."""
@@ -131,12 +133,12 @@ class UpdateStats:
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.largest_ratio = max(self.largest_ratio, other.largest_ratio)
-        for dataset, (gaps, count) in other.of_datasets.items():
+        for dataset, (gaps, count) in other.gaps_by_dataset.items():
             self._add_gaps(dataset, gaps, count)
 
     def _add_gaps(self, dataset: int, gaps: float, count: int) -> None:
-        before, tokens = self.of_datasets.get(dataset, (0.0, 0))
-        self.of_datasets[dataset] = before + gaps, tokens + count
+        before, tokens = self.gaps_by_dataset.get(dataset, (0.0, 0))
+        self.gaps_by_dataset[dataset] = before + gaps, tokens + count
 
     def metrics(self, *, is_clipped: bool, is_capped: bool) -> dict[str, float]:
         """Returns the means over tokens, named as in events.jsonl.
@@ -154,8 +156,8 @@ class UpdateStats:
             "ratio": self.ratio / tokens,
             "ratio_max": self.largest_ratio,
         }
-        if len(self.of_datasets) > 1:
-            for dataset, (total, count) in sorted(self.of_datasets.items()):
+        if len(self.gaps_by_dataset) > 1:
+            for dataset, (total, count) in sorted(self.gaps_by_dataset.items()):
                 metrics[f"teacher_kl/dataset_{dataset}"] = total / max(1, count)
         if self.num_advantages:
             mean = self.advantage / self.num_advantages
@@ -186,8 +188,8 @@ def token_losses(
     if not stats.steps:
         stats.logprob_gap += (now_N - sampler_logprobs_N).abs().sum().item()
         stats.num_fresh_tokens += len(sampler_logprobs_N)
-    if algorithm.loss.is_sampled:
-        return _sampled_losses(scores, sampled, algorithm, stats)
+    if algorithm.loss.is_policy_gradient:
+        return _policy_gradient_losses(scores, sampled, algorithm, stats)
     losses_N = algorithm.kl_coef * zero_rounding(scores.divergence_N)
     if algorithm.reward_coef > 0:
         stats.add_advantages(rewards_N)
@@ -203,7 +205,7 @@ def row_losses(scores: TokenScores, algorithm: AlgorithmSection, stats: UpdateSt
     return losses_N
 
 
-def _sampled_losses(
+def _policy_gradient_losses(
     scores: TokenScores, sampled: SampledTokens, algorithm: AlgorithmSection, stats: UpdateStats
 ) -> Tensor:
     """Returns the policy-gradient losses of the sampled tokens, [N].
@@ -222,7 +224,7 @@ def _sampled_losses(
     advantages_N = reverse_kl_advantages(old_logprobs_N, scores.teacher_N, coef=coef)
     if algorithm.kl_baseline == "exact":
         expected_N = zero_rounding(scores.divergence_N.detach())
-        advantages_N = subtract_expected(advantages_N, expected_N, coef=coef)
+        advantages_N = subtract_expected_advantage(advantages_N, expected_N, coef=coef)
     advantages_N = advantages_N + sampled.rewards_N
     stats.add_advantages(advantages_N)
     if "clip_ratio" in algorithm.loss.options:
@@ -321,19 +323,20 @@ def accumulate_gradient(
 def _passes(
     student: Student, sequences: Sequence[TrainingSequence]
 ) -> Iterator[list[TrainingSequence]]:
-    """Yields the sequences of each forward pass: rows, or rollouts of one teacher's datasets.
+    """Yields the sequences of each forward pass: rows, or rollouts of one dataset.
 
-    A pack has a group's shared prompt once; padded rows have similar lengths.
+    Sequences that are packed share the computation of their prompt; padded ones have similar
+    lengths.
     """
     for kind in sorted({(sequence.is_row, sequence.dataset) for sequence in sequences}):
-        of_dataset = [one for one in sequences if (one.is_row, one.dataset) == kind]
-        ids = [sequence.tokens.ids for sequence in of_dataset]
+        of_kind = [one for one in sequences if (one.is_row, one.dataset) == kind]
+        ids = [sequence.tokens.ids for sequence in of_kind]
         lengths = [len(one) for one in ids]
         groups = microbatches(lengths, max_tokens=student.max_microbatch_tokens)
         if student.head.can_pack:
             groups = group_by_prefix(ids, max_tokens=student.pack_tokens(max(lengths)))
         for group in groups:
-            yield [of_dataset[i] for i in group]
+            yield [of_kind[i] for i in group]
 
 
 def _add_gradient(
@@ -364,5 +367,6 @@ def _add_gradient(
     if readings:
         add_gradient_by_bytes(student, teacher, batch, readings, losses)
         return
-    other = teacher_batch(student, teacher, [member.tokens for member in members], batch)
-    add_gradient_with_teacher(student, teacher, batch, other, comparison_of(algorithm), losses)
+    for_teacher = teacher_batch(student, teacher, [member.tokens for member in members], batch)
+    comparison = comparison_of(algorithm)
+    add_gradient_with_teacher(student, teacher, batch, for_teacher, comparison, losses)

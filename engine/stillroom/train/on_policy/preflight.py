@@ -81,7 +81,7 @@ def check_tool_calls(
 ) -> None:
     """Raises ModelError if the student has tools but its teacher's template cannot render calls.
 
-    pairs: for each dataset whose teacher has another tokenizer or template, the student and it.
+    pairs: the student paired with each teacher of another tokenizer or template, by dataset.
     """
     rollout = plan.config.rollout
     has_tools = plan.tools_file is not None or bool(rollout.mcp_servers) or rollout.browse
@@ -121,7 +121,7 @@ def paired_prompts(tokenizer: Any, views: PromptViews, tasks: Sequence[Task]) ->
 
 
 def max_extra_tokens(prompts: Sequence[PairedPrompt]) -> int:
-    """Returns by how many tokens the teacher's prompt exceeds the student's, at most."""
+    """Returns the most tokens by which a teacher's prompt exceeds the student's."""
     return max([0, *(len(prompt.teacher) - len(prompt.student) for prompt in prompts)])
 
 
@@ -146,8 +146,8 @@ def check_contexts(
                 "context",
             )
         note = f"the student's prompt has {num_student} tokens, the teacher's {num_teacher}"
-        if (most := context - num_teacher + num_student) < max_context:
-            note += f"; rollouts of more than {most} tokens are skipped and counted (left_out)"
+        if (limit := context - num_teacher + num_student) < max_context:
+            note += f"; rollouts of more than {limit} tokens are skipped and counted (left_out)"
         notes.append(note)
     return notes
 
@@ -164,13 +164,13 @@ def check_teacher_server(
     """Checks each served teacher and returns notes; none for teachers in this process.
 
     num_extra: the number of tokens by which the teacher's prompt exceeds the student's.
-    cross_tokenizer_datasets: datasets whose teacher has another tokenizer, checked elsewhere.
+    cross_tokenizer_datasets: datasets whose teacher has another tokenizer; skipped here.
     """
     notes: list[str] = []
     scoring = [one for i, one in enumerate(config.teachers) if i not in cross_tokenizer_datasets]
     for teacher in dict.fromkeys(scoring):
         if teacher.section.is_served:
-            served = served_teacher(workspace, teacher, top_k=config.num_listed_tokens)
+            served = served_teacher(workspace, teacher, top_k=config.served_top_k)
             check = functools.partial(check_served, max_context=max_context, num_own=num_extra)
             notes += anyio.run(check, workspace, teacher.tokenizer, served, tokenizer)
     return notes
@@ -182,7 +182,7 @@ def check_agreement(student: Student, algorithm: AlgorithmSection) -> list[str]:
     The student is scored as its own teacher, so the divergence must be zero.
     Raises ModelError if they differ by more than rounding.
     """
-    answers = _answers(student)
+    answers = _sample_answers(student)
     if not answers:
         return ["the student's first token ended its turn, so agreement was not measured"]
     sequences = [TokenSequence(answer.ids, answer.sampled) for answer in answers]
@@ -214,8 +214,8 @@ def check_agreement(student: Student, algorithm: AlgorithmSection) -> list[str]:
     return [note]
 
 
-def _answers(student: Student) -> list[DecodedSequence]:
-    """Returns short answers of the student, sampled as in training."""
+def _sample_answers(student: Student) -> list[DecodedSequence]:
+    """Returns short answers that the student gives when it is sampled as in training."""
     loaded = student.loaded
     student.module.eval()
     prompt = ChatRenderer(loaded.tokenizer).prompt_ids(_PROBE, [])

@@ -25,13 +25,13 @@ def rollout_metrics(
     ]
     trajectories = [trajectory for trajectory, _ in ended]
     # A rollout cut off by the curriculum is not the student's fault, and has no reward.
-    whole = [trajectory for trajectory, rollout in ended if not rollout.is_prefix]
+    uncut = [trajectory for trajectory, rollout in ended if not rollout.is_prefix_cut]
     lengths = [sum(map(len, _sampled_turns(one.tokens))) for one in trajectories]
     metrics = {
         "response_tokens": _mean(lengths),
         "longest_response": float(max(lengths, default=0)),
         "turns": _mean([one.turns for one in trajectories]),
-        "truncated": sum(one.truncated for one in whole) / max(1, len(trajectories)),
+        "truncated": sum(one.truncated for one in uncut) / max(1, len(trajectories)),
         "out_of_turns": _mean([one.stop_reason is StopReason.MAX_TURNS for one in trajectories]),
         "tool_errors": _mean([one.tool_errors for one in trajectories]),
         "repetition": repetition([t for r in trajectories for t in _sampled_turns(r.tokens)]),
@@ -39,13 +39,13 @@ def rollout_metrics(
     }
     if _has_own_prompts(config) or any(one.is_left_out for one in sampled.ended):
         metrics["left_out"] = _mean([one.is_left_out for one in sampled.ended])
-    rewards = [one.reward for one in whole if one.reward is not None]
+    rewards = [one.reward for one in uncut if one.reward is not None]
     if rewards:
         metrics["reward"] = sum(rewards) / len(rewards)
     return (
         metrics
         | _dataset_rewards(ended)
-        | _curriculum(config, ended, iteration)
+        | _curriculum_metrics(config, ended, iteration)
         | _staleness_metrics(config, sampled, iteration)
     )
 
@@ -58,7 +58,7 @@ def _has_own_prompts(config: DistillConfig) -> bool:
 
 
 def cross_tokenizer_metrics(sequences: Sequence[TrainingSequence]) -> dict[str, float]:
-    """Returns which share of the rollouts was compared with a teacher with another tokenizer.
+    """Returns the shares of text and tokens compared with a teacher of another tokenizer.
 
     For a served teacher, also the mean probability outside its listed tokens. {} if all teachers
     score the student's own tokens.
@@ -86,14 +86,14 @@ def _dataset_rewards(ended: Sequence[tuple[Trajectory, StudentRollout]]) -> dict
     """Returns the mean reward of each dataset, if there are several."""
     rewards: dict[int, list[float]] = {}
     for trajectory, rollout in ended:
-        if trajectory.reward is not None and not rollout.is_prefix:
+        if trajectory.reward is not None and not rollout.is_prefix_cut:
             rewards.setdefault(rollout.task.dataset, []).append(trajectory.reward)
     if max(rewards, default=0) == 0:
         return {}
     return {f"reward/dataset_{dataset}": _mean(rewards[dataset]) for dataset in sorted(rewards)}
 
 
-def _curriculum(
+def _curriculum_metrics(
     config: DistillConfig, ended: Sequence[tuple[Trajectory, StudentRollout]], iteration: int
 ) -> dict[str, float]:
     """Returns the curriculum's limits and their effect; {} without a curriculum."""
@@ -102,7 +102,7 @@ def _curriculum(
     if section.first_turns is not None:
         metrics["max_turns"] = limits.max_turns
     if section.prefix_tokens is not None:
-        metrics["prefix_cut"] = _mean([rollout.is_prefix for _, rollout in ended])
+        metrics["prefix_cut"] = _mean([rollout.is_prefix_cut for _, rollout in ended])
         if limits.prefix_tokens is not None:
             metrics["prefix_tokens"] = limits.prefix_tokens
     if section.teacher_share:

@@ -41,17 +41,16 @@ def limits_at(config: DistillConfig, iteration: int) -> Limits:
     section, max_turns = config.curriculum, config.rollout.max_turns
     prefix = section.prefix_tokens
     if section.prefix_steps is not None and prefix is not None:
-        is_over = iteration >= section.prefix_steps
         end = section.prefix_tokens_end or prefix
         grown = round(prefix + (end - prefix) * iteration / section.prefix_steps)
-        prefix = None if is_over else grown
+        prefix = grown if iteration < section.prefix_steps else None
     turns = max_turns
     if section.first_turns is not None and section.turn_steps is not None:
         first_turns = min(section.first_turns, max_turns)
-        done = min(1.0, iteration / section.turn_steps)
-        turns = first_turns + int((max_turns - first_turns) * done)
-    remaining = 1 - iteration / section.teacher_steps if section.teacher_steps else 0.0
-    return Limits(turns, prefix, section.teacher_share * max(0.0, remaining))
+        growth = min(1.0, iteration / section.turn_steps)
+        turns = first_turns + int((max_turns - first_turns) * growth)
+    decay = 1 - iteration / section.teacher_steps if section.teacher_steps else 0.0
+    return Limits(turns, prefix, section.teacher_share * max(0.0, decay))
 
 
 @dataclass(slots=True)
@@ -70,10 +69,10 @@ class StudentRollout(EpisodeRecorder):
     """The partial tokens of its next turn; None: the turn starts from scratch."""
     is_stopped: bool = False
     """Whether sampling was stopped, so that the rollout continues in a later iteration."""
-    is_prefix: bool = False
+    is_prefix_cut: bool = False
     """Whether curriculum.prefix_tokens cut the rollout off."""
 
-    def carried(self) -> CarriedRollout:
+    def to_carried(self) -> CarriedRollout:
         """Returns the state from which a later iteration can resume the rollout."""
         return CarriedRollout(
             iteration=self.iteration, index=self.index, turns=self.turns, begun=self.begun
@@ -111,21 +110,21 @@ class StudentPolicy:
         max_tokens: int,
         views: PromptViews = UNCHANGED,
         teacher: HFPolicy | None = None,
-        num_left_over: int = 0,
+        num_stragglers: int = 0,
     ) -> None:
         """rollouts: all rollouts to sample, by key. max_tokens: the limit of a turn. views: the
-        teacher's view of a prompt when it writes a turn. num_left_over: the number of unfinished
-        rollouts at which these are stopped.
+        teacher's view of a prompt when it writes a turn. num_stragglers: the number of unfinished
+        rollouts that are not waited for: once no more are left, they are stopped.
         """
         self._student, self._teacher = student, teacher
         self._rollouts, self._max_tokens, self._views = rollouts, max_tokens, views
-        self._num_left, self._num_left_over = len(rollouts), num_left_over
+        self._num_unfinished, self._num_stragglers = len(rollouts), num_stragglers
 
     @asynccontextmanager
     async def converse(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, seed_key: str
     ) -> AsyncGenerator["StudentConversation"]:
-        """Opens a rollout's conversation; its key and its iteration's seed fix its samples."""
+        """Opens a rollout's conversation; its key and iteration's seed determine its samples."""
         rollout = self._rollouts[seed_key]
         # Keyed by the index within the iteration, so that samples do not depend on the number that
         # distinguishes rollouts of different iterations.
@@ -153,11 +152,11 @@ class StudentPolicy:
                 self._record_end(rollout)
 
     def _record_end(self, rollout: StudentRollout) -> None:
-        """Counts a finished rollout; stops the others once few enough are left."""
+        """Counts a finished rollout; stops the others once only stragglers are left."""
         if rollout.is_stopped:
             return
-        self._num_left -= 1
-        if self._num_left <= self._num_left_over:
+        self._num_unfinished -= 1
+        if self._num_unfinished <= self._num_stragglers:
             self._student.stop_sampling()
 
 
@@ -191,7 +190,7 @@ class StudentConversation:
         return turn
 
     def restore(self, turn: SampledTurn) -> None:
-        """Appends a turn that is already on record, instead of sampling it."""
+        """Appends a turn that was recorded earlier, instead of sampling it."""
         if self._teacher is not None and self._is_teacher_turn:
             self._teacher.restore(turn)
             self._student.add_turn(turn)
@@ -225,7 +224,7 @@ class StudentConversation:
         if rollout.limits.prefix_tokens is not None:
             remaining = rollout.limits.prefix_tokens - self._num_sampled
         if remaining <= 0:
-            rollout.is_prefix = True
+            rollout.is_prefix_cut = True
             return _empty_turn()
         self._student.limit_turn(remaining)
         if rollout.begun is not None:
@@ -237,8 +236,8 @@ class StudentConversation:
             rollout.begun, rollout.is_stopped = begun if begun.ids else None, True
             raise
         rollout.begun = None
-        is_limit = rollout.limits.prefix_tokens is not None and remaining <= self._max_tokens
-        rollout.is_prefix = is_limit and turn.finish_reason == "length"
+        is_prefix_limit = rollout.limits.prefix_tokens is not None and remaining <= self._max_tokens
+        rollout.is_prefix_cut = is_prefix_limit and turn.finish_reason == "length"
         return turn
 
     def _record_student_turn(self, turn: SampledTurn) -> None:

@@ -31,7 +31,7 @@ from stillroom.train.on_policy.student_policy import (
     StudentRollout,
     limits_at,
 )
-from stillroom.train.on_policy.teachers import Reading, Teachers, teacher_reading
+from stillroom.train.on_policy.teachers import PromptReplacer, Teachers, teacher_prompt_replacer
 from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.student.collective import Collective
 from stillroom.types import SamplingSettings, TeacherRecord, TokenTrace, Trajectory
@@ -50,7 +50,7 @@ class SampledRollout:
     rollout: StudentRollout
     """The rollout's iteration, seed and limits."""
     teacher: TeacherScores | None = None
-    reading: TokenTrace | None = None
+    teacher_trace: TokenTrace | None = None
     """The rollout in the teacher's tokens; None: the student's tokens."""
     is_left_out: bool = False
     """Whether it is skipped, because it is longer than the teacher's context."""
@@ -117,14 +117,16 @@ async def sample_rollouts(
     config = session.config
     num_new = len(batches[iteration]) * config.data.group_size
     new = [CarriedRollout(iteration=iteration, index=i, turns=[]) for i in range(num_new)]
-    all_begun = dict(_start_rollout(config, batches, each) for each in [*carried, *new])
-    begun = _own_share(session.student.peers, all_begun)
+    all_started = dict(_start_rollout(config, batches, each) for each in [*carried, *new])
+    started = _own_share(session.student.peers, all_started)
     done: dict[RolloutKey, SampledRollout] = {}
-    reading = teacher_reading(environment)
+    replace = teacher_prompt_replacer(environment)
 
     async def keep(outcome: Outcome) -> None:
         key = key_of(outcome)
-        done[key] = await _score_rollout(outcome, begun[key], teachers, reading, environment.views)
+        done[key] = await _score_rollout(
+            outcome, started[key], teachers, replace, environment.views
+        )
         if session.is_cancelled:
             raise RunCancelledError
 
@@ -133,10 +135,10 @@ async def sample_rollouts(
     )
     record = TeacherRecord(provider="student", model=config.model.path, settings=sampling)
     may_continue = config.rollout.max_staleness and iteration + 1 < len(batches)
-    num_left_over = int(num_new * config.rollout.stragglers) if may_continue else 0
+    num_stragglers = int(num_new * config.rollout.stragglers) if may_continue else 0
     # While waiting for a server that is down, no outcome would reveal a cancellation.
     scope = anyio.CancelScope()
-    opening = _open_policy(session, environment, sampling, begun, teachers, num_left_over)
+    opening = _open_policy(session, environment, sampling, started, teachers, num_stragglers)
     try:
         with scope:
             async with background_tasks() as group, opening as policy:
@@ -144,7 +146,7 @@ async def sample_rollouts(
                 await collect_rollouts(
                     [
                         RolloutSpec(environment.views.for_student(rollout.task), key.sample)
-                        for key, rollout in begun.items()
+                        for key, rollout in started.items()
                     ],
                     environment.rollout_context(
                         policy, record, max_turns=limits_at(config, iteration).max_turns
@@ -152,7 +154,7 @@ async def sample_rollouts(
                     # Rollouts being scored by a server overlap with others being sampled.
                     concurrency=config.rollout.concurrency + teachers.num_scored_at_once,
                     on_outcome=keep,
-                    recorder_for=begun.__getitem__,
+                    recorder_for=started.__getitem__,
                 )
     except* RunCancelledError:
         # Raised again by `stop_before_update` below, which all processes must reach first.
@@ -161,11 +163,11 @@ async def sample_rollouts(
     for part in session.student.peers.gathered(done):
         done |= part
     oldest = iteration + 1 - config.rollout.max_staleness
-    return _collect_rollouts(all_begun, done, oldest=oldest)
+    return _iteration_rollouts(all_started, done, oldest=oldest)
 
 
-def _collect_rollouts(
-    begun: Mapping[RolloutKey, StudentRollout],
+def _iteration_rollouts(
+    started: Mapping[RolloutKey, StudentRollout],
     done: Mapping[RolloutKey, SampledRollout],
     *,
     oldest: int,
@@ -177,10 +179,10 @@ def _collect_rollouts(
     # Only the process that sampled a rollout knows its turns, so entries of `done` from other
     # processes replace the copies made here before sampling.
     rollouts = {
-        key: done[key].rollout if key in done else rollout for key, rollout in begun.items()
+        key: done[key].rollout if key in done else rollout for key, rollout in started.items()
     }
     stopped = [rollout for rollout in rollouts.values() if rollout.is_stopped]
-    carried = [rollout.carried() for rollout in stopped if rollout.iteration >= oldest]
+    carried = [rollout.to_carried() for rollout in stopped if rollout.iteration >= oldest]
     return IterationRollouts(
         ended=[done[key] for key, rollout in rollouts.items() if not rollout.is_stopped],
         carried=carried,
@@ -192,7 +194,7 @@ async def _score_rollout(
     outcome: Outcome,
     rollout: StudentRollout,
     teachers: Teachers,
-    reading: Reading | None,
+    replace: PromptReplacer | None,
     views: PromptViews,
 ) -> SampledRollout:
     """Returns a finished rollout in the teacher's tokens, with a served teacher's scores."""
@@ -204,30 +206,31 @@ async def _score_rollout(
         if dataset not in teachers.served:
             return SampledRollout(outcome, rollout)
         reread = _tokenize_for_teacher(pair, outcome, trace, rollout.task, views).tokens
-        own = TokenTrace(ids=reread.ids, sampled=reread.trained, logprobs=[0.0] * len(reread.ids))
-        scores = await teachers.score(outcome, own, dataset)
+        teacher_trace = TokenTrace(
+            ids=reread.ids, sampled=reread.trained, logprobs=[0.0] * len(reread.ids)
+        )
+        scores = await teachers.score(outcome, teacher_trace, dataset)
         if isinstance(scores, FailedRollout):
             return SampledRollout(scores, rollout)
-        # Read again in the update: with its tables a reading is too large to send to other
-        # processes.
+        # Tokenized again in the update: a ByteReading is too large to send to other processes.
         return SampledRollout(outcome, rollout, scores)
-    own = reading(rollout.task, trace, outcome.tools) if reading is not None else None
-    if not teachers.fits_teacher_context(own or trace, dataset):
+    teacher_trace = replace and replace(rollout.task, trace, outcome.tools)
+    if not teachers.fits_teacher_context(teacher_trace or trace, dataset):
         return SampledRollout(outcome, rollout, is_left_out=True)
-    scores = await teachers.score(outcome, own or trace, dataset)
+    scores = await teachers.score(outcome, teacher_trace or trace, dataset)
     if isinstance(scores, FailedRollout):
         return SampledRollout(scores, rollout)
-    return SampledRollout(outcome, rollout, scores, own)
+    return SampledRollout(outcome, rollout, scores, teacher_trace)
 
 
 def _own_share(
-    peers: Collective, begun: Mapping[RolloutKey, StudentRollout]
+    peers: Collective, rollouts: Mapping[RolloutKey, StudentRollout]
 ) -> dict[RolloutKey, StudentRollout]:
     """Returns the rollouts that this process samples; those of one prompt stay together."""
-    prompt_of = {key: (rollout.iteration, key.task_id) for key, rollout in begun.items()}
+    prompt_of = {key: (rollout.iteration, key.task_id) for key, rollout in rollouts.items()}
     prompts = list(dict.fromkeys(prompt_of.values()))
     mine = {prompts[index] for index in peers.share([1] * len(prompts))}
-    return {key: rollout for key, rollout in begun.items() if prompt_of[key] in mine}
+    return {key: rollout for key, rollout in rollouts.items() if prompt_of[key] in mine}
 
 
 def _start_rollout(
@@ -258,24 +261,24 @@ async def _open_policy(
     session: Session[DistillConfig],
     environment: StudentEnvironment,
     sampling: SamplingSettings,
-    begun: Mapping[RolloutKey, StudentRollout],
+    rollouts: Mapping[RolloutKey, StudentRollout],
     teachers: Teachers,
-    num_left_over: int,
+    num_stragglers: int,
 ) -> AsyncGenerator[StudentPolicy]:
     """Opens the policy that samples: the student, and the teacher if it writes some turns."""
     pass_lock = anyio.Lock()
-    has_teacher_turns = any(rollout.teacher_turns for rollout in begun.values())
+    has_teacher_turns = any(rollout.teacher_turns for rollout in rollouts.values())
     async with AsyncExitStack() as stack:
         teacher_policy = None
         if has_teacher_turns:
             teacher = teachers.local[0].loaded
             teacher_policy = await stack.enter_async_context(
                 environment.policy(
-                    sampling, num_rollouts=len(begun), pass_lock=pass_lock, model=teacher
+                    sampling, num_rollouts=len(rollouts), pass_lock=pass_lock, model=teacher
                 )
             )
         student = (
-            environment.policy(sampling, num_rollouts=len(begun), pass_lock=pass_lock)
+            environment.policy(sampling, num_rollouts=len(rollouts), pass_lock=pass_lock)
             if environment.server is None
             else open_served_student(
                 environment.server,
@@ -288,11 +291,11 @@ async def _open_policy(
         )
         yield StudentPolicy(
             await stack.enter_async_context(student),
-            {f"{key.task_id}:{key.sample}": rollout for key, rollout in begun.items()},
+            {f"{key.task_id}:{key.sample}": rollout for key, rollout in rollouts.items()},
             max_tokens=sampling.max_tokens,
             views=environment.views,
             teacher=teacher_policy,
-            num_left_over=num_left_over,
+            num_stragglers=num_stragglers,
         )
 
 
@@ -339,7 +342,7 @@ def training_sequences_of(
 ) -> list[TrainingSequence]:
     """Returns the rollouts' exact tokens, without rollouts that failed or have no sampled token.
 
-    pairs: for each dataset whose teacher has another tokenizer, the student and it. views: the
+    pairs: the student paired with each teacher of another tokenizer, by dataset. views: the
     student's and the teacher's views of a prompt.
     """
     sequences: list[TrainingSequence] = []
@@ -356,7 +359,7 @@ def training_sequences_of(
             reading = _tokenize_for_teacher(pair, rollout, trace, one.rollout.task, views)
         sequences.append(
             TrainingSequence(
-                sampled_sequence(trace, one.reading),
+                sampled_sequence(trace, one.teacher_trace),
                 trace.sampled_logprobs,
                 one.teacher,
                 reading,

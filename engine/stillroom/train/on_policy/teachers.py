@@ -1,7 +1,7 @@
 """The teachers that score the student's tokens, in this process or on servers.
 
-A `Reading` turns a rollout into the tokens that the teacher scores, so that a teacher may have its
-own prompt.
+A `PromptReplacer` puts the teacher's own prompt in place of the student's before a rollout is
+scored.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +42,7 @@ class Teachers:
     served: Mapping[int, ServedTeacher] = field(default_factory=dict[int, ServedTeacher])
     """The teachers on servers, by dataset; they score each rollout as soon as it ends."""
     pairs: Mapping[int, ReadingPair] = field(default_factory=dict[int, ReadingPair])
-    """For each dataset whose teacher has another tokenizer or template, the student and it."""
+    """The student paired with each teacher of another tokenizer or template, by dataset."""
     notes: Sequence[str] = ()
     """Notes for the user on how the teachers score rollouts."""
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -60,20 +60,20 @@ class Teachers:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    def fits_teacher_context(self, reading: TokenTrace, dataset: int) -> bool:
+    def fits_teacher_context(self, trace: TokenTrace, dataset: int) -> bool:
         """Returns whether the tokens fit into the context of a teacher in this process.
 
         Always true for a served teacher, whose server checks this itself.
         """
         teacher = self.local.get(dataset)
-        return teacher is None or len(reading.ids) <= teacher.loaded.max_context
+        return teacher is None or len(trace.ids) <= teacher.loaded.max_context
 
     async def score(
-        self, outcome: Trajectory, reading: TokenTrace, dataset: int
+        self, outcome: Trajectory, trace: TokenTrace, dataset: int
     ) -> TeacherScores | FailedRollout | None:
         """Returns a server's scores of a finished rollout's tokens; None if no server scores it.
 
-        reading: the rollout in the teacher's tokens.
+        trace: the rollout in the teacher's tokens.
 
         If scoring fails, returns the rollout as a failed one: it cannot be trained on.
         """
@@ -81,7 +81,7 @@ class Teachers:
         if served is None:
             return None
         try:
-            return await served.score(reading)
+            return await served.score(trace)
         except CallFailedError as error:
             failure = Failure(
                 kind=error.kind, message=f"the teacher did not score this rollout: {error.message}"
@@ -101,7 +101,7 @@ def load_teachers(
     notes: list[str] = []
     for one in dict.fromkeys(config.teachers):
         if one.section.is_served:
-            top_k = config.algorithm.num_listed_tokens
+            top_k = config.algorithm.served_top_k
             served[one] = served_teacher(workspace, one, top_k=top_k)
             if one.section.tokens == "reread":
                 opened = open_served_pair(workspace, one, student.loaded, config)
@@ -146,7 +146,7 @@ def load_local_teacher(
 
 
 def teacher_sequences(sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
-    """Returns the sequences after the teacher's own prompt, where it has one."""
+    """Returns the sequences as the teacher scores them: after its own prompt, if it has one."""
     return [one.for_teacher or one for one in sequences]
 
 
@@ -186,14 +186,14 @@ class ServedPair:
 def open_served_pair(
     workspace: Workspace, teacher: DatasetTeacher, student: LoadedModel, config: TrainConfig
 ) -> ServedPair:
-    """Returns the pair, after a few requests to the server.
+    """Returns the student paired with a served teacher, after checking the server.
 
     Raises EngineError if the teacher's tokenizer is unavailable or not the server's, or if the
-    teacher cannot read the student's text.
+    teacher cannot tokenize the student's text.
     """
-    tokenizer = _tokenizer(workspace, teacher)
+    tokenizer = _load_served_tokenizer(workspace, teacher)
     mode = config.rollout.reasoning_mode
-    served = served_teacher(workspace, teacher, top_k=config.num_listed_tokens)
+    served = served_teacher(workspace, teacher, top_k=config.served_top_k)
     server = anyio.run(check_rereading, served, tokenizer, teacher.tokenizer or teacher.path)
     pair = open_pair_with_tokenizer(
         student, tokenizer, teacher.path, mode, max_context=server.max_context
@@ -201,7 +201,7 @@ def open_served_pair(
     return ServedPair(pair, [reading_note(teacher.path, pair, is_served=True), server.note])
 
 
-def _tokenizer(workspace: Workspace, teacher: DatasetTeacher) -> Any:
+def _load_served_tokenizer(workspace: Workspace, teacher: DatasetTeacher) -> Any:
     """Loads the tokenizer of a served teacher. Raises ModelError if it is not available."""
     name = teacher.tokenizer or teacher.path
     try:
@@ -214,15 +214,15 @@ def _tokenizer(workspace: Workspace, teacher: DatasetTeacher) -> Any:
         ) from error
 
 
-Reading = Callable[[Task, TokenTrace, Sequence[ToolSchema]], TokenTrace | None]
-"""Takes a prompt row, a rollout's tokens and its tools; returns the tokens that the teacher scores.
+PromptReplacer = Callable[[Task, TokenTrace, Sequence[ToolSchema]], TokenTrace | None]
+"""Takes a task, a rollout's tokens and its tools; returns the tokens after the teacher's prompt.
 
-The student's sampled tokens are marked as `sampled` in it. None: the student's own tokens.
+The student's sampled tokens stay marked as `sampled`. None: the teacher's prompt is the student's.
 """
 
 
-def teacher_reading(environment: StudentEnvironment) -> Reading | None:
-    """Returns the reading of teachers with their own prompt; None: the student's own tokens."""
+def teacher_prompt_replacer(environment: StudentEnvironment) -> PromptReplacer | None:
+    """Returns the replacer of the student's prompts; None if the teacher has the same prompts."""
     if environment.views.are_equal:
         return None
     renderer = ChatRenderer(
@@ -230,21 +230,22 @@ def teacher_reading(environment: StudentEnvironment) -> Reading | None:
         include_thinking=environment.rollout.include_thinking,
         variables=environment.variables,
     )
-    return own_prompt_reading(renderer, environment.views)
+    return prompt_replacer(renderer, environment.views)
 
 
-def own_prompt_reading(renderer: ChatRenderer, views: PromptViews) -> Reading:
-    """Returns the reading of a teacher with the same tokenizer but its own prompt.
+def prompt_replacer(renderer: ChatRenderer, views: PromptViews) -> PromptReplacer:
+    """Returns the replacer of prompts for a teacher with the student's tokenizer.
 
     renderer: the renderer of the student's prompts.
     """
 
-    def read(task: Task, trace: TokenTrace, tools: Sequence[ToolSchema]) -> TokenTrace | None:
+    def replace(task: Task, trace: TokenTrace, tools: Sequence[ToolSchema]) -> TokenTrace | None:
         messages = views.student.put_before(task.messages)
         teacher_messages = views.teacher.put_before(task.messages)
         if teacher_messages == messages:
             return None
-        prompt, own = (renderer.prompt_ids(each, tools) for each in (messages, teacher_messages))
+        prompt = renderer.prompt_ids(messages, tools)
+        teacher_prompt = renderer.prompt_ids(teacher_messages, tools)
         start = len(prompt)
         if trace.ids[:start] != prompt:
             raise ModelError(
@@ -253,9 +254,9 @@ def own_prompt_reading(renderer: ChatRenderer, views: PromptViews) -> Reading:
                 "leave teacher.system, teacher.context_file and model.system out",
             )
         return TokenTrace(
-            ids=own + trace.ids[start:],
-            sampled=[False] * len(own) + trace.sampled[start:],
-            logprobs=[0.0] * len(own) + trace.logprobs[start:],
+            ids=teacher_prompt + trace.ids[start:],
+            sampled=[False] * len(teacher_prompt) + trace.sampled[start:],
+            logprobs=[0.0] * len(teacher_prompt) + trace.logprobs[start:],
         )
 
-    return read
+    return replace

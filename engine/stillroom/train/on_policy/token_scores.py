@@ -59,7 +59,7 @@ class DistributionComparison:
 
 def comparison_of(algorithm: AlgorithmSection) -> DistributionComparison:
     """Returns the comparison that the configured loss needs."""
-    if algorithm.loss.is_sampled:
+    if algorithm.loss.is_policy_gradient:
         is_exact = algorithm.kl_baseline == "exact"
         return DistributionComparison(
             reverse_kl if is_exact else None, is_baseline=True, has_entropy=is_exact
@@ -232,7 +232,7 @@ class ServedScorer(Scorer):
     ) -> None:
         logprobs = [logprob for scores in teacher_scores for logprob in scores.logprobs]
         self._teacher_N = torch.tensor(logprobs, device=device)
-        self.needs_distribution = algorithm.loss.lists_tokens
+        self.needs_distribution = algorithm.loss.needs_top_tokens
         if self.needs_distribution:
             self._divergence = loss_functions(algorithm).listed_divergence
             ids, tops = top_tokens_of(teacher_scores, algorithm.top_k, option="algorithm.top_k")
@@ -354,7 +354,7 @@ class _ByteScorer(Scorer):
 
 
 class _LocalSymbols:
-    """The next symbols of a teacher in this process."""
+    """The next-symbol probabilities of a teacher in this process."""
 
     def __init__(
         self, teacher: LocalTeacher, readings: Sequence[ByteReading], device: torch.device
@@ -366,7 +366,7 @@ class _LocalSymbols:
             self._hidden_KH = teacher.head.batch_hidden(teacher_batch).to(device)
 
     def __call__(self, part: slice, cuts: Sequence[TrieNodes]) -> NextSymbols:
-        """Returns the symbols at some of the teacher's positions."""
+        """Returns the next-symbol probabilities at some of the teacher's positions."""
         hidden_kH = self._hidden_KH[part]
         if (by_hand := self._head.hand_gradients) is not None:
             probabilities_kV = by_hand.probabilities_of_tile(hidden_kH)

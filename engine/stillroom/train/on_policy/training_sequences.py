@@ -79,12 +79,12 @@ def prepare_sequences(
     for index, sequence in enumerate(sequences):
         if advantages is not None:
             # Before special tokens are masked: they count among the following tokens.
-            of_tokens = decay_advantage(
+            token_advantages = decay_advantage(
                 algorithm.reward_coef * advantages[index],
                 sequence.tokens.num_trained,
                 gae_lambda=algorithm.gae_lambda,
             )
-            sequence = replace(sequence, advantages=of_tokens)  # noqa: PLW2901
+            sequence = replace(sequence, advantages=token_advantages)  # noqa: PLW2901
         if algorithm.mask_special_tokens:
             sequence = _mask_tokens(special_ids, sequence)  # noqa: PLW2901
         if sequence.tokens.num_trained:
@@ -125,13 +125,13 @@ def _mask_tokens(special_ids: AbstractSet[int], sequence: TrainingSequence) -> T
 def _mask_ids(tokens: TokenSequence, special_ids: AbstractSet[int]) -> TokenSequence:
     pairs = zip(tokens.ids, tokens.trained, strict=True)
     is_kept = [is_trained and token not in special_ids for token, is_trained in pairs]
-    own = tokens.for_teacher and _mask_ids(tokens.for_teacher, special_ids)
-    return replace(tokens, trained=is_kept, for_teacher=own)
+    for_teacher = tokens.for_teacher and _mask_ids(tokens.for_teacher, special_ids)
+    return replace(tokens, trained=is_kept, for_teacher=for_teacher)
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """The values of sampled tokens that need no teacher."""
+    """The losses' inputs for each sampled token that are known before the models score it."""
 
     sampler_logprobs_N: Tensor
     """The log-probabilities (nats) with which the tokens were sampled."""
@@ -152,7 +152,7 @@ class SampledTokens:
 
 
 def sampled_tokens(sequences: Sequence[TrainingSequence], device: torch.device) -> SampledTokens:
-    """Returns the values of the sequences' sampled tokens that need no teacher."""
+    """Returns the `SampledTokens` of the sequences, in order."""
 
     def joined(lists: Iterable[list[float]]) -> Tensor:
         return torch.tensor([number for one in lists for number in one], device=device)

@@ -8,7 +8,7 @@ import msgspec
 
 from stillroom.train.config.request import PlanTraining
 from stillroom.train.config.schema import TrainConfig
-from stillroom.train.planning.hardware import MachineForecast, sums_on_machines
+from stillroom.train.planning.hardware import MachineForecast, forecast_sequence
 from stillroom.types import OwnText
 
 GB = 1e9
@@ -20,7 +20,7 @@ _TINY_MODEL, _TINY_RATE = 100_000_000, 1e-3
 # In SmolLM2-135M all weights at 2e-4 learnt most, and an adapter at 1e-4 hardly anything
 # (benchmarks/real/sweep.py).
 _SMALL_MODEL, _SMALL_FULL_RATE, _SMALL_LORA_RATE = 400_000_000, 2e-4, 1e-3
-# An optimiser step changes a weight by about the learning rate: 16 of 1e-4 left a loss of 3.95.
+# A step changes a weight by about the learning rate: 16 steps at 1e-4 left a loss of 3.95.
 _FEW_STEPS = 40
 _LORA_RATE, _MAX_FULL_RATE, _MIN_LORA_RATE = 1e-4, 5e-5, 3e-5
 
@@ -121,7 +121,7 @@ class RowTokens:
     num_rows: int
     num_held_out: int = 0
     skipped: Mapping[str, int] | None = None
-    num_first_steps: int = 0
+    num_cold_start_steps: int = 0
     """The number of steps of a cold start, before the first rollout."""
 
 
@@ -189,7 +189,7 @@ def recomputed_bytes(activation_bytes: float, *, num_layers: int, state_bytes: i
 
 
 def checkpoint_bytes(size: ModelSize, *, is_final: bool) -> int:
-    """Returns the bytes of a checkpoint; only a final one lacks the optimiser's state."""
+    """Returns the bytes of a checkpoint; a final one has no optimiser state."""
     weights = size.trained_bytes
     return weights if is_final else 3 * weights
 
@@ -229,7 +229,7 @@ class SftSettings:
 
 
 def suitable_sft_settings(num_parameters: int) -> SftSettings:
-    """Returns the settings with which a model of this size learnt most where it was measured."""
+    """Returns the settings with which a model of this size learnt most in our measurements."""
     if num_parameters < _TINY_MODEL:
         return SftSettings(0, _TINY_RATE)
     if num_parameters < _SMALL_MODEL:
@@ -269,20 +269,20 @@ def describe_learning(config: TrainConfig, num_parameters: int) -> list[str]:
 def describe_steps(config: TrainConfig, steps: int) -> list[str]:
     """Returns notes on a run with too few steps to learn, or fewer than configured."""
     notes: list[str] = []
-    most = config.trainer.max_steps if config.dataset_type == "distill" else None
-    if most is not None and steps < most:
+    max_steps = config.trainer.max_steps if config.dataset_type == "distill" else None
+    if max_steps is not None and steps < max_steps:
         notes.append(
             f"the prompts give {steps} iterations with trainer.num_epochs "
-            f"{config.trainer.num_epochs}, fewer than trainer.max_steps {most}: "
+            f"{config.trainer.num_epochs}, fewer than trainer.max_steps {max_steps}: "
             "raise trainer.num_epochs"
         )
     substeps = config.algorithm.substeps if config.dataset_type == "distill" else 1
     if steps * substeps < _FEW_STEPS:
-        is_capped = most is not None and steps >= most
-        more = "trainer.max_steps" if is_capped else "trainer.num_epochs or lower data.batch_size"
+        is_capped = max_steps is not None and steps >= max_steps
+        key = "trainer.max_steps" if is_capped else "trainer.num_epochs or lower data.batch_size"
         notes.append(
             f"only {steps * substeps} optimiser steps, which hardly change a model; for about "
-            f"100, raise {more}"
+            f"100, raise {key}"
         )
     return notes
 
@@ -307,10 +307,10 @@ def describe_limit(
 
 
 def describe_settings(needs: Mapping[str, float], free: float) -> list[str]:
-    """Returns the settings that fit, with their memory; if none fits, the smallest one."""
-    enough = [name for name, need in needs.items() if fits(need, free)]
-    if enough:
-        return [f"{name} needs {needs[name] / GB:.2f} GB" for name in enough]
+    """Returns the settings that make a run fit, with their memory; if none, the smallest one."""
+    fitting = [name for name, need in needs.items() if fits(need, free)]
+    if fitting:
+        return [f"{name} needs {needs[name] / GB:.2f} GB" for name in fitting]
     if not needs:
         return []
     least = min(needs, key=lambda name: needs[name])
@@ -343,7 +343,7 @@ def combined_forecast(
         start_s=sum(each.start_s or 0.0 for each in forecasts),
         disk_gb=sum(each.disk_gb for each in forecasts),
         fits=all(each.fits for each in forecasts),
-        machines=sums_on_machines([each.machines for each in forecasts]),
+        machines=forecast_sequence([each.machines for each in forecasts]),
         notes=[
             f"{len(forecasts)} runs in sequence; memory is of the run that needs most",
             *notes,

@@ -23,7 +23,7 @@ _TABLE = Path(__file__).with_name("gpus.yml")
 # fifth. Training rarely reaches more than 45 %.
 _MEASURED_FLOPS, _MEASURED_SIZE, _GROWTH = 35e12, 0.6e9, 0.55
 _MIN_SHARE, _MAX_SHARE, _FASTER_HOST = 0.2, 0.45, 4.0
-# A decoding step of 28 layers took 8 ms there; it reads all weights once.
+# A decoding step of 28 layers took 8 ms on that machine; it reads all weights once.
 _SLOW_LAYER_S, _FAST_LAYER_S = 3e-4, 5e-5
 _CORE_FLOPS = (5e9, 40e9)
 """The fp32 operations per second of a CPU core, from old to new."""
@@ -75,7 +75,7 @@ class Hardware:
     free_disk_gb: float | None = None
     price_per_hour: float | None = None
     is_installed: bool = True
-    """Whether torch and the other packages are installed, so that a run starts at once."""
+    """Whether torch and the other packages are installed, so that a run starts immediately."""
     measured: EarlierRate | None = None
 
     @property
@@ -160,7 +160,7 @@ def forecast_on(
 ) -> MachineForecast:
     """Returns the time and price of a run on a machine.
 
-    `most` is the computation behind the most time and price, if `work` is only the least.
+    most: the computation of the upper estimate, if `work` is that of the lower one only.
     """
     span, based_on = _seconds(hardware, work)
     longest, _ = _seconds(hardware, most or work)
@@ -187,19 +187,19 @@ def forecast_on(
     )
 
 
-def sums_on_machines(forecasts: Sequence[Sequence[MachineForecast]]) -> list[MachineForecast]:
-    """Returns for each machine the forecast of several runs in sequence.
+def forecast_sequence(forecasts: Sequence[Sequence[MachineForecast]]) -> list[MachineForecast]:
+    """Returns each machine's forecast of several runs in sequence; `forecasts` has a list per run.
 
     The memory is that of the run that needs most.
     """
-    return [_in_sequence(runs) for runs in zip(*forecasts, strict=True)]
+    return [_sum_forecasts(runs) for runs in zip(*forecasts, strict=True)]
 
 
-def _in_sequence(runs: Sequence[MachineForecast]) -> MachineForecast:
+def _sum_forecasts(runs: Sequence[MachineForecast]) -> MachineForecast:
     def total(name: str) -> float | None:
         values: list[float | None] = [getattr(run, name) for run in runs]
-        known = [value for value in values if value is not None]
-        return sum(known) if len(known) == len(runs) else None
+        numbers = [value for value in values if value is not None]
+        return sum(numbers) if len(numbers) == len(runs) else None
 
     def usd(name: str, install_s: float) -> float | None:
         """Returns the sum, with the installation counted once."""
@@ -231,8 +231,8 @@ def _seconds(hardware: Hardware, work: Work) -> tuple[tuple[float, float] | None
             starts[1] + _REPEATED[1] * seconds,
         )
         return span, (
-            f"{measured.run_id}, the same training there before: {measured.tokens_per_s:.0f} "
-            "tokens per second"
+            f"{measured.run_id}, the same training on this machine: "
+            f"{measured.tokens_per_s:.0f} tokens per second"
         )
     rates = _rates(hardware, work)
     if rates is None:

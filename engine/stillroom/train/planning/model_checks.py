@@ -1,4 +1,4 @@
-"""Checks of the models before a run: do they fit together, and what can the teacher teach?
+"""Checks of the models before a run: whether they are compatible, and how far apart they are.
 
 Shapes: N sampled tokens, V vocabulary, K most likely tokens.
 """
@@ -45,10 +45,10 @@ _LITTLE_OVERLAP = 0.25
 def end_token_notes(
     student: Student, sequences: Sequence[TokenSequence], teacher: LocalTeacher | None = None
 ) -> list[str]:
-    """Returns a note for each model that would not end the given answers where they end.
+    """Returns a note for each model that is unlikely to end the answers where they end.
 
-    For a LoRA adapter, which cannot teach an end token that its base never writes, and for a
-    teacher of soft targets, which would teach the student not to end.
+    The student is measured if its LoRA adapter could not learn the end token; a teacher of soft
+    targets, because it would teach the student to continue.
     """
     tokenizer = student.loaded.tokenizer
     end = ChatRenderer(tokenizer).end_of_turn
@@ -88,19 +88,19 @@ def _trains_vocabulary(student: Student) -> bool:
 
 
 @torch.no_grad()
-def teaching_note(
+def divergence_note(
     student: Student, teacher: LocalTeacher, sequences: Sequence[TrainingSequence]
 ) -> str:
-    """Returns how far apart student and teacher are on the student's own tokens, and what follows.
+    """Returns a note on how far apart student and teacher are on the student's own tokens.
 
     Measured as reverse KL, and as the share of the K most likely tokens that both have in common.
     """
     kls: list[float] = []
     overlaps: list[float] = []
     for sequence in sequences:
-        own = student.head.batch_logits(student.collate([sequence.tokens]))
-        read = sequence.tokens.for_teacher or sequence.tokens
-        student_NV, teacher_NV = shared_logprobs(own, teacher.logits(teacher.collate([read])))
+        logits_NV = student.head.batch_logits(student.collate([sequence.tokens]))
+        for_teacher = teacher.collate([sequence.tokens.for_teacher or sequence.tokens])
+        student_NV, teacher_NV = shared_logprobs(logits_NV, teacher.logits(for_teacher))
         kls += (student_NV.exp() * (student_NV - teacher_NV)).sum(dim=-1).tolist()
         num = min(_TOP_K, student_NV.shape[1])
         top_NK, other_NK = (one_NV.topk(num).indices for one_NV in (student_NV, teacher_NV))
@@ -126,7 +126,7 @@ def teaching_note(
 
 
 def prompt_note(pair: ReadingPair, messages: Sequence[Message]) -> str | None:
-    """Returns what only one model's chat template adds to a prompt; None if there is nothing.
+    """Returns a note on what one model's chat template alone adds to a prompt; None if nothing.
 
     For example a system prompt of its own, or the date.
     """
@@ -146,7 +146,7 @@ def prompt_note(pair: ReadingPair, messages: Sequence[Message]) -> str | None:
 
 
 def _added_lines(reader: Reader, messages: Sequence[Message]) -> set[str]:
-    """Returns the lines of a rendered prompt that are neither of a message nor markup."""
+    """Returns the lines of a rendered prompt that come neither from messages nor special tokens."""
     text = reader.renderer.decode(reader.renderer.prompt_ids(messages, []))
     for message in messages:
         text = text.replace(str(message.get("content", "")).strip(), "\n")

@@ -20,7 +20,7 @@ from stillroom.train.planning.forecast import GB, TrainingForecast
 from stillroom.train.planning.hardware import Hardware, MachineForecast, Work, forecast_on
 from stillroom.train.planning.model_checks import check_models
 from stillroom.train.planning.plan import forecast_without_time
-from stillroom.train.planning.trial import RenderedRows, rendered_rows
+from stillroom.train.planning.trial import RenderedRows, render_rows
 from stillroom.train.planning.unloaded_models import (
     UnloadedStudent,
     UnloadedTeachers,
@@ -33,7 +33,7 @@ from stillroom.train.planning.unloaded_models import (
 
 _PROCESS_BYTES = int(1.2e9)
 """The CPU memory of torch and transformers before a model is loaded."""
-_BYTES_PER_TOKEN = 4
+_CHARACTERS_PER_TOKEN = 4
 _SENT_GB = 0.1
 """The upload size in GB from which a note reports it."""
 
@@ -45,6 +45,7 @@ class _DeviceForecast:
     unloaded: UnloadedStudent
     teachers: UnloadedTeachers
     parts: dict[str, float]
+    """The peak bytes, by purpose."""
     tokens: int
     """The tokens of the largest pass."""
 
@@ -64,20 +65,20 @@ def plan_elsewhere(
     plan = plan_request(workspace, request)
     first = machines[0]
     student = _load_student_for(workspace, plan, first)
-    rows = rendered_rows(plan, student)
-    chosen = _forecast_on_device(workspace, student, rows)
-    checks = check_models(workspace, plan, student, chosen.teachers, rows.tasks, rows.units)
+    rows = render_rows(plan, student)
+    on_first = _forecast_on_device(workspace, student, rows)
+    checks = check_models(workspace, plan, student, on_first.teachers, rows.tasks, rows.units)
     turns = plan.config.rollout.max_turns if plan.config.dataset_type == "distill" else 1
-    least, most = (_work(plan.config, chosen, rows, turns=number) for number in (1, turns))
-    by_device = {first.device: chosen}
+    least, most = (_work(plan.config, on_first, rows, turns=number) for number in (1, turns))
+    by_device = {first.device: on_first}
     forecasts: list[MachineForecast] = []
     for machine in machines:
         if machine.is_known and machine.device not in by_device:
             other = _load_student_for(workspace, plan, machine)
             by_device[machine.device] = _forecast_on_device(workspace, other, rows)
-        on_device = by_device.get(machine.device, chosen)
+        on_device = by_device.get(machine.device, on_first)
         forecasts.append(_forecast_on_machine(machine, on_device, least, most))
-    return _forecast(plan, chosen, rows, forecasts, first, checks)
+    return _forecast(plan, on_first, rows, forecasts, first, checks)
 
 
 def _load_student_for(
@@ -113,12 +114,14 @@ def _forecast_on_machine(
     return forecast_on(machine, least, need_gb=on_device.need / GB, fits=fits, most=most)
 
 
-def _work(config: TrainConfig, chosen: _DeviceForecast, rows: RenderedRows, *, turns: int) -> Work:
+def _work(
+    config: TrainConfig, on_first: _DeviceForecast, rows: RenderedRows, *, turns: int
+) -> Work:
     """Returns the computation of the run, at 2 operations per parameter and token in a pass.
 
     `turns` is the number of turns of each rollout, all of `rollout.max_tokens` tokens.
     """
-    unloaded, teachers = chosen.unloaded, chosen.teachers
+    unloaded, teachers = on_first.unloaded, on_first.teachers
     num_active = active_parameters(unloaded.empty)
     # The backward pass takes twice a forward pass; with frozen weights, once.
     passes = 2 if config.model.qlora_rank > 0 else 3
@@ -159,12 +162,12 @@ def _work(config: TrainConfig, chosen: _DeviceForecast, rows: RenderedRows, *, t
 def _prompt_tokens(rows: RenderedRows) -> float:
     """Returns a prompt's approximate number of tokens, from the first prompts' characters."""
     texts = [str(task.messages) for task in rows.tasks[:200]]
-    return mean(map(len, texts)) / _BYTES_PER_TOKEN if texts else 0.0
+    return mean(map(len, texts)) / _CHARACTERS_PER_TOKEN if texts else 0.0
 
 
 def _forecast(
     plan: TrainingPlan,
-    chosen: _DeviceForecast,
+    on_first: _DeviceForecast,
     rows: RenderedRows,
     forecasts: list[MachineForecast],
     first: Hardware,
@@ -176,7 +179,7 @@ def _forecast(
         for free_gb in (first.free_memory_gb, first.free_disk_gb)
     )
     result = forecast_without_time(
-        chosen.unloaded, rows, chosen.parts, need=chosen.need, free=free, disk_free=disk_free
+        on_first.unloaded, rows, on_first.parts, need=on_first.need, free=free, disk_free=disk_free
     )
     seconds = forecasts[0].seconds_most
     return msgspec.structs.replace(
@@ -186,7 +189,7 @@ def _forecast(
         notes=[
             *plan.notes,
             *rows.notes,
-            *_notes(plan, chosen, first),
+            *_notes(plan, on_first, first),
             *forecast.describe_limit(plan.config, result.steps, seconds, None),
             *forecast.describe_steps(plan.config, result.steps),
         ],
@@ -195,20 +198,20 @@ def _forecast(
     )
 
 
-def _notes(plan: TrainingPlan, chosen: _DeviceForecast, first: Hardware) -> list[str]:
-    config, unloaded = plan.config, chosen.unloaded
-    notes = [f"the largest forward pass has {chosen.tokens} tokens"]
+def _notes(plan: TrainingPlan, on_first: _DeviceForecast, first: Hardware) -> list[str]:
+    config, unloaded = plan.config, on_first.unloaded
+    notes = [f"the largest forward pass has {on_first.tokens} tokens"]
     if first.measured is None:
         notes.append(
-            "the time is a range, since no trial ran there; it narrows after a run of this "
-            "training on that machine"
+            f"the time is a range, since no trial ran on {first.machine}; it narrows after a run "
+            "of this training on that machine"
         )
     if config.dataset_type == "distill":
         turns = config.rollout.max_turns
         notes.append(
-            f"the most time and price are for {turns} turns per rollout (rollout.max_turns)"
-            f"{', the least for one,' if turns > 1 else ''} of {config.rollout.max_tokens} tokens "
-            "each (the maximum), without the time of tools and the tokens of their replies"
+            f"the upper time and price are for {turns} turns per rollout (rollout.max_turns)"
+            f"{', the lower ones for one,' if turns > 1 else ''} of {config.rollout.max_tokens} "
+            "tokens each (the maximum), without the time of tools and the tokens of their replies"
         )
     if (figures := first.figures) is not None and not figures.has_bf16:
         notes.append(f"{first.gpus[0]} has no fast bf16: a newer GPU trains many times faster")

@@ -23,7 +23,7 @@ from stillroom.train.planning.model_checks import check_models
 from stillroom.train.planning.trial import (
     RenderedRows,
     RolloutTrial,
-    rendered_rows,
+    render_rows,
     try_iteration,
 )
 from stillroom.train.planning.unloaded_models import (
@@ -58,7 +58,7 @@ def plan_training(
     unloaded = load_without_weights(workspace, plan.config)
     import_s = time.monotonic() - started
     teachers = load_teachers_without_weights(workspace, unloaded)
-    rows = rendered_rows(plan, unloaded)
+    rows = render_rows(plan, unloaded)
     checks = check_models(workspace, plan, unloaded, teachers, rows.tasks, rows.units)
     tokens, cache_bytes = largest_pass(unloaded, rows.tokens)
     layout = unloaded.layout
@@ -69,12 +69,12 @@ def plan_training(
         unloaded.memory_parts, process_bytes=process_bytes, teacher_bytes=teachers.weight_bytes
     )
     parts = parts_of(tokens, cache_bytes)
-    alone = forecast.memory_parts(unloaded.size, tokens=tokens, process_bytes=process_bytes)
-    need, free = max(sum(parts.values()), sum(alone.values())), _free_bytes(unloaded.device)
+    # The trial steps run in this process alone, even if the run has several processes.
+    trial_parts = forecast.memory_parts(unloaded.size, tokens=tokens, process_bytes=process_bytes)
+    need, free = max(sum(parts.values()), sum(trial_parts.values())), _free_bytes(unloaded.device)
     result = _forecast(workspace, unloaded, rows, parts, free, None, tokens)
     report(_estimate(result))
     trial_run = None
-    # The trial runs in this process alone.
     if rows.units and forecast.fits(need, free):
         trial_run = trial.try_steps(workspace, plan.config, rows.units)
         result = _forecast(workspace, unloaded, rows, parts, free, trial_run, tokens)
@@ -220,7 +220,8 @@ def forecast_without_time(
     disk_free: the free memory and disk in bytes; infinite if unknown.
     """
     config, size, rows = unloaded.config, unloaded.size, rendered.tokens
-    steps = forecast.num_steps(config, len(rows.lengths) or rows.num_rows) + rows.num_first_steps
+    num_units = len(rows.lengths) or rows.num_rows
+    steps = forecast.num_steps(config, num_units) + rows.num_cold_start_steps
     disk = forecast.disk_bytes(config, size, steps=steps)
     fits_memory, fits_disk = forecast.fits(need, free), forecast.fits(disk, disk_free)
     changes = [] if fits_memory else suggest_settings(unloaded, rows, parts, free)
@@ -271,7 +272,7 @@ def _notes(config: TrainConfig, trial_run: "trial.Trial | None", tokens: int) ->
     elif trial_run is None:
         notes.append("no step was tried, as it would not fit into memory")
     elif trial_run.is_partial:
-        notes.append("the trial's steps had fewer rows than a batch, which would take long")
+        notes.append("the trial's steps had fewer rows than a batch, to save time")
     if (soft := config.soft_targets) is not None and soft.top_k is not None:
         notes.append(
             f"the teacher scores the rows once, before the first step; {soft.store}/ keeps the "
@@ -283,13 +284,13 @@ def _notes(config: TrainConfig, trial_run: "trial.Trial | None", tokens: int) ->
 
 
 def _eval_notes(plan: TrainingPlan) -> list[str]:
-    """Returns the difference that each evaluation's number of prompts can show."""
+    """Returns a note on the smallest difference that each evaluation can show."""
     notes: list[str] = []
     for section in plan.config.evals:
         rows = read_rows(plan.eval_files[section.name], RowFormat.PROMPTS)
         num = sum(1 for _ in itertools.islice(rows, section.n))
         points = 100 * smallest_difference(num)
-        advice = "; more prompts show less" if points > _MANY_POINTS else ""
+        advice = "; more prompts can show a smaller one" if points > _MANY_POINTS else ""
         notes.append(
             f"the {num} prompts of the evaluation {section.name!r} can show a difference of about "
             f"{points:.0f} percentage points between two models{advice}"

@@ -31,12 +31,12 @@ from stillroom.train.on_policy.policy_update import update_student
 from stillroom.train.on_policy.teachers import (
     load_local_teacher,
     load_teachers,
-    own_prompt_reading,
+    prompt_replacer,
     teacher_sequences,
 )
 from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.planning.forecast import RowTokens, Speed
-from stillroom.train.planning.model_checks import end_token_notes, teaching_note
+from stillroom.train.planning.model_checks import divergence_note, end_token_notes
 from stillroom.train.planning.unloaded_models import UnloadedStudent
 from stillroom.train.soft_targets.targets import SoftTargets
 from stillroom.train.student.model import Optimizer, Student, load_student, peak_memory_gb
@@ -88,8 +88,8 @@ def try_steps(workspace: Workspace, config: TrainConfig, units: Sequence[Unit]) 
             scoring_s = _scoring_seconds(teacher, light)
     answers = [unit.chosen if isinstance(unit, TokenPair) else unit for unit in light]
     end_notes = end_token_notes(student, answers, teacher)
-    _step(student, config, heavy, optimizer, targets)
-    accumulate_s, step_s = _step(student, config, light, optimizer, targets)
+    _take_timed_step(student, config, heavy, optimizer, targets)
+    accumulate_s, step_s = _take_timed_step(student, config, light, optimizer, targets)
     num_light = sum(map(num_tokens, light))
     speed = Speed(token_s=accumulate_s / num_light, step_s=step_s)
     return Trial(
@@ -144,7 +144,7 @@ def _first_units(units: Sequence[Unit], max_tokens: int) -> list[Unit]:
     return chosen
 
 
-def _step(
+def _take_timed_step(
     student: Student,
     config: TrainConfig,
     units: Sequence[Unit],
@@ -187,7 +187,7 @@ class RolloutTrial:
     load_s: float
     """The seconds that loading student and teachers took."""
     checks: list[str]
-    """What the sampled answers say of student and teacher."""
+    """A note on how far apart student and teacher are on the sampled answers."""
 
     def seconds(self, config: DistillConfig, steps: int, *, token_s: float) -> float:
         """Returns the seconds of `steps` iterations whose rollouts have one turn each."""
@@ -198,7 +198,7 @@ class RolloutTrial:
 def try_iteration(
     workspace: Workspace, config: DistillConfig, tasks: Sequence[Task], views: PromptViews
 ) -> RolloutTrial | None:
-    """Measures an iteration of a few short answers; None if a server scores or all are empty."""
+    """Measures a short iteration; returns None if a server scores it or all answers are empty."""
     started = time.monotonic()
     student = load_student(workspace, config.model, seed=config.trainer.seed)
     teachers = load_teachers(workspace, config, student)
@@ -219,9 +219,8 @@ def try_iteration(
     if not sum(tokens):
         return None
     sampled_s = time.monotonic() - started
-    # A teacher with another tokenizer has other tokens.
-    is_same = pair is None
-    checks = [teaching_note(student, teachers.local[0], sequences)] if is_same else []
+    # The tokens of a teacher with another tokenizer cannot be compared.
+    note = divergence_note(student, teachers.local[0], sequences) if pair is None else None
     started = time.monotonic()
     optimizer = student.optimizer(config.trainer, total_steps=config.algorithm.substeps)
     update_student(student, teachers.local, sequences, optimizer, config, 0)
@@ -233,7 +232,7 @@ def try_iteration(
         longest_tokens=max(len(sequence.tokens.ids) for sequence in sequences),
         memory_gb=peak_memory_gb(student.loaded.device),
         load_s=load_s,
-        checks=checks,
+        checks=[] if note is None else [note],
     )
 
 
@@ -259,7 +258,7 @@ async def _sample(
         max_context=config.rollout.max_context_window,
     )
 
-    read = own_prompt_reading(policy.renderer, views)
+    replace_prompt = prompt_replacer(policy.renderer, views)
 
     async def sample_turn(task: Task, number: int) -> None:
         messages = views.for_student(task).messages
@@ -268,15 +267,14 @@ async def _sample(
             trace = conversation.trace()
         if trace is None or not any(trace.sampled):
             return
-        reading, own = None, None
+        reading, teacher_trace = None, None
         if pair is not None:
             prompt = views.teacher.put_before(task.messages)
             reading = pair.read(trace, [*prompt, turn.message], [], num_turns=1)
         else:
-            own = read(task, trace, [])
-        sequences.append(
-            TrainingSequence(sampled_sequence(trace, own), trace.sampled_logprobs, reading=reading)
-        )
+            teacher_trace = replace_prompt(task, trace, [])
+        tokens = sampled_sequence(trace, teacher_trace)
+        sequences.append(TrainingSequence(tokens, trace.sampled_logprobs, reading=reading))
 
     async with policy, anyio.create_task_group() as group:
         for number, task in enumerate(tasks):
@@ -297,8 +295,8 @@ class RenderedRows:
     """Notes on the rows themselves."""
 
 
-def rendered_rows(plan: TrainingPlan, unloaded: UnloadedStudent) -> RenderedRows:
-    """Returns the rows of a plan in the student's tokens; for distillation only the prompts."""
+def render_rows(plan: TrainingPlan, unloaded: UnloadedStudent) -> RenderedRows:
+    """Returns the rows of a plan in the student's tokens; for distillation the prompts alone."""
     config = unloaded.config
     max_length = config.model.max_row_length(context_length(unloaded.empty))
     renderer = ChatRenderer(unloaded.tokenizer, include_thinking=config.rollout.include_thinking)
@@ -306,8 +304,8 @@ def rendered_rows(plan: TrainingPlan, unloaded: UnloadedStudent) -> RenderedRows
         case "sft":
             rows = plan.load_rows(plan.train_file)
             kept, held_out = hold_out(rows, config.data.val_split, seed=config.trainer.seed)
-            own = plan.rows_instruction
-            sft = encode_sft(kept, renderer, max_length=max_length, teacher=own)
+            instruction = plan.rows_instruction
+            sft = encode_sft(kept, renderer, max_length=max_length, instruction=instruction)
             lengths = [len(sequence.ids) for sequence in sft.sequences]
             tokens = RowTokens(lengths, sft.num_rows, len(held_out), sft.skipped)
             return RenderedRows(tokens, list(sft.sequences), notes=notes_on_rows(rows))
@@ -325,5 +323,5 @@ def rendered_rows(plan: TrainingPlan, unloaded: UnloadedStudent) -> RenderedRows
             rows = plan.load_rows(plan.cold_start_file)
             cold = encode_sft(rows, renderer, max_length=max_length)
             num_steps = cold_start_steps(config, len(cold.sequences))
-            tokens = RowTokens([], len(tasks), skipped=cold.skipped, num_first_steps=num_steps)
+            tokens = RowTokens([], len(tasks), skipped=cold.skipped, num_cold_start_steps=num_steps)
             return RenderedRows(tokens, tasks=tasks, notes=notes_on_rows(rows))

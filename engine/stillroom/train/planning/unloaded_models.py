@@ -248,7 +248,7 @@ def _student_size_and_notes(
             return _student_size(model, section), describe_adapter(model)
     targets = choose_targets(empty, section.lora_targets)
     with _with_adapter(empty, section) as model:
-        return _student_size(model, section), describe_adapter(model, targets.barred)
+        return _student_size(model, section), describe_adapter(model, targets.unsupported)
 
 
 @contextmanager
@@ -291,9 +291,10 @@ class UnloadedTeachers:
 def load_teachers_without_weights(
     workspace: Workspace, unloaded: UnloadedStudent
 ) -> UnloadedTeachers:
-    """Returns size and context of the teachers in this process; queries the servers of others.
+    """Returns size and context of the teachers in this process, and pairs with other tokenizers.
 
-    Raises ModelError for a teacher that cannot read the student's text.
+    Servers of teachers with another tokenizer are queried.
+    Raises ModelError for a teacher that cannot tokenize the student's text.
     """
     total, num_active, no_stop_ids = 0, 0, frozenset[int]()
     contexts: dict[DatasetTeacher, int] = {}
@@ -403,7 +404,7 @@ def process_count(section: LauncherSection, *, num_gpus: int | None = None) -> i
     """Returns the total number of processes: as configured, or one per GPU.
 
     num_gpus: the number of GPUs of the machine that would train; None: this machine's.
-    Raises ConfigError if none is configured and there are no GPUs to count.
+    Raises ConfigError if no number is configured and there are no GPUs to count.
     """
     if section.num_processes is not None:
         return section.num_processes

@@ -55,7 +55,7 @@ class StoreHeader(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def encoded(self) -> bytes:
-        """The encoded start of the file."""
+        """The bytes at the start of the file, up to the first record."""
         header = msgspec.json.encode(self)
         return _MAGIC + len(header).to_bytes(4, "little") + header
 
@@ -200,11 +200,11 @@ def open_writer(path: Path, header: StoreHeader) -> Generator[StoreWriter]:
         folder.rename(temporary.name, path.name)
 
 
-def _suffices(found: StoreHeader | None, wanted: StoreHeader) -> bool:
+def _suffices(header: StoreHeader | None, wanted: StoreHeader) -> bool:
     """Returns whether a store has the same teacher's tokens, and at least as many per position."""
-    if found is None or found.k < min(wanted.k, wanted.vocab_size):
+    if header is None or header.k < min(wanted.k, wanted.vocab_size):
         return False
-    return (found.teacher, found.vocab_size) == (wanted.teacher, wanted.vocab_size)
+    return (header.teacher, header.vocab_size) == (wanted.teacher, wanted.vocab_size)
 
 
 def _header(path: Path) -> StoreHeader | None:

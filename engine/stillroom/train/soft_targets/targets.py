@@ -122,7 +122,7 @@ class Scoring:
         try:
             if (store := find_store(folder, header, set(by_key))) is not None:
                 reporter.note(
-                    f"{_describe_store(self.workspace, store)}; the teacher is not loaded"
+                    f"{_describe_store(self.workspace, store)}, so the teacher is not loaded"
                 )
                 return store
             path = folder / store_name(header, by_key)

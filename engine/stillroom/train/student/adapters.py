@@ -34,7 +34,7 @@ class _Target:
     name: str
     kind: _Kind
     is_parameter: bool = False
-    is_barred: bool = False
+    is_unsupported: bool = False
     """Whether an adapter would have no effect, or peft rejects it."""
 
     @property
@@ -53,7 +53,7 @@ class LoraTargets:
     modules: list[str]
     parameters: list[str]
     """Stacked weights of experts."""
-    barred: list[str]
+    unsupported: list[str]
     """The name suffixes of chosen layers that cannot have an adapter."""
 
 
@@ -138,41 +138,41 @@ def choose_targets(model: Any, wanted: str | Sequence[str] | None) -> LoraTarget
             names = [names] if isinstance(names, str) else names
             _check_names(names, targets)
             chosen = [t for t in targets if any(t.is_named(name) for name in names)]
-    modules = [t.name for t in chosen if not (t.is_parameter or t.is_barred)]
+    modules = [t.name for t in chosen if not (t.is_parameter or t.is_unsupported)]
     parameters = [target.name for target in chosen if target.is_parameter]
-    barred = list(dict.fromkeys(target.leaf for target in chosen if target.is_barred))
+    unsupported = list(dict.fromkeys(target.leaf for target in chosen if target.is_unsupported))
     if not modules and not parameters:
-        reason = f": no adapter can be put on {', '.join(barred)}" if barred else ""
+        reason = f": no adapter can be put on {', '.join(unsupported)}" if unsupported else ""
         raise ConfigError(
             f"model.lora_targets matches no layer of a {model.config.model_type} model{reason}",
             "choose other layers, or train all weights: model.qlora_rank: 0",
         )
-    return LoraTargets(modules, parameters, barred)
+    return LoraTargets(modules, parameters, unsupported)
 
 
-def describe_adapter(model: Any, barred: Sequence[str] = ()) -> list[str]:
+def describe_adapter(model: Any, unsupported: Sequence[str] = ()) -> list[str]:
     """Returns notes on the layers of a peft model's adapter, and on those without one.
 
-    barred: the names of chosen layers that cannot have an adapter.
+    unsupported: the names of chosen layers that cannot have an adapter.
     """
     from peft.tuners.lora import LoraLayer
 
-    on, has_experts = Counter[str](), False
+    adapted, has_experts = Counter[str](), False
     for name, module in base_model(model).named_modules():
         parts = [part for part in name.split(".") if part != "base_layer"]
         has_experts = has_experts or "experts" in parts
         if isinstance(module, LoraLayer):
             # Stacked expert weights have their own names in the module that holds them.
             parameter = getattr(module, "parameter_name", None)
-            on[f"experts.{parameter}" if parameter and "experts" in parts else parts[-1]] += 1
-    notes = [f"the adapter is on {on.total()} layers: {', '.join(on)}"]
-    if barred:
-        notes.append(f"no adapter can be put on {', '.join(barred)} of this model")
+            adapted[f"experts.{parameter}" if parameter and "experts" in parts else parts[-1]] += 1
+    notes = [f"the adapter is on {adapted.total()} layers: {', '.join(adapted)}"]
+    if unsupported:
+        notes.append(f"no adapter can be put on {', '.join(unsupported)} of this model")
     if has_experts:
-        is_on = any("experts" in name for name in on)
+        are_experts_trained = any("experts" in name for name in adapted)
         notes.append(
             "the experts are trained"
-            if is_on
+            if are_experts_trained
             else "the experts are not trained; model.lora_targets=all-linear would train them"
         )
     return notes
@@ -180,11 +180,11 @@ def describe_adapter(model: Any, barred: Sequence[str] = ()) -> list[str]:
 
 def _check_names(names: Sequence[str], targets: Sequence[_Target]) -> None:
     """Raises ConfigError for a name that no target has."""
-    known = sorted({part for t in targets for part in t.name.split(".") if not part.isdigit()})
+    all_parts = sorted({part for t in targets for part in t.name.split(".") if not part.isdigit()})
     for name in names:
         if any(target.is_named(name) for target in targets):
             continue
-        close = difflib.get_close_matches(name, known, n=1)
+        close = difflib.get_close_matches(name, all_parts, n=1)
         guess = f"; did you mean {close[0]!r}?" if close else ""
         leaves = ", ".join(dict.fromkeys(target.leaf for target in targets))
         raise ConfigError(
@@ -211,8 +211,8 @@ def _adapter_targets(model: Any) -> Iterator[_Target]:
         if any(part in type(module).__name__ for part in _MIXERS)
         and not type(module).__name__.endswith("DecoderLayer")
     }
-    states = tuple(name for name, m in mixers.items() if hasattr(m, "A_log") and hasattr(m, "D"))
-    takes = cache(partial(_takes_adapter, model.config))
+    recurrent = tuple(name for name, m in mixers.items() if hasattr(m, "A_log") and hasattr(m, "D"))
+    accepts = cache(partial(_accepts_adapter, model.config))
     for name, module in decoder.named_modules():
         if not name.startswith(f"{blocks}."):
             continue
@@ -220,9 +220,9 @@ def _adapter_targets(model: Any) -> Iterator[_Target]:
         if isinstance(module, nn.Linear | Conv1D):
             # A change of a weight shared by several layers could not be merged into it.
             if uses[id(module.weight)] == 1:
-                is_bypassed = leaf in _READ_BY_KERNELS and name.startswith(states)
+                is_bypassed = leaf in _READ_BY_KERNELS and name.startswith(recurrent)
                 kind = _kind(name, module, config, tuple(mixers))
-                yield _Target(full, kind, is_barred=is_bypassed or not takes(leaf))
+                yield _Target(full, kind, is_unsupported=is_bypassed or not accepts(leaf))
         elif leaf == "experts":
             for weight, parameter in module.named_parameters(recurse=False):
                 if parameter.ndim == 3:
@@ -243,8 +243,8 @@ def _kind(name: str, module: Any, config: Any, mixers: tuple[str, ...]) -> _Kind
     return "mixer" if name.startswith(mixers) else "mlp"
 
 
-def _takes_adapter(config: Any, leaf: str) -> bool:
-    """Returns whether peft adapts a linear layer of this name in a model of this type.
+def _accepts_adapter(config: Any, leaf: str) -> bool:
+    """Returns whether peft can adapt a linear layer of this name in a model of this type.
 
     For some types it rejects names, or mistakes a dense layer's name for the experts'.
     """

@@ -35,8 +35,8 @@ def student_tokenizer(
     tokenizer = load_tokenizer(location, chat_template=_template_text(source))
     _check_end_of_turn(tokenizer, source.name, section.path)
     if resumed is not None:
-        before = load_tokenizer(ModelLocation(resumed.name, str(resumed), is_local=True))
-        if before.chat_template != tokenizer.chat_template:
+        earlier = load_tokenizer(ModelLocation(resumed.name, str(resumed), is_local=True))
+        if earlier.chat_template != tokenizer.chat_template:
             raise RunError(
                 f"the chat template {source.name!r} has changed since {resumed} was written",
                 "restore it, or start a new run from that checkpoint without model.chat_template",

@@ -24,7 +24,7 @@ WAIT_S = 2 * 3600
 """The timeout in seconds for another process, which may be sampling or writing a checkpoint."""
 
 # Smaller gradients are sent together, because each message has an overhead.
-_BUCKET_NUMBERS = 1 << 22
+_BUCKET_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,12 @@ class Collective:
         """Returns whether the flag is set in any process."""
         return self.sums(float(flag))[0] > 0
 
-    def gathered(self, mine: T) -> list[T]:
+    def gathered(self, value: T) -> list[T]:
         """Returns the value of each process, by rank; values are pickled."""
         if self.size == 1:
-            return [mine]
-        gathered: list[T] = [mine] * self.size
-        dist.all_gather_object(gathered, mine)
+            return [value]
+        gathered: list[T] = [value] * self.size
+        dist.all_gather_object(gathered, value)
         return gathered
 
     def share(self, lengths: Sequence[int]) -> list[int]:
@@ -76,13 +76,13 @@ class Collective:
         """
         if self.size == 1:
             return list(range(len(lengths)))
-        loads, mine = [0] * self.size, list[int]()
+        totals, share = [0] * self.size, list[int]()
         for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-            least = loads.index(min(loads))
-            loads[least] += lengths[index]
+            least = totals.index(min(totals))
+            totals[least] += lengths[index]
             if least == self.rank:
-                mine.append(index)
-        return sorted(mine)
+                share.append(index)
+        return sorted(share)
 
     def passes(self, groups: Iterable[list[int]]) -> list[list[int]]:
         """Returns this process's groups, padded with empty groups if weights are sharded.
@@ -90,14 +90,14 @@ class Collective:
         With sharded weights a forward pass gathers from all processes, so all of them must make as
         many passes as the one with the most groups.
         """
-        mine = list(groups)
-        return mine + [[] for _ in range(self.num_missing(len(mine)))]
+        own = list(groups)
+        return own + [[] for _ in range(self.num_missing_passes(len(own)))]
 
-    def num_missing(self, num_passes: int) -> int:
-        """Returns by how many passes another process exceeds this one; 0 without shards."""
+    def num_missing_passes(self, num_passes: int) -> int:
+        """Returns how many more passes the busiest process makes; 0 unless weights are sharded."""
         return int(self.largest(num_passes)) - num_passes if self.is_sharded else 0
 
-    def copy_first(self, parameters: Iterable[nn.Parameter]) -> None:
+    def broadcast(self, parameters: Iterable[nn.Parameter]) -> None:
         """Copies the first process's parameters to all others."""
         if self.size == 1 or self.is_sharded:
             return
@@ -126,9 +126,9 @@ class Collective:
 
     def _shared_gradients(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """Returns the gradients that any process has; this process's missing ones become zeros."""
-        has = [float(parameter.grad is not None) for parameter in parameters]
+        has_gradient = [float(parameter.grad is not None) for parameter in parameters]
         gradients: list[Tensor] = []
-        for parameter, count in zip(parameters, self.sums(*has), strict=True):
+        for parameter, count in zip(parameters, self.sums(*has_gradient), strict=True):
             if not count:
                 continue
             if parameter.grad is None:
@@ -147,8 +147,8 @@ def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """Yields the gradients in groups of one dtype and limited size."""
     bucket: list[Tensor] = []
     for gradient in gradients:
-        numbers = sum(tensor.numel() for tensor in bucket) + gradient.numel()
-        if bucket and (numbers > _BUCKET_NUMBERS or gradient.dtype != bucket[0].dtype):
+        num_elements = sum(tensor.numel() for tensor in bucket) + gradient.numel()
+        if bucket and (num_elements > _BUCKET_ELEMENTS or gradient.dtype != bucket[0].dtype):
             yield bucket
             bucket = []
         bucket.append(gradient)
@@ -176,8 +176,8 @@ def gathered_bytes(model: nn.Module) -> int:
     """Returns the bytes of weights gathered at a time: one layer's, and those outside layers."""
     layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
     sizes = [sum(p.nbytes for p in layer.parameters()) for layer in layers]
-    rest = sum(p.nbytes for p in model.parameters()) - sum(sizes)
-    return rest + max(sizes, default=0)
+    outside_layers = sum(p.nbytes for p in model.parameters()) - sum(sizes)
+    return outside_layers + max(sizes, default=0)
 
 
 def run_inside(root: nn.Module, compute: Callable[[], Tensor]) -> Tensor:
@@ -194,7 +194,7 @@ def _run(compute: Callable[[], T]) -> T:
     return compute()
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Returns the full tensor of a sharded one; all processes must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
@@ -204,15 +204,15 @@ def local_shard(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole_weights(module: nn.Module, *, is_trained_only: bool) -> dict[str, Tensor]:
+def full_weights(module: nn.Module, *, is_trained_only: bool) -> dict[str, Tensor]:
     """Returns the full weights by name, on the CPU; tied weights stay one tensor."""
     # First, since reading the state dict frees gathered weights.
-    held = module.state_dict(keep_vars=True)
+    tensors = module.state_dict(keep_vars=True)
     weights: dict[int, Tensor] = {}
-    for tensor in held.values():
+    for tensor in tensors.values():
         if id(tensor) not in weights and (tensor.requires_grad or not is_trained_only):
-            weights[id(tensor)] = whole(tensor.detach()).cpu()
-    return {name: weights[id(tensor)] for name, tensor in held.items() if id(tensor) in weights}
+            weights[id(tensor)] = full_tensor(tensor.detach()).cpu()
+    return {name: weights[id(tensor)] for name, tensor in tensors.items() if id(tensor) in weights}
 
 
 def shard_like(tensor: Tensor, example: Tensor) -> Tensor:

@@ -29,10 +29,10 @@ from stillroom.train.student.chat import student_tokenizer
 from stillroom.train.student.collective import (
     ALONE,
     Collective,
+    full_tensor,
     run_inside,
     shard,
     shard_like,
-    whole,
 )
 
 _FINAL_SHARE = 0.1
@@ -109,7 +109,7 @@ class Optimizer:
         for group in self._adam.param_groups:
             group["lr"] = rate
         clipped = nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm)
-        norm = whole(clipped).item()
+        norm = full_tensor(clipped).item()
         if not math.isfinite(norm):
             raise DivergedError(
                 f"the gradient of step {self.num_steps} is {norm}: training has diverged",
@@ -124,7 +124,7 @@ class Optimizer:
         """Returns AdamW's full state tensors, by the parameter's index and the tensor's name."""
         states: dict[int, dict[str, Tensor]] = self._adam.state_dict()["state"]
         named = {f"{i}.{name}": t for i, state in states.items() for name, t in state.items()}
-        return {name: whole(tensor) for name, tensor in named.items()}
+        return {name: full_tensor(tensor) for name, tensor in named.items()}
 
     def restore(self, tensors: Mapping[str, Tensor], *, num_steps: int) -> None:
         """Restores the tensors that `state` returned after `num_steps` steps."""
@@ -152,7 +152,7 @@ _PROBE_TOKENS = (64, 320)
 _PACKED_SEQUENCES = 3
 # The activations that a pack keeps for the backward pass stay within about this.
 _PACK_BYTES = 1 << 30
-_NOTHING = TokenSequence([0], [False])
+_UNTRAINED = TokenSequence([0], [False])
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +207,11 @@ class Student:
 
         Without sequences the batch has no trained token.
         """
-        batch = self.head.collate(sequences or [_NOTHING])
+        batch = self.head.collate(sequences or [_UNTRAINED])
         if not self.head.rules.may_split:
             return batch
         # As in `passes`: processes with sharded weights must run the model equally often.
-        missing = self.peers.num_missing(len(batch.passes))
+        missing = self.peers.num_missing_passes(len(batch.passes))
         return add_empty_passes(batch, missing)
 
     def passes(self, lengths: Sequence[int]) -> list[list[int]]:
@@ -285,13 +285,13 @@ class Student:
         weights = sum(p.nbytes for p in self.module.parameters())
         # Each trained parameter has a gradient and two moments.
         state = 3 * sum(p.nbytes for p in self.trainable())
-        taken = max(torch.cuda.memory_allocated(device), weights + state)
+        used = max(torch.cuda.memory_allocated(device), weights + state)
         total = torch.cuda.get_device_properties(device).total_memory
-        return _ACTIVATION_SHARE * (total - taken)
+        return _ACTIVATION_SHARE * (total - used)
 
 
 def microbatch_tokens(free_bytes: float, activation_bytes: float) -> int:
-    """Returns how many tokens fit, as a power of two for stability against small differences."""
+    """Returns how many tokens fit, rounded to a power of two so that runs differ less in it."""
     fitting = max(1, int(free_bytes / max(1.0, activation_bytes)))
     return max(_MIN_MICROBATCH, min(_MAX_MICROBATCH_CUDA, 1 << (fitting.bit_length() - 1)))
 
@@ -370,7 +370,7 @@ def load_student(
         microbatch_tokens=section.microbatch_tokens, peers=peers, root=root,
         text_part_of=_text_part_of(location, base),
     )  # fmt: skip
-    peers.copy_first(student.trainable())
+    peers.broadcast(student.trainable())
     return _measure_activations(student) if student.loaded.device.type == "cuda" else student
 
 

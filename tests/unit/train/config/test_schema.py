@@ -182,7 +182,7 @@ def test_the_tokens_that_a_server_lists_are_chosen_without_naming_the_loss(tmp_p
 
     served = load(tmp_path, config).algorithm
 
-    assert (served.loss_fn, served.num_listed_tokens) == ("top_k_reverse_kl", 8)
+    assert (served.loss_fn, served.served_top_k) == ("top_k_reverse_kl", 8)
     # In this process the loss of its own choice reads the whole vocabulary.
     error = refusal(tmp_path, config, "teacher.provider=hf")
     assert "algorithm.top_k needs loss_fn top_k_reverse_kl" in error.problem
@@ -226,10 +226,10 @@ def test_prompts_are_grouped_only_for_rewards_that_compare_their_rollouts(
 def test_every_loss_has_its_functions():
     assert set(get_args(LossName)) == set(LOSSES)
     for name, loss in LOSSES.items():
-        if not loss.is_sampled:
+        if not loss.is_policy_gradient:
             functions = loss_functions(AlgorithmSection(loss_fn=name))
             without_list = LossFunctions(functions.divergence).listed_divergence
-            assert (functions.listed_divergence != without_list) == loss.lists_tokens
+            assert (functions.listed_divergence != without_list) == loss.needs_top_tokens
 
 
 def test_a_loss_is_not_taken_for_another_one():

@@ -119,32 +119,32 @@ def failed(at, **fields):
 
 
 def test_a_process_that_was_killed_is_the_reason_and_not_those_that_missed_it(files):
-    files.begin(0, 2)
+    files.record_start(0, 2)
     write_json(files.folder / "rank_1.json", RankStart(host="far", pid=7, size=2))
-    files.log(1).write_text("loading\nhalf way through\n", encoding="utf-8")
-    files.end(0, failed(1.0, kind="RuntimeError", problem="Connection closed by peer"))
+    files.log_file(1).write_text("loading\nhalf way through\n", encoding="utf-8")
+    files.record_end(0, failed(1.0, kind="RuntimeError", problem="Connection closed by peer"))
 
     error = failure_of_ranks(files, {0: "ended with exit code 1", 1: "was killed by SIGKILL"})
 
     assert error.problem == (
         "process 1 of 2 (pid 7 on far) was killed by SIGKILL; its log ends with: half way through"
     )
-    assert str(files.log(1)) in error.fix
+    assert str(files.log_file(1)) in error.fix
     assert "launcher.strategy: fsdp2" in error.fix
 
 
 def test_of_several_errors_the_first_one_counts(files):
-    files.begin(0, 2)
-    files.begin(1, 2)
-    files.end(0, failed(5.0, kind="RuntimeError", problem="Connection closed by peer"))
-    files.end(1, failed(4.0, kind="OutOfMemoryError", problem="CUDA out of memory"))
+    files.record_start(0, 2)
+    files.record_start(1, 2)
+    files.record_end(0, failed(5.0, kind="RuntimeError", problem="Connection closed by peer"))
+    files.record_end(1, failed(4.0, kind="OutOfMemoryError", problem="CUDA out of memory"))
 
     error = failure_of_ranks(files, {})
 
     assert str(error) == "OutOfMemoryError: CUDA out of memory (process 1 of 2)"
-    files.end(1, failed(4.0, kind="OSError", problem="No space left", errno=28))
+    files.record_end(1, failed(4.0, kind="OSError", problem="No space left", errno=28))
     assert failure_of_ranks(files, {}).errno == 28
-    files.end(1, failed(4.0, kind="DivergedError", problem="nan", fix="lower it"))
+    files.record_end(1, failed(4.0, kind="DivergedError", problem="nan", fix="lower it"))
     assert isinstance(failure_of_ranks(files, {}), DivergedError)
 
 

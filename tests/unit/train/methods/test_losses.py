@@ -8,7 +8,7 @@ from stillroom.train.methods.losses import (
     ppo_losses,
     preference_loss,
     reverse_kl_advantages,
-    subtract_expected,
+    subtract_expected_advantage,
     zero_rounding,
 )
 
@@ -106,7 +106,7 @@ def sampled_gradients(student, teacher, *, has_baseline):
     for token in range(len(student)):
         advantage = reverse_kl_advantages(now[token : token + 1], q[token : token + 1], coef=0.3)
         if has_baseline:
-            advantage = subtract_expected(advantage, divergence[None], coef=0.3)
+            advantage = subtract_expected_advantage(advantage, divergence[None], coef=0.3)
         loss = importance_sampling_losses(p[token : token + 1], now[token : token + 1], advantage)
         (row,) = torch.autograd.grad(loss.sum(), leaf, retain_graph=True)
         rows.append(row)

@@ -60,7 +60,7 @@ def test_whose_a_turn_is_follows_from_the_rollouts_key():
         ({"prefix_tokens": 9, "prefix_steps": 3}, "prefix_tokens_end and prefix_steps"),
         (
             {"prefix_tokens": 9, "prefix_tokens_end": 5, "prefix_steps": 3},
-            "prefix_tokens that is not larger",
+            "must be at least prefix_tokens",
         ),
         ({"first_turns": 1}, "first_turns and turn_steps"),
         ({"first_turns": 9, "turn_steps": 3}, "above rollout.max_turns 4"),
@@ -90,9 +90,9 @@ def test_a_prefix_counts_what_the_student_writes_in_all_turns(tmp_path, tiny_mod
     for rollout, mode in pairs(sampled):
         num_sampled = sum(rollout.tokens.sampled)
         assert num_sampled <= 5
-        assert mode.is_prefix == (rollout.turns == 3)
-        assert num_sampled == (5 if mode.is_prefix else 2 * rollout.turns)
-    assert {mode.is_prefix for _, mode in pairs(sampled)} == {True, False}
+        assert mode.is_prefix_cut == (rollout.turns == 3)
+        assert num_sampled == (5 if mode.is_prefix_cut else 2 * rollout.turns)
+    assert {mode.is_prefix_cut for _, mode in pairs(sampled)} == {True, False}
 
 
 def test_teacher_turns_are_read_by_both_models_and_trained_by_neither(

@@ -26,7 +26,7 @@ from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.request import PlanTraining
 from stillroom.train.on_policy.policy_update import UpdateStats, accumulate_gradient
-from stillroom.train.on_policy.teachers import own_prompt_reading
+from stillroom.train.on_policy.teachers import prompt_replacer
 from stillroom.train.on_policy.training_sequences import TrainingSequence, prepare_sequences
 from stillroom.train.planning.plan import plan_training
 from stillroom.types import TokenTrace
@@ -164,7 +164,7 @@ def task(*messages):
 def test_a_rollout_is_read_after_the_teachers_prompt_with_the_very_tokens_sampled(student):
     renderer = ChatRenderer(student.loaded.tokenizer)
     ask = {"role": "user", "content": "How much?"}
-    read = own_prompt_reading(renderer, PromptViews(teacher=Instruction(SYSTEM)))
+    read = prompt_replacer(renderer, PromptViews(teacher=Instruction(SYSTEM)))
     prompt = renderer.prompt_ids([ask], [])
     trace = TokenTrace(
         ids=[*prompt, 5, 6, 7, 8],

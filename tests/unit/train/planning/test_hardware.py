@@ -8,9 +8,9 @@ from stillroom.train.planning.hardware import (
     Hardware,
     Work,
     forecast_on,
+    forecast_sequence,
     gpu_figures,
     learning_flops,
-    sums_on_machines,
 )
 
 SMALL = Work(
@@ -90,7 +90,7 @@ def test_the_price_of_a_first_run_includes_the_installation():
     assert first.install_seconds == 600
     assert first.seconds_most == ready.seconds_most
     assert first.usd_most == pytest.approx(ready.usd_most + 2.4 / 6)
-    [both] = sums_on_machines([[first], [first]])
+    [both] = forecast_sequence([[first], [first]])
     assert both.usd_most == pytest.approx(2 * ready.usd_most + 2.4 / 6)
 
 
@@ -133,7 +133,7 @@ def test_the_forecasts_of_runs_one_after_another_add_up():
     short = forecast_on(H100, SMALL, need_gb=20.0, fits=True)
     large = forecast_on(H100, SMALL, need_gb=90.0, fits=False)
 
-    first, second = sums_on_machines([[short, unknown], [large, unknown]])
+    first, second = forecast_sequence([[short, unknown], [large, unknown]])
 
     assert short.usd_most is not None
     assert first.usd_most == pytest.approx(2 * short.usd_most)

@@ -12,7 +12,7 @@ from stillroom.models.reread.pair_check import open_pair
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.request import PlanTraining
 from stillroom.train.on_policy.training_sequences import TrainingSequence
-from stillroom.train.planning.model_checks import end_token_notes, prompt_note, teaching_note
+from stillroom.train.planning.model_checks import divergence_note, end_token_notes, prompt_note
 from stillroom.train.planning.plan import plan_training
 
 ANSWERS = ("It costs 7.", "The lamp is red.", "No.")
@@ -37,7 +37,7 @@ def sampled_by(loaded):
 
 def test_a_teacher_that_is_the_student_is_said_to_teach_little(tiny_models, folder):
     student = make_student(tiny_models, folder)
-    note = teaching_note(student, LocalTeacher(student.loaded), sampled_by(student.loaded))
+    note = divergence_note(student, LocalTeacher(student.loaded), sampled_by(student.loaded))
     assert "is 0 nats per token, and they share 100% of their 16 most likely tokens" in note
     assert "this teacher will teach little" in note
 
@@ -47,7 +47,7 @@ def test_an_unrelated_teacher_is_said_to_be_far_apart(tiny_models, folder):
     other = tiny_models.load("qwen3", "chatml", seed=5)
     with torch.no_grad():
         other.model.get_output_embeddings().weight.normal_(std=3.0)
-    note = teaching_note(student, LocalTeacher(other), sampled_by(student.loaded))
+    note = divergence_note(student, LocalTeacher(other), sampled_by(student.loaded))
     assert "train the student on the teacher's answers first" in note
 
 
@@ -102,4 +102,4 @@ def test_a_plan_says_what_its_evaluation_can_show(tmp_path, folder):
     reported = plan_training(project.workspace, PlanTraining())
     [note] = [note for note in reported.notes if "can show a difference" in note]
     assert note.startswith("the 3 prompts of the evaluation 'held' can show a difference of about")
-    assert note.endswith("; more prompts show less")
+    assert note.endswith("; more prompts can show a smaller one")

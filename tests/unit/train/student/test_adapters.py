@@ -70,7 +70,7 @@ def test_an_adapter_is_on_mixers_and_mlps_but_not_on_routers_and_experts(family,
 
     assert {name.rpartition(".")[2] for name in targets.modules} == set(names.split())
     assert targets.parameters == []
-    assert targets.barred == barred.split()
+    assert targets.unsupported == barred.split()
 
 
 @pytest.mark.parametrize("choice", ["auto", "all-linear"])
