@@ -91,6 +91,6 @@ def open_rewriter(path: Path | None) -> Generator[AnswerRewriter | None]:
 
         async def call_rewrite(answer: str, metadata: dict[str, Any]) -> tuple[str, bool]:
             result = await pool.call(_FUNCTION, {"answer": answer}, metadata=metadata)
-            return result.content, result.is_error
+            return "" if result.is_none else result.content, result.is_error
 
         yield AnswerRewriter(lambda answer, metadata: portal.call(call_rewrite, answer, metadata))

@@ -25,6 +25,8 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
 
     content: str
     is_error: bool
+    is_none: bool = False
+    """Whether a tool of tools.py returned None."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from stillroom.data.row_files import read_row_lines
 from stillroom.data.row_names import MAX_CANDIDATES, ambiguous_id_error, matches_name
 from stillroom.errors import InputError
 from stillroom.importing.records import Location, imported_from
+from stillroom.lineage import Manifest
 from stillroom.lines import Line
 from stillroom.settings import Workspace
 from stillroom.trace.matching import (
@@ -234,7 +235,7 @@ class RowTrace:
         for link in links_of(origin):
             if (result_row := next(link.results(origin.path, row, name), None)) is not None:
                 return result_row
-        reason = _left_out_reason(operation, source.path, line)
+        reason = _left_out_reason(origin.manifest, source.path, line)
         step = RowStep(
             kind="row",
             at=self._at(origin),
@@ -323,15 +324,16 @@ def _is_dropped_row(dropped: DroppedRow, query: str) -> bool:
     return dropped.id == query or (dropped.row is not None and matches_name(query, dropped.row))
 
 
-def _left_out_reason(operation: str, file: Path, line: Line) -> str | None:
+def _left_out_reason(manifest: Manifest | None, file: Path, line: Line) -> str | None:
     """Returns why an operation left out an input row; None if that is unknown."""
-    if operation == "make_dpo_pairs":
+    if manifest is not None and manifest.operation == "make_dpo_pairs":
         return "no pair contains it"
-    if operation != "convert_rollouts":
+    if manifest is None or manifest.operation != "convert_rollouts":
         return None
+    include_failed = manifest.request.get("include_failed", False)
     for rollout in read_curated_rows(file):
         if rollout.line.number == line.number:
             if rollout.facts is None:
                 return rollout.problem
-            return reason_to_leave_out(rollout.facts, include_failed=False)
+            return reason_to_leave_out(rollout.facts, include_failed=include_failed)
     return None

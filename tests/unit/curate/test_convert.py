@@ -445,6 +445,8 @@ from stillroom.tools import ToolArgs, tool
 def rewrite(answer: str, args: ToolArgs) -> str:
     """Says a JSON answer as a line."""
     fields = json.loads(answer)
+    if fields is None:
+        return None
     return ", ".join(map(str, fields.values())) + args.metadata.get("end", "")
 '''
 
@@ -453,7 +455,7 @@ def test_answers_are_rewritten_by_a_function_of_the_users_and_lead_back_to_their
     tmp_path: Path,
 ) -> None:
     (tmp_path / "rewrite.py").write_text(REWRITE, encoding="utf-8")
-    answers = ['{"topic": "billing", "priority": "high"}', "no JSON", "{}"]
+    answers = ['{"topic": "billing", "priority": "high"}', "no JSON", "{}", "null"]
     rows = [
         rollout_row(task_id=f"t{n}", messages=[user("x"), assistant(said)], metadata={"end": ""})
         for n, said in enumerate(answers)
@@ -467,7 +469,7 @@ def test_answers_are_rewritten_by_a_function_of_the_users_and_lead_back_to_their
     result = api.convert_rollouts(Workspace(tmp_path), request)
 
     assert result.left_out == {
-        "rewrite failed": 1, "rewrite returned nothing": 1, "no answer to rewrite": 1,
+        "rewrite failed": 1, "rewrite returned nothing": 2, "no answer to rewrite": 1,
     }  # fmt: skip
     assert result.problems[0].startswith(f"{tmp_path}/rollouts.jsonl:2: ")
     [row] = read_rows(tmp_path / "train.jsonl")

@@ -64,6 +64,25 @@ def test_a_rollout_that_was_not_converted_says_why(project: Lineages) -> None:
     assert ways(found)[1:] == [("row", "rollouts.jsonl:2"), ("prompt", "prompts.jsonl:1")]
 
 
+REWRITE = '''
+from stillroom.tools import tool
+
+@tool
+def rewrite(answer: str) -> str | None:
+    """Leaves out wrong answers of the model."""
+    return None if "says no" in answer else answer
+'''
+
+
+def test_a_failed_rollout_that_was_left_out_for_another_reason_is_not_called_a_failure(
+    project: Lineages,
+) -> None:
+    (project.root / "rewrite.py").write_text(REWRITE, encoding="utf-8")
+    project.convert("rollouts.jsonl", "all.jsonl", include_failed=True, rewrite="rewrite.py")
+    found = steps(project, "all.jsonl", project.ids[1])
+    assert (found[0].decision, found[0].reasons) == ("left out by convert_rollouts", [])
+
+
 def test_a_pair_leads_back_to_both_rollouts(project: Lineages) -> None:
     project.pairs()
     found = steps(project, "pairs.jsonl", 2)

@@ -257,7 +257,7 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
             return error_result(f"{name} crashed ({error})")
         if result.error is not None:
             return error_result(result.error)
-        return ToolResult(content=result.content, is_error=False)
+        return ToolResult(content=result.content, is_error=False, is_none=result.is_none)
 
     async def reward(
         self,

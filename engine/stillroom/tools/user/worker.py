@@ -102,6 +102,8 @@ class CallResult(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     """The result of one call: the tool's text or the reward, or the error."""
 
     content: str = ""
+    is_none: bool = False
+    """Whether the tool returned None, whose text is "null"."""
     reward: float = 0.0
     error: str | None = None
     number: int = 0
@@ -208,7 +210,7 @@ class UserCode:
         if call.name in self._with_task:
             arguments["args"] = ToolArgs(metadata=call.metadata)
         value = _run(function, **arguments)
-        return CallResult(content=_as_text(value))
+        return CallResult(content=_as_text(value), is_none=value is None)
 
     def _call_reward(self, call: CallReward) -> CallResult:
         """Computes one reward; a value that is not a finite number is an error."""

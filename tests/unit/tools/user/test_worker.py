@@ -56,7 +56,7 @@ def raising(statement: str) -> str:
 )
 def test_a_result_is_text_or_json(tmp_path: Path, returned: str, content: str) -> None:
     assert answer_of(tmp_path, tool_code(returned, signature="args: ToolArgs")) == CallResult(
-        content=content
+        content=content, is_none=returned == "None"
     )
 
 
