@@ -65,7 +65,7 @@ def stream(draw: random.Random) -> bytes:
     frames = Frames(io.BytesIO(), sink := io.BytesIO())
     frames.begin()
     for update in UPDATES:
-        frames.send(update, is_packed=draw.random() < 0.5)
+        frames.send(update, is_compressed=draw.random() < 0.5)
     frames.send({"0" * 64: 5})
     frames.end()
     data = bytearray(sink.getvalue())

@@ -87,7 +87,7 @@ _STOP: ContextVar[threading.Event | None] = ContextVar("stop", default=None)
 
 @contextmanager
 def kill_children_on(event: threading.Event) -> Generator[None]:
-    """Once the event is set, kills the children that the block has started.
+    """Kills the children that were started in the block once the event is set.
 
     Includes those of threads that run in a copy of the block's context.
     """
@@ -110,9 +110,9 @@ def run_in_child(
 
     `secrets` are the keys that the child needs, by name; they are passed through a pipe. Raises
     EngineError if the function raises one, and RunError if the child times out, exceeds its memory
-    limit, crashes, or is killed in `kill_children_on`.
+    limit, crashes, or is killed by `kill_children_on`.
     """
-    kind = type(request)
+    request_type = type(request)
     memory = user_code_memory_limit() if work.memory_gb is None else int(work.memory_gb * 1e9)
     action = work.action.format_map(dict(request))
     child_input = _ChildInput(
@@ -120,28 +120,28 @@ def run_in_child(
         parent_pid=os.getpid(),
         workspace=str(workspace.root),
         function=work.function,
-        request_type=f"{kind.__module__}:{kind.__qualname__}",
+        request_type=f"{request_type.__module__}:{request_type.__qualname__}",
         request=request.model_dump(mode="json"),
-        # The limit that still holds if no process is left to kill the child.
+        # This limit still applies if no process is left to kill the child.
         cpu_s=work.timeout_s * (os.cpu_count() or 1),
         memory_bytes=memory + _RESERVED_PER_PROCESSOR * (os.cpu_count() or 1),
         secrets=dict(secrets or {}),
     )
-    with tempfile.TemporaryFile() as printed:
-        code, output = _run_child(work, action, child_input, printed)
+    with tempfile.TemporaryFile() as stderr:
+        code, output = _run_child(work, action, child_input, stderr)
         if code:
-            raise RunError(f"{action} failed: {_failure_reason(code, printed)}", work.fix)
-    answer = msgspec.json.decode(output, type=_Failed | _Done)
-    if isinstance(answer, _Failed):
-        raise EngineError(answer.problem, answer.fix or work.fix)
-    return msgspec.json.decode(answer.result, type=result)
+            raise RunError(f"{action} failed: {_failure_reason(code, stderr)}", work.fix)
+    outcome = msgspec.json.decode(output, type=_Failed | _Done)
+    if isinstance(outcome, _Failed):
+        raise EngineError(outcome.problem, outcome.fix or work.fix)
+    return msgspec.json.decode(outcome.result, type=result)
 
 
 def _run_child(
     work: ChildWork,
     action: str,
     child_input: _ChildInput,
-    printed: IO[bytes],
+    stderr: IO[bytes],
 ) -> tuple[int, bytes]:
     """Runs a child, which is killed at its time limit; returns its exit code and its output."""
     stop, listener = _STOP.get(), _LISTENER.get()
@@ -151,7 +151,7 @@ def _run_child(
         [sys.executable, "-P", "-m", "stillroom.jobs.child"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=printed,
+        stderr=stderr,
         env=run_environment(Path(child_input.workspace)),
         start_new_session=True,
     )
@@ -165,7 +165,7 @@ def _run_child(
                 # `communicate` keeps its input, which must not be passed again.
                 stdin = None
                 if listener is not None:
-                    num_read = _forward_progress(printed, num_read, listener)
+                    num_read = _forward_progress(stderr, num_read, listener)
                 if stop is not None and stop.is_set():
                     raise RunError(f"{action} was stopped", "call it again") from None
                 if time.monotonic() > deadline:
@@ -180,26 +180,26 @@ def _run_child(
                 process.communicate(timeout=_KILL_WAIT_S)
 
 
-def _forward_progress(printed: IO[bytes], num_read: int, listener: Callable[[str], None]) -> int:
-    """Passes on progress reports after byte `num_read`; returns the number of bytes read so far."""
+def _forward_progress(stderr: IO[bytes], num_read: int, listener: Callable[[str], None]) -> int:
+    """Forwards progress reports after byte `num_read`; returns the number of bytes read so far."""
     # The child writes at the offset that both share, so the parent reads without moving it.
-    lines = os.pread(printed.fileno(), _TAIL_BYTES, num_read)
-    whole = lines[: lines.rfind(b"\n") + 1]
-    for line in whole.splitlines():
+    data = os.pread(stderr.fileno(), _TAIL_BYTES, num_read)
+    lines = data[: data.rfind(b"\n") + 1]
+    for line in lines.splitlines():
         if line.startswith(_PROGRESS):
             listener(line.removeprefix(_PROGRESS).decode(errors="replace"))
-    return num_read + (len(whole) or (len(lines) if len(lines) == _TAIL_BYTES else 0))
+    return num_read + (len(lines) or (len(data) if len(data) == _TAIL_BYTES else 0))
 
 
-def _failure_reason(code: int, printed: IO[bytes]) -> str:
+def _failure_reason(code: int, stderr: IO[bytes]) -> str:
     """Returns why a child failed: the last line that it printed, its signal or its exit code."""
     if code == -signal.SIGXCPU:
         return "it exceeded its CPU time limit"
-    size = printed.seek(0, os.SEEK_END)
-    printed.seek(max(0, size - _TAIL_BYTES))
-    written = printed.read().splitlines()
-    kept = b"\n".join(line for line in written if not line.startswith(_PROGRESS))
-    lines = kept.decode("utf-8", errors="replace").strip().splitlines()
+    size = stderr.seek(0, os.SEEK_END)
+    stderr.seek(max(0, size - _TAIL_BYTES))
+    tail = stderr.read().splitlines()
+    messages = b"\n".join(line for line in tail if not line.startswith(_PROGRESS))
+    lines = messages.decode("utf-8", errors="replace").strip().splitlines()
     if lines:
         return lines[-1]
     return f"it was killed by signal {-code}" if code < 0 else f"it exited with code {code}"
@@ -210,21 +210,21 @@ def main() -> None:
     child_input = msgspec.json.decode(sys.stdin.buffer.read(), type=_ChildInput)
     end_with_parent(child_input.parent_pid)
     limit_this_process(cpu_s=child_input.cpu_s, memory_bytes=child_input.memory_bytes)
-    # From here on, what libraries print goes to standard error and not into the answer.
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    # From here on, what libraries print goes to standard error and not into the result.
+    stdout = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
         workspace = Workspace(Path(child_input.workspace), child_input.secrets)
         request = load(child_input.request_type).model_validate(child_input.request)
         result = load(child_input.function)(workspace, request)
-        answer = _Done(msgspec.Raw(msgspec.json.encode(result)))
+        outcome = _Done(msgspec.Raw(msgspec.json.encode(result)))
     except EngineError as error:
-        answer = _Failed(error.problem, error.fix)
+        outcome = _Failed(error.problem, error.fix)
     except MemoryError:
         limit = f"{child_input.memory_bytes / 1e9:.1f} GB"
-        answer = _Failed(f"{child_input.action} exceeded its memory limit of {limit}", "")
-    with answers:
-        answers.write(msgspec.json.encode(answer))
+        outcome = _Failed(f"{child_input.action} exceeded its memory limit of {limit}", "")
+    with stdout:
+        stdout.write(msgspec.json.encode(outcome))
 
 
 if __name__ == "__main__":

@@ -52,8 +52,8 @@ def count_tokens(workspace: Workspace, request: CountTokens) -> TokenCounts:
     """Returns the rows' token counts under the chat template of the request's model."""
     tokenizer = _tokenizer(workspace, request.model, "counting tokens")
     files = dict.fromkeys(Path(str(place[0])) for place in request.places)
-    of_files = (tools_named_in(file, workspace.root) for file in files)
-    named_tools = next((tools for tools in of_files if tools is not None), None)
+    tools_of_files = (tools_named_in(file, workspace.root) for file in files)
+    named_tools = next((tools for tools in tools_of_files if tools is not None), None)
     return count_row_tokens(request, tokenizer, named_tools=named_tools)
 
 
@@ -64,12 +64,12 @@ def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForeca
     """
     # The forecast includes the time of these imports, which a run needs as well: for a small
     # training run, they may take most of it.
-    started = time.monotonic()
+    started_at = time.monotonic()
     try:
         from stillroom.train.planning.plan import plan_training as forecast_training
     except ModuleNotFoundError as error:
         raise missing_extra("train", "planning a training run") from error
-    return forecast_training(workspace, request, started=started, report=report_progress)
+    return forecast_training(workspace, request, started=started_at, report=report_progress)
 
 
 def _tokenizer(workspace: Workspace, model: str | None, purpose: str) -> Any:

@@ -34,7 +34,7 @@ def start_detached(
     read_fd, write_fd = os.pipe()
     data = msgspec.json.encode(secrets)
     with os.fdopen(write_fd, "wb") as stream:
-        if is_early := len(data) <= _PIPE_BUFFER_BYTES:
+        if fits_in_pipe := len(data) <= _PIPE_BUFFER_BYTES:
             # The new process gets all secrets even if this one is killed right after the start.
             stream.write(data)
             stream.flush()
@@ -42,7 +42,7 @@ def start_detached(
             process = _start(module, folder, cwd, log, environment, read_fd, inherited_fds)
         finally:
             os.close(read_fd)
-        if not is_early:
+        if not fits_in_pipe:
             # The process may have exited already; its state then records why.
             with suppress(BrokenPipeError):
                 stream.write(data)

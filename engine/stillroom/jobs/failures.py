@@ -19,7 +19,7 @@ from stillroom.train.config.resume import latest_checkpoint
 from stillroom.types import RunKind, RunStatus
 
 KILLED_AT_LIMIT = "killed, as it did not stop in time: "
-"""The prefix of the last log line of a run that was killed at a limit, before the limit itself."""
+"""The prefix of the last log line of a run that was killed at a limit; the limit follows."""
 _TRAINING = frozenset({RunKind.SFT, RunKind.DPO, RunKind.DISTILL})
 # Parts of torch's messages when memory runs out: on CUDA, on the CPU, and in CUDA's libraries.
 _OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "alloc_failed")
@@ -49,7 +49,7 @@ def failure_of(error: BaseException, folder: RunFolder, kind: RunKind) -> RunFai
         full = _disk_full_failure(folder, f"the disk: {text}", f"under {folder.path.parent}")
         return msgspec.structs.replace(full, fix=full.fix + resume_hint(folder, kind))
     if isinstance(error, OSError) and error.errno is not None:
-        if _was_sent_here(folder):
+        if _is_on_remote_machine(folder):
             # A path of the remote machine would be shown as the local path that it replaces.
             text = f"{error.strerror}, on the machine that the run was on"
         return RunFailure(
@@ -87,23 +87,23 @@ def outcome_of_dead_process(
             problem=f"{full.problem}: the run could not write its final state",
             fix=f"{full.fix}; why the run ended is in {folder.log}" + _restart_hint(folder, kind),
         )
-    ended = "before finishing" if state.status is not RunStatus.STARTING else "before it started"
-    last = last_line(folder.log)
+    when = "before finishing" if state.status is not RunStatus.STARTING else "before it started"
+    log_line = last_line(folder.log)
     return RunStatus.INTERRUPTED, RunFailure(
-        problem=f"the run's process exited {ended}{_exit_text(end)}"
-        + (f"; its log ends with: {last}" if last else ""),
-        fix=_fix_of_exit(folder, last) + _restart_hint(folder, kind),
+        problem=f"the run's process exited {when}{_describe_exit(end)}"
+        + (f"; its log ends with: {log_line}" if log_line else ""),
+        fix=_fix_for_exit(folder, log_line) + _restart_hint(folder, kind),
     )
 
 
-def _fix_of_exit(folder: RunFolder, last: str | None) -> str:
+def _fix_for_exit(folder: RunFolder, log_line: str | None) -> str:
     """Returns the fix for a process that exited early, given the last line of its log."""
-    was_at_limit = last is not None and KILLED_AT_LIMIT in last
+    was_at_limit = log_line is not None and KILLED_AT_LIMIT in log_line
     return "raise the limit that the log names" if was_at_limit else f"read {folder.log}"
 
 
-def stopped_at_limit(folder: RunFolder, kind: RunKind, reason: str) -> RunFailure:
-    """Returns the limit at which a run stopped, and how to resume it; its work is kept."""
+def failure_at_limit(folder: RunFolder, kind: RunKind, reason: str) -> RunFailure:
+    """Returns the failure of a run that was stopped at a limit, which says how to resume it."""
     return RunFailure(
         problem=f"the run was stopped, and its work is kept: {reason}",
         fix="raise that limit" + _restart_hint(folder, kind),
@@ -111,17 +111,17 @@ def stopped_at_limit(folder: RunFolder, kind: RunKind, reason: str) -> RunFailur
 
 
 def _disk_full_failure(folder: RunFolder, disk: str, where: str) -> RunFailure:
-    """Returns the problem and fix for a full disk: the user's own, or that of a remote machine.
+    """Returns the problem and fix for a full disk.
 
-    disk, where: the user's disk, and where to free space on it, in words.
+    disk, where: texts that name the disk and the place to free space; not used on a remote machine.
     """
-    if _was_sent_here(folder):
+    if _is_on_remote_machine(folder):
         disk, where = "the disk of the machine that the run was on", "on it (see list_machines)"
     return RunFailure(problem=f"no space left on {disk}", fix=f"free some space {where}")
 
 
-def _was_sent_here(folder: RunFolder) -> bool:
-    """Returns whether the run was sent here from the user's machine, which shows its messages."""
+def _is_on_remote_machine(folder: RunFolder) -> bool:
+    """Returns whether this machine executes the run for another one, on which the user works."""
     return (folder.path / LIMITS_FILE).exists()
 
 
@@ -129,7 +129,7 @@ def _is_disk_full(folder: RunFolder) -> bool:
     return shutil.disk_usage(folder.path).free < _MIN_FREE_BYTES
 
 
-def _exit_text(end: ProcessEnd | None) -> str:
+def _describe_exit(end: ProcessEnd | None) -> str:
     """Returns a process's exit code or signal in parentheses; "" if it is unknown."""
     if end is None:
         return ""
@@ -145,7 +145,7 @@ def _restart_hint(folder: RunFolder, kind: RunKind) -> str:
     if kind in _TRAINING:
         return resume_hint(folder, kind) or "; it has no checkpoint yet, so start it again"
     if kind is RunKind.RECIPE:
-        return "; start it again with the same arguments, and it goes on where it stopped"
+        return "; start it again with the same arguments, and it resumes where it stopped"
     if kind is RunKind.ROLLOUTS:
         return "; start it again with the same output, and it resumes where it stopped"
     return "; then start it again"

@@ -47,10 +47,10 @@ _MAX_LOG_BYTES = bounds.LOG.limit
 def main(arguments: Sequence[str]) -> int:
     """Starts the run's process, waits until it exits, and returns its exit code."""
     folder = Path(arguments[0])
-    is_adopting = adopt_orphans()
+    adopts_orphans = adopt_orphans()
     mark = token_hex(16)
-    output, output_end = os.pipe()
-    secrets_end, secrets_pipe = os.pipe()
+    output, output_write = os.pipe()
+    secrets_read, secrets_write = os.pipe()
     secrets = _read_secrets()
     keeper = os.getpid()
     # A signal that comes before the run's process can handle it must not end it.
@@ -58,14 +58,14 @@ def main(arguments: Sequence[str]) -> int:
     worker = os.fork()
     if worker == 0:
         os.close(output)
-        os.close(secrets_pipe)
-        os.dup2(secrets_end, 0)
-        os.close(secrets_end)
-        _become_worker(folder, mark, output_end, keeper)
-    os.close(output_end)
-    os.close(secrets_end)
+        os.close(secrets_write)
+        os.dup2(secrets_read, 0)
+        os.close(secrets_read)
+        _become_worker(folder, mark, output_write, keeper)
+    os.close(output_write)
+    os.close(secrets_read)
     # The process may have exited already.
-    with suppress(BrokenPipeError), os.fdopen(secrets_pipe, "wb") as stream:
+    with suppress(BrokenPipeError), os.fdopen(secrets_write, "wb") as stream:
         stream.write(secrets)
     redactor = Redactor(json.loads(secrets).values() if secrets else ())
     process = _RunProcess(worker, output, BoundedLog(folder / "log.txt"), redactor)
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     # With 0 or 1, the process has written the run's final state itself.
     if code < 0 or code > 1:
         _write_process_end(folder, process, code)
-    _kill_leftovers(process, mark, is_adopting=is_adopting)
+    _kill_leftovers(process, mark, adopts_orphans=adopts_orphans)
     process.drain()
     return code if code >= 0 else _SIGNAL_EXIT_CODE - code
 
@@ -140,7 +140,7 @@ class BoundedLog:
         """Replaces the middle of the file with a note on the omitted bytes."""
         with self._path.open("rb") as stream:
             head = stream.read(self._head_bytes)
-            # The earlier note follows the same beginning, and is replaced.
+            # An earlier note follows the same head; it is cut out too.
             stream.seek(-self._tail_bytes, 2)
             tail = stream.read()
         self._num_omitted += self._size - len(head) - len(self._note) - len(tail)
@@ -149,9 +149,9 @@ class BoundedLog:
         try:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC
             stream = FileIO(open_real(temporary, flags), "a")
-            rest = memoryview(head + note + tail)
-            while rest:
-                rest = rest[stream.write(rest) :]
+            unwritten = memoryview(head + note + tail)
+            while unwritten:
+                unwritten = unwritten[stream.write(unwritten) :]
             temporary.replace(self._path)
         except OSError:
             temporary.unlink(missing_ok=True)
@@ -170,8 +170,8 @@ class _RunProcess:
         self._code: int | None = None
         self.memory_bytes = 0
         """The process's peak resident memory in bytes."""
-        self._oom_samples = [(time.monotonic(), out_of_memory_kills())]
-        """Times, each with the number of OOM kills until then."""
+        self._oom_samples = [(time.monotonic(), count_oom_kills())]
+        """The latest times, each with the number of OOM kills until then."""
         self._is_printing = True
 
     def wait(self) -> int:
@@ -179,10 +179,10 @@ class _RunProcess:
 
         Returns its exit code, or minus the number of the signal that ended it.
         """
-        wakeups, wakeup_end = os.pipe()
-        os.set_blocking(wakeup_end, False)
+        wakeups, wakeup_write = os.pipe()
+        os.set_blocking(wakeup_write, False)
         os.set_blocking(wakeups, False)
-        signal.set_wakeup_fd(wakeup_end, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda number, _frame: self._forward_signal(number))
@@ -202,7 +202,7 @@ class _RunProcess:
     @property
     def has_run_out_of_memory(self) -> bool:
         """Whether the kernel's out-of-memory killer killed a process in the last seconds."""
-        return out_of_memory_kills() > self._oom_samples[0][1]
+        return count_oom_kills() > self._oom_samples[0][1]
 
     def drain(self) -> None:
         """Writes what is still in the pipe to the log, and closes the log."""
@@ -218,7 +218,7 @@ class _RunProcess:
     def _sample_oom_kills(self) -> None:
         now_s = time.monotonic()
         if now_s - self._oom_samples[-1][0] >= _SAMPLE_EVERY_S:
-            self._oom_samples = [*self._oom_samples[-_NUM_SAMPLES:], (now_s, out_of_memory_kills())]
+            self._oom_samples = [*self._oom_samples[-_NUM_SAMPLES:], (now_s, count_oom_kills())]
 
     def _copy_output(self) -> bool:
         """Copies available output to the log; returns False at the end of the output."""
@@ -238,19 +238,19 @@ class _RunProcess:
             if pid == self._worker:
                 self._code = os.waitstatus_to_exitcode(status)
                 # Linux counts in KB, macOS in bytes.
-                unit = 1 if sys.platform == "darwin" else 1024
-                self.memory_bytes = usage.ru_maxrss * unit
+                unit_bytes = 1 if sys.platform == "darwin" else 1024
+                self.memory_bytes = usage.ru_maxrss * unit_bytes
 
 
 def _write_process_end(folder: Path, process: _RunProcess, code: int) -> None:
-    """Writes ended.json: how a process exited that did not write its own final state."""
+    """Writes to ended.json how the process exited, if it wrote no final state itself."""
     end: dict[str, Any] = {
         "exit_code": code if code >= 0 else None,
         "signal": -code if code < 0 else None,
         "memory_bytes": process.memory_bytes,
         "out_of_memory": code == -signal.SIGKILL and process.has_run_out_of_memory,
     }
-    # On a full disk the run's outcome is determined without this file.
+    # On a full disk, the run's outcome is determined without this file.
     with suppress(OSError):
         temporary = folder / ".ended.json"
         handle = open_real(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -259,10 +259,10 @@ def _write_process_end(folder: Path, process: _RunProcess, code: int) -> None:
         temporary.replace(folder / "ended.json")
 
 
-def _kill_leftovers(process: _RunProcess, mark: str, *, is_adopting: bool) -> None:
+def _kill_leftovers(process: _RunProcess, mark: str, *, adopts_orphans: bool) -> None:
     """Kills the processes that the run has left behind, for at most 8 seconds."""
     deadline = time.monotonic() + _KILL_LIMIT_S
-    if not is_adopting:
+    if not adopts_orphans:
         kill_marked({mark}, variable=RUN_MARK_VARIABLE)
     # `descendants` loads a library, so it is called only while there are children.
     while process.reap() and time.monotonic() < deadline:
@@ -272,7 +272,7 @@ def _kill_leftovers(process: _RunProcess, mark: str, *, is_adopting: bool) -> No
         time.sleep(_KILL_POLL_S)
 
 
-def out_of_memory_kills() -> int:
+def count_oom_kills() -> int:
     """Returns how many processes the kernel's out-of-memory (OOM) killer has killed; 0 if unknown.
 
     Counts those in this process's control group, or else those on the whole machine.

@@ -33,13 +33,13 @@ class RunWork:
     on_ray: str | None = None
     """The function called instead if the request names a Ray cluster; None if there is none."""
     failure: str | None = None
-    """`module:function` that returns the error if a result means failure, else None."""
+    """`module:function` that returns the error that a result stands for; None for a success."""
     result: type[msgspec.Struct] | None = None
     """The type of the result, which says which of its texts are Stillroom's own; None if all of its
     strings are names or text from others."""
 
     def error_of(self, result: Any) -> EngineError | None:
-        """Returns the error of a run whose result means failure, or None if it succeeded."""
+        """Returns the error that the run's result stands for; None if the run succeeded."""
         return None if self.failure is None else load(self.failure)(result)
 
 
@@ -164,10 +164,10 @@ def run_operation(
         raise ValueError(f"{operation.name} starts no run")
     is_on_ray = work.on_ray is not None and getattr(request, "ray_address", None)
     function = load(work.on_ray if work.on_ray and is_on_ray else work.function)
-    stage = functools.partial(function, folder=folder.path, reporter=reporter)
+    work_function = functools.partial(function, folder=folder.path, reporter=reporter)
     workspace = Workspace(Path(run_request.workspace), secrets)
     if not inspect.iscoroutinefunction(function):
-        return stage(workspace, request)
+        return work_function(workspace, request)
     # A run may hold thousands of connections at once, for which uvloop is the faster event loop.
     has_uvloop = importlib.util.find_spec("uvloop") is not None
-    return anyio.run(stage, workspace, request, backend_options={"use_uvloop": has_uvloop})
+    return anyio.run(work_function, workspace, request, backend_options={"use_uvloop": has_uvloop})

@@ -77,7 +77,7 @@ def start_follower(
 
 
 def ensure_follower(folder: RunFolder) -> None:
-    """Restarts a run's follower, with its keys read again, if it died before the run was over."""
+    """Restarts a run's follower, with newly read keys, if it died before it was done."""
     view = read_remote_state(folder.path)
     # A run's process must not start a follower, which would be killed with the run.
     if view is None or view.phase == "over" or RUN_MARK_VARIABLE in os.environ:

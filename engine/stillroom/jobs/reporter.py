@@ -16,8 +16,8 @@ from stillroom.secrecy.redaction import NO_SECRETS, Redactor
 _WRITE_EVERY_S = 0.5
 _MAX_NOTES = 12
 _NUM_WRITES = 3
-"""The most writes of run.json in that time: one step reports metrics, alarms and progress, and each
-must be written before the next step, which may take minutes."""
+"""The most writes of run.json in `_WRITE_EVERY_S`: a step reports metrics, alarms and progress, and
+each must be written before the next step, which may take minutes."""
 
 
 class JobReporter:
@@ -50,8 +50,8 @@ class JobReporter:
         now_s = time.monotonic()
         if self._phase_started[2] != phase:
             self._phase_started = (now_s, done, phase)
-        started, first, _ = self._phase_started
-        rate = (done - first) / (now_s - started) if now_s > started else 0.0
+        started_at, done_before, _ = self._phase_started
+        rate = (done - done_before) / (now_s - started_at) if now_s > started_at else 0.0
         eta_s = round((total - done) / rate, 1) if rate > 0 else None
         progress = Progress(phase=phase, done=done, total=total, unit=unit, eta_s=eta_s)
         self._update(progress=progress)
@@ -87,7 +87,7 @@ class JobReporter:
         self._events.close()
 
     def _update(self, **changes: Any) -> None:
-        """Changes the state, and writes run.json unless it was written three times just before."""
+        """Changes the state, and writes run.json unless it was just written three times."""
         self.state = msgspec.structs.replace(self.state, **changes)
         now_s = time.monotonic()
         if now_s - self._written_at[0] >= _WRITE_EVERY_S:

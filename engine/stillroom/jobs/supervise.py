@@ -168,8 +168,8 @@ def kill_run(folder: RunFolder) -> RunState:
 def _may_be_starting(folder: RunFolder, state: RunState) -> bool:
     """Returns whether the run's process may be alive but not have acquired its lock yet.
 
-    A free lock then does not mean that the process is gone. If the process is not known, this is
-    assumed for a minute after the request.
+    A free lock then does not mean that the process is gone. Without a launch.json, the process may
+    be alive for up to a minute after the request.
     """
     if state.status is not RunStatus.STARTING:
         return False

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from stillroom.errors import EngineError, RunCancelledError
-from stillroom.jobs.failures import KILLED_AT_LIMIT, failure_of, stopped_at_limit
+from stillroom.jobs.failures import KILLED_AT_LIMIT, failure_at_limit, failure_of
 from stillroom.jobs.operations import Operation, run_operation
 from stillroom.jobs.reporter import JobReporter
 from stillroom.jobs.supervise import read_run
@@ -43,14 +43,14 @@ def main(
     """
     folder, secrets = RunFolder(Path(sys.argv[1])), secrets or {}
     lock = folder.owner_lock()
-    is_mine = lock.try_acquire()
-    before = folder.read()
+    has_lock = lock.try_acquire()
+    state = folder.read()
     # Another process may have done the run and exited already.
-    if not is_mine or before.status.is_final:
-        sys.stderr.write(f"{folder.run_id} already has, or had, a process\n")
+    if not has_lock or state.status.is_final:
+        sys.stderr.write(f"{folder.run_id} is already running in another process, or has ended\n")
         return 2
     state = msgspec.structs.replace(
-        before,
+        state,
         status=RunStatus.RUNNING,
         started_at=now(),
         pid=os.getpid(),
@@ -60,22 +60,22 @@ def main(
     reporter = JobReporter(folder, state, Redactor(secrets.values()))
     canceller = _Canceller(reporter)
     signal.signal(signal.SIGTERM, lambda _number, _frame: canceller.cancel_now())
-    watched = _watching_for_cancel(folder, canceller)
-    with _reserved_disk_space(folder), watched, watching_limits(folder, canceller):
+    watching = _watching_cancel_mark(folder, canceller)
+    with _reserved_disk_space(folder), watching, enforcing_limits(folder, canceller):
         outcome = _work(operation_of_run(state.kind), folder, canceller, secrets)
         outcome = _close_reporter(reporter, outcome, folder)
     if outcome["status"] is RunStatus.CANCELLED and canceller.limit is not None:
-        outcome["error"] = stopped_at_limit(folder, state.kind, canceller.limit)
-    is_whole = outcome["status"] is RunStatus.SUCCEEDED
-    progress = ended_progress(reporter.state.progress, is_whole=is_whole)
+        outcome["error"] = failure_at_limit(folder, state.kind, canceller.limit)
+    has_succeeded = outcome["status"] is RunStatus.SUCCEEDED
+    progress = ended_progress(reporter.state.progress, is_whole=has_succeeded)
     final = msgspec.structs.replace(reporter.state, ended_at=now(), progress=progress, **outcome)
     folder.write(final)
     lock.release()
-    return 0 if is_whole else 1
+    return 0 if has_succeeded else 1
 
 
 class _Canceller:
-    """Cancels a run's work: its reporter says so when asked, or an exception is raised."""
+    """Cancels a run's work, which polls its reporter or gets an exception (see `raising`)."""
 
     def __init__(self, reporter: JobReporter) -> None:
         self.reporter = reporter
@@ -85,7 +85,7 @@ class _Canceller:
 
     @property
     def teacher_usd(self) -> float:
-        """What the run has spent on endpoints so far."""
+        """What the run has spent on endpoints so far, in US dollars."""
         return self.reporter.state.metrics.get("cost_usd") or 0.0
 
     def cancel_now(self) -> None:
@@ -130,7 +130,7 @@ def _reserved_disk_space(folder: RunFolder) -> Generator[None]:
 
 
 @contextmanager
-def _watching_for_cancel(folder: RunFolder, canceller: _Canceller) -> Generator[None]:
+def _watching_cancel_mark(folder: RunFolder, canceller: _Canceller) -> Generator[None]:
     """Cancels the run once its folder has the cancel mark, even if no signal arrives."""
     ended = threading.Event()
 
@@ -168,12 +168,12 @@ def piped_secrets() -> dict[str, str]:
     """Returns the secrets that the parent wrote to standard input; empty if that is a terminal."""
     data = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
     # No child process may read the rest of standard input, or wait for it.
-    with Path(os.devnull).open("rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
+    with Path(os.devnull).open("rb") as devnull:
+        os.dup2(devnull.fileno(), 0)
     secrets = msgspec.json.decode(data, type=dict[str, str]) if data else {}
     # On another machine, variables such as HF_TOKEN also come through the pipe.
-    wanted = os.environ.pop(PIPED_VARIABLES, "").split(",")
-    os.environ.update({name: secrets[name] for name in wanted if name in secrets})
+    names = os.environ.pop(PIPED_VARIABLES, "").split(",")
+    os.environ.update({name: secrets[name] for name in names if name in secrets})
     return secrets
 
 
@@ -191,14 +191,14 @@ def _work(
         with canceller.raising(is_raising=operation.large is not None):
             result = run_operation(operation, folder, reporter, secrets)
         error = operation.run.error_of(result) if operation.run is not None else None
-        shown = reporter.redactor.value(msgspec.to_builtins(result))
+        redacted = reporter.redactor.value(msgspec.to_builtins(result))
         if error is None:
-            return {"status": RunStatus.SUCCEEDED, "result": shown}
-        return {**_outcome_of_error(error, folder, reporter), "result": shown}
+            return {"status": RunStatus.SUCCEEDED, "result": redacted}
+        return {**_outcome_of_error(error, folder, reporter), "result": redacted}
     # A run's outermost handler: any error becomes its final state, and the log gets the traceback.
     except BaseException as error:
         sys.stderr.write(reporter.redactor.text(traceback.format_exc()))
-        return _outcome_of_error(_main_error(error), folder, reporter)
+        return _outcome_of_error(_error_to_report(error), folder, reporter)
 
 
 def _wait_for_earlier_runs(folder: RunFolder, reporter: JobReporter) -> None:
@@ -225,12 +225,12 @@ def _outcome_of_error(
         result = redactor.value(msgspec.to_builtins(error.result))
         return {"status": RunStatus.CANCELLED, "result": result}
     failure = failure_of(error, folder, reporter.state.kind)
-    shown = RunFailure(problem=redactor.text(failure.problem), fix=redactor.text(failure.fix))
-    return {"status": RunStatus.FAILED, "error": shown}
+    redacted = RunFailure(problem=redactor.text(failure.problem), fix=redactor.text(failure.fix))
+    return {"status": RunStatus.FAILED, "error": redacted}
 
 
-def _main_error(error: BaseException) -> BaseException:
-    """Returns the error to report from the exception groups that task groups raise.
+def _error_to_report(error: BaseException) -> BaseException:
+    """Returns the most important error inside an exception group, or the error itself.
 
     A cancellation comes first, then an EngineError, then the first error of any kind.
     """
@@ -253,7 +253,7 @@ class Stoppable(Protocol):
 
     @property
     def teacher_usd(self) -> float:
-        """What the run has spent on endpoints so far."""
+        """What the run has spent on endpoints so far, in US dollars."""
         ...
 
     def cancel_from_any_thread(self, limit: str | None = None) -> None:
@@ -270,14 +270,14 @@ def _kill_this_process(reason: str) -> None:
 
 
 @contextmanager
-def watching_limits(folder: RunFolder, work: Stoppable) -> Generator[None]:
-    """Cancels the run shortly before a limit, and kills it if it is still running at the limit."""
+def enforcing_limits(folder: RunFolder, work: Stoppable) -> Generator[None]:
+    """Enforces the run's limits in a thread during the block: see `enforce_limits`."""
     limits = read_limits(folder.path)
     if limits is None:
         yield
         return
     ended = threading.Event()
-    thread = threading.Thread(target=watch, args=(limits, work, ended.wait), daemon=True)
+    thread = threading.Thread(target=enforce_limits, args=(limits, work, ended.wait), daemon=True)
     thread.start()
     try:
         yield
@@ -286,7 +286,7 @@ def watching_limits(folder: RunFolder, work: Stoppable) -> Generator[None]:
         thread.join(_END_WAIT_S)
 
 
-def watch(
+def enforce_limits(
     limits: RunLimits,
     work: Stoppable,
     has_ended: Callable[[float], bool],

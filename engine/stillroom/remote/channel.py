@@ -31,7 +31,7 @@ SHELL_LINE = "exec sh -c 'IFS= read -r line && eval \"$line\"'"
 _SCRIPT_END_MARK = "--stillroom-script-end--"
 _SCRIPT_END = re.compile(_SCRIPT_END_MARK + r"(\d{1,3})", re.ASCII)
 _MAX_SCRIPT_BYTES = bounds.SCRIPT.limit
-"""What a script may print altogether; a long installation prints some 100 kB."""
+"""The most bytes that a script may print; a long installation prints some 100 kB."""
 _MAX_STDERR_BYTES = bounds.SCRIPT_ERRORS.limit
 _END_WAIT_S = 10.0
 _CLOSE_WAIT_S = 2.0
@@ -53,24 +53,24 @@ class PipedProcess(subprocess.Popen[bytes]):
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        self._printed_errors = b""
-        self._reader = threading.Thread(target=self._read_errors, daemon=True)
+        self._stderr_tail = b""
+        self._reader = threading.Thread(target=self._read_stderr, daemon=True)
         self._reader.start()
 
-    def last_errors(self) -> str:
+    def stderr_tail(self) -> str:
         """Returns the tail of the process's standard error."""
         self._reader.join(_END_WAIT_S / 10)
-        return self._printed_errors.decode("utf-8", errors="replace").strip()
+        return self._stderr_tail.decode("utf-8", errors="replace").strip()
 
-    def _read_errors(self) -> None:
+    def _read_stderr(self) -> None:
         # The output is unbounded, so it is neither kept whole nor written to a file.
         with cast("IO[bytes]", self.stderr) as stream:
             while data := os.read(stream.fileno(), _MAX_STDERR_BYTES):
-                self._printed_errors = (self._printed_errors + data)[-_MAX_STDERR_BYTES:]
+                self._stderr_tail = (self._stderr_tail + data)[-_MAX_STDERR_BYTES:]
 
 
 class Channel(Protocol):
-    """A way to run commands on one machine."""
+    """Runs commands on one machine."""
 
     @property
     def name(self) -> str:
@@ -84,7 +84,7 @@ class Channel(Protocol):
         """
         ...
 
-    def explain(self, exit_code: int | None, printed: str) -> EngineError | None:
+    def explain(self, exit_code: int | None, stderr: str) -> EngineError | None:
         """Returns the connection error behind a failed command's exit code and standard error.
 
         None if the connection was not the cause.
@@ -111,7 +111,7 @@ class LocalChannel:
         """Starts a shell that reads one line and executes it."""
         return PipedProcess(["sh", "-c", SHELL_LINE], self._environment)
 
-    def explain(self, exit_code: int | None, printed: str) -> EngineError | None:
+    def explain(self, exit_code: int | None, stderr: str) -> EngineError | None:
         """Returns None: there is no connection that could fail."""
         return None
 
@@ -129,7 +129,7 @@ class _RemoteProcess:
         self._frames = Frames(self._source, self._sink)
 
     def begin(self, line: str) -> None:
-        """Sends the line to the machine's shell; the command must print the mark of `frames.py`."""
+        """Starts a command that prints the mark of `frames.py`, and skips the output before it."""
         with suppress(OSError):  # If the shell has exited, the read below finds out why.
             self._sink.write(line.encode() + b"\n")
             self._sink.flush()
@@ -138,7 +138,7 @@ class _RemoteProcess:
         except BrokenStreamError as broken:
             raise self._connection_error(broken) from broken
 
-    def _read_errors_at_exit(self) -> str:
+    def _stderr_at_exit(self) -> str:
         """Waits for the command to exit, and returns the tail of its standard error."""
         try:
             self._process.wait(_CLOSE_WAIT_S)
@@ -147,16 +147,16 @@ class _RemoteProcess:
             _close_pipes(self._process)
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_WAIT_S)
-        return self._process.last_errors()
+        return self._process.stderr_tail()
 
     def _connection_error(self, broken: BrokenStreamError) -> EngineError:
         """Returns the error for a broken stream, as the channel explains it if it can."""
-        printed = self._read_errors_at_exit()
-        explained = self._channel.explain(self._process.returncode, printed)
+        stderr = self._stderr_at_exit()
+        explained = self._channel.explain(self._process.returncode, stderr)
         if explained is not None:
             return explained
         name = self._channel.name
-        return UnreachableError(f"connection to {name} lost: {printed or broken}", _RETRY_FIX)
+        return UnreachableError(f"connection to {name} lost: {stderr or broken}", _RETRY_FIX)
 
 
 class RemoteCommand(_RemoteProcess):
@@ -195,7 +195,7 @@ class RemoteCommand(_RemoteProcess):
         """Returns the next reply. Raises UnreachableError if there is none."""
         message = self.receive(kind)
         if message is None:
-            raise UnreachableError(f"{self._channel.name} sent no reply", _RETRY_FIX)
+            raise UnreachableError(f"the agent on {self._channel.name} sent no reply", _RETRY_FIX)
         return message
 
     def replies(self, kind: type[_Message] | Any) -> Generator[_Message]:
@@ -220,10 +220,10 @@ class RemoteScript(_RemoteProcess):
 
         Raises MachineError if the script fails, and UnreachableError if the connection is lost.
         """
-        num_left = _MAX_SCRIPT_BYTES
-        while line := self._source.readline(num_left):
-            num_left -= len(line)
-            if num_left <= 0:
+        bytes_left = _MAX_SCRIPT_BYTES
+        while line := self._source.readline(bytes_left):
+            bytes_left -= len(line)
+            if bytes_left <= 0:
                 limit = f"{_MAX_SCRIPT_BYTES >> 20} MB"
                 raise self._script_error(
                     f"it printed more than {limit}, where a few lines are expected"
@@ -232,22 +232,22 @@ class RemoteScript(_RemoteProcess):
             if ended := _SCRIPT_END.fullmatch(text):
                 if code := int(ended[1]):
                     raise self._script_error(
-                        self._read_errors_at_exit() or f"it exited with code {code}"
+                        self._stderr_at_exit() or f"it exited with code {code}"
                     )
                 return
             yield text
         raise self._connection_error(BrokenStreamError("the script's output ended early"))
 
-    def _script_error(self, printed: str) -> EngineError:
-        return script_error(self._channel.name, printed)
+    def _script_error(self, output: str) -> EngineError:
+        return script_error(self._channel.name, output)
 
 
-def script_error(name: str, printed: str) -> MachineError:
-    """Returns the error for a script that failed on a machine, given what it printed."""
-    problem = f"{name}: {printed[-1500:]}"
-    if _DISK_FULL.search(printed):
-        return MachineError(f"the disk of {name} is full: {printed[-500:]}", FREE_DISK)
-    if _NOT_PERMITTED.search(printed):
+def script_error(name: str, output: str) -> MachineError:
+    """Returns the error for a script that failed on a machine, given the end of its output."""
+    problem = f"{name}: {output[-1500:]}"
+    if _DISK_FULL.search(output):
+        return MachineError(f"the disk of {name} is full: {output[-500:]}", FREE_DISK)
+    if _NOT_PERMITTED.search(output):
         return MachineError(problem, OTHER_FOLDER)
     return MachineError(problem, "correct the cause on the machine, then try again")
 
@@ -273,13 +273,13 @@ def run_command(channel: Channel, line: str) -> Generator[RemoteCommand]:
 def run_script(channel: Channel, script: str) -> Generator[RemoteScript]:
     """Runs a script (POSIX sh) that needs no agent, for the duration of the block."""
     # Errors are recognised by their English text.
-    begin = f"export LC_ALL=C\necho {MARK.decode().strip()}"
-    text = f"{begin}\n({script}\n)\nprintf '\\n{_SCRIPT_END_MARK}%s\\n' $?\n"
+    header = f"export LC_ALL=C\necho {MARK.decode().strip()}"
+    text = f"{header}\n({script}\n)\nprintf '\\n{_SCRIPT_END_MARK}%s\\n' $?\n"
     process = channel.open()
     try:
-        script_run = RemoteScript(channel, process)
-        script_run.begin(_one_line(text))
-        yield script_run
+        running = RemoteScript(channel, process)
+        running.begin(_one_line(text))
+        yield running
     finally:
         _end_process(process)
 

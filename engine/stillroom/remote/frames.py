@@ -33,16 +33,16 @@ class BrokenStreamError(Exception):
         """The output received instead of messages, e.g. of a machine that rejects the login."""
 
 
-_ADVICE = "read the advice of the machine, the last line above"
+_READ_ADVICE = "read the machine's advice, the last line above"
 
 
-def with_advice(problem: str, fix: str) -> tuple[str, str]:
-    """Returns the problem and the fix of an error that another machine describes.
+def quote_remote_fix(problem: str, fix: str) -> tuple[str, str]:
+    """Returns the problem and the fix to show for an error that another machine sent.
 
-    The machine's own fix is text from others, which no agent should follow, so it is part of the
-    problem.
+    The machine's own fix is not trusted, since an agent might follow it. So it is quoted as a part
+    of the problem.
     """
-    return f"{problem}\nadvice of the machine: {fix}", _ADVICE
+    return f"{problem}\nthe machine's advice: {fix}", _READ_ADVICE
 
 
 class RemoteError(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +51,7 @@ class RemoteError(msgspec.Struct, frozen=True, kw_only=True):
     problem: Annotated[str, msgspec.Meta(max_length=20_000)]
     fix: Annotated[str, msgspec.Meta(max_length=20_000)]
     kind: _ErrorKind | None = None
-    """Its class in `_ERRORS`; None: EngineError."""
+    """Its class in `_ERRORS`; None for EngineError."""
 
 
 _ERRORS: Mapping[_ErrorKind, type[EngineError]] = {
@@ -63,7 +63,7 @@ _ERRORS: Mapping[_ErrorKind, type[EngineError]] = {
 class _Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     length: Annotated[int, msgspec.Meta(ge=0, le=_MAX_MESSAGE_BYTES)]
     holds: Literal["message", "error", "end"] = "message"
-    is_packed: bool = False
+    is_compressed: bool = msgspec.field(name="is_packed", default=False)
     """Whether the message is compressed, in one zlib stream with the earlier compressed ones."""
 
 
@@ -83,20 +83,20 @@ class Frames:
 
         Raises BrokenStreamError if no message follows.
         """
-        seen = bytearray()
-        while not seen.endswith(MARK):
+        greeting = bytearray()
+        while not greeting.endswith(MARK):
             byte = self._read(1)
-            if not byte or len(seen) > _MAX_GREETING_BYTES:
-                raise BrokenStreamError(_describe(bytes(seen)), output=_text(bytes(seen)))
-            seen += byte
-        return bytes(seen[: -len(MARK)])
+            if not byte or len(greeting) > _MAX_GREETING_BYTES:
+                raise BrokenStreamError(_describe(bytes(greeting)), output=_text(bytes(greeting)))
+            greeting += byte
+        return bytes(greeting[: -len(MARK)])
 
-    def send(self, message: object, *, is_packed: bool = False) -> None:
-        """Sends one message; `is_packed` compresses it in one stream with earlier ones."""
+    def send(self, message: object, *, is_compressed: bool = False) -> None:
+        """Sends one message; `is_compressed` compresses it in one stream with earlier ones."""
         body = msgspec.msgpack.encode(message)
-        if is_packed:
+        if is_compressed:
             body = self._compressor.compress(body) + self._compressor.flush(zlib.Z_SYNC_FLUSH)
-        self._send(body, "message", is_packed=is_packed)
+        self._send(body, "message", is_compressed=is_compressed)
 
     def send_error(self, error: EngineError) -> None:
         """Sends an error, which `receive` raises on the other side."""
@@ -104,8 +104,8 @@ class Frames:
         for name, error_type in _ERRORS.items():
             if isinstance(error, error_type):
                 kind = name
-        shown = RemoteError(problem=error.problem, fix=error.fix, kind=kind)
-        self._send(msgspec.msgpack.encode(shown), "error")
+        remote_error = RemoteError(problem=error.problem, fix=error.fix, kind=kind)
+        self._send(msgspec.msgpack.encode(remote_error), "error")
 
     def end(self) -> None:
         """Sends the end frame: no message follows, and there was no error."""
@@ -125,13 +125,13 @@ class Frames:
         body = self._read(header.length)
         if len(body) < header.length:
             raise BrokenStreamError("the stream ended inside a message")
-        if header.is_packed:
-            body = self._decompressed(body)
+        if header.is_compressed:
+            body = self._decompress(body)
         if header.holds == "end":
             return None
         return self._decode(body, kind, header)
 
-    def _decompressed(self, body: bytes) -> bytes:
+    def _decompress(self, body: bytes) -> bytes:
         """Decompresses the body of a message."""
         try:
             data = self._decompressor.decompress(body, _MAX_MESSAGE_BYTES)
@@ -151,7 +151,7 @@ class Frames:
         except (msgspec.MsgspecError, ValueError, RecursionError) as broken:
             raise BrokenStreamError(f"unexpected message: {broken}") from broken
         error_type = EngineError if error.kind is None else _ERRORS[error.kind]
-        raise error_type(*with_advice(error.problem, error.fix))
+        raise error_type(*quote_remote_fix(error.problem, error.fix))
 
     def _read_line(self) -> bytes:
         """Reads a header line."""
@@ -172,9 +172,9 @@ class Frames:
             raise BrokenStreamError(str(error)) from error
 
     def _send(
-        self, body: bytes, holds: Literal["message", "error", "end"], *, is_packed: bool = False
+        self, body: bytes, holds: Literal["message", "error", "end"], *, is_compressed: bool = False
     ) -> None:
-        header = _Header(length=len(body), holds=holds, is_packed=is_packed)
+        header = _Header(length=len(body), holds=holds, is_compressed=is_compressed)
         self._write(msgspec.json.encode(header) + b"\n" + body)
 
     def _write(self, data: bytes) -> None:
@@ -187,8 +187,8 @@ class Frames:
 
 
 def _describe(data: bytes) -> str:
-    """Returns a description of the received data for an error message."""
-    return f"received {_text(data)!r}" if _text(data) else "no output received"
+    """Returns a text for error messages that quotes the end of the received data."""
+    return f"unexpected output {_text(data)!r}" if _text(data) else "no output received"
 
 
 def _text(data: bytes) -> str:

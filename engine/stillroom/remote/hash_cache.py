@@ -28,11 +28,11 @@ class HashCache:
         may change again within the resolution of its modification time.
         """
         self._path, self._settled_after_s = path, settled_after_s
-        self._known: dict[str, _CachedHash] = {}
+        self._entries: dict[str, _CachedHash] = {}
         self._is_modified = False
         # A cache that cannot be read is rebuilt.
         with suppress(OSError, DataError):
-            self._known = read_json(path, dict[str, _CachedHash])
+            self._entries = read_json(path, dict[str, _CachedHash])
 
     def hash_of(self, path: Path, is_stopped: Callable[[], bool] = lambda: False) -> str:
         """Returns the SHA-256 of a file, which is read only if it may have changed.
@@ -40,22 +40,22 @@ class HashCache:
         Once `is_stopped`, returns early with an invalid hash that is not cached.
         """
         stamp = _stamp(path)
-        known = self._known.pop(str(path), None)
-        if known is None or known.stamp != stamp:
-            known = _CachedHash(stamp, file_sha256(path, is_stopped=is_stopped))
+        cached = self._entries.pop(str(path), None)
+        if cached is None or cached.stamp != stamp:
+            cached = _CachedHash(stamp, file_sha256(path, is_stopped=is_stopped))
             if is_stopped() or _stamp(path) != stamp or not self._is_settled(path):
-                return known.sha256
+                return cached.sha256
             self._is_modified = True
         # Ordered by last use, so that the least recently used are dropped.
-        self._known[str(path)] = known
-        return known.sha256
+        self._entries[str(path)] = cached
+        return cached.sha256
 
     def save(self) -> None:
         """Writes the cache; does nothing if it cannot be written."""
         if self._is_modified:
-            kept = dict(list(self._known.items())[-_MAX_CACHED:])
+            newest = dict(list(self._entries.items())[-_MAX_CACHED:])
             with suppress(OSError, EngineError):
-                write_json(self._path, kept, durable=False)
+                write_json(self._path, newest, durable=False)
                 self._is_modified = False
 
     def _is_settled(self, path: Path) -> bool:

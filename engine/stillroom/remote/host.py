@@ -72,13 +72,13 @@ class RunHost(Protocol):
         ...
 
     def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
-        """Returns the hashes that the machine lacks, with how many bytes it has of each."""
+        """Returns how many bytes the machine has received of each incomplete blob, by hash."""
         ...
 
     def send(self, blobs: Sequence[Blob], offsets: Mapping[str, int]) -> Iterator[int]:
         """Sends blobs, each from its offset on, and yields the number of bytes of each piece.
 
-        offsets: the bytes that the machine already has of each blob, by hash, as `missing` returns.
+        offsets: the bytes that the machine has received of each blob, by hash, from `missing`.
         A blob counts as stored only when the machine has verified its hash.
         """
         ...

@@ -65,22 +65,22 @@ def save_probe(
         return  # The machine is not up, and its hardware is not known yet.
     file = _probe_file(workspace, machine)
     make_folder(file.parent)
-    known = CachedProbe(
+    probe = CachedProbe(
         access_hash=_access_hash(machine),
         probed_at=now(),
         facts=facts,
         price_per_hour=price_per_hour,
     )
-    write_json(file, known)
+    write_json(file, probe)
 
 
 def load_probe(workspace: Workspace, machine: Machine) -> CachedProbe | None:
     """Returns a machine's cached probe; None if there is none or its entry has changed since."""
     try:
-        known = read_json(_probe_file(workspace, machine), CachedProbe)
+        probe = read_json(_probe_file(workspace, machine), CachedProbe)
     except (OSError, DataError):
         return None
-    return known if known.access_hash == _access_hash(machine) else None
+    return probe if probe.access_hash == _access_hash(machine) else None
 
 
 def _probe_file(workspace: Workspace, machine: Machine) -> Path:
@@ -106,16 +106,16 @@ def remote_runs(workspace: Workspace) -> Iterator[tuple[RunFolder, JobSpec, Remo
 def hardware_of(
     workspace: Workspace, machine: Machine, config: TrainConfig | None = None
 ) -> Hardware:
-    """Returns a machine's known hardware, and the speed of an earlier run of the same training."""
-    known = load_probe(workspace, machine)
+    """Returns a machine's hardware as last probed, and the speed of its last run of the config."""
+    probe = load_probe(workspace, machine)
     measured = _earlier_rate(workspace, machine, config) if config is not None else None
     prices = (
         machine.price_per_hour,
-        known.price_per_hour if known is not None else None,
+        probe.price_per_hour if probe is not None else None,
         _earlier_price(workspace, machine),
     )
-    price = next((known_price for known_price in prices if known_price is not None), None)
-    if known is None:
+    price = next((price for price in prices if price is not None), None)
+    if probe is None:
         gpus = machine.access.requested_gpus
         return Hardware(
             machine.name,
@@ -125,7 +125,7 @@ def hardware_of(
             is_installed=False,
             measured=measured,
         )
-    facts = known.facts
+    facts = probe.facts
     return Hardware(
         machine.name,
         gpus=[name for gpu in facts.gpus for name in _gpu_names(gpu)],
@@ -143,22 +143,22 @@ def hardware_of(
 def _gpu_names(text: str) -> list[str]:
     """Returns one name per GPU of an element of `MachineFacts.gpus`; four for `4 x A10G, …`."""
     name = text.rpartition(",")[0] or text
-    several = re.fullmatch(r"(\d{1,2}) x (.+)", name)
-    return [several[2]] * int(several[1]) if several else [name]
+    counted = re.fullmatch(r"(\d{1,2}) x (.+)", name)
+    return [counted[2]] * int(counted[1]) if counted else [name]
 
 
 def _earlier_price(workspace: Workspace, machine: Machine) -> float | None:
     """Returns what a provisioned machine cost per hour in its last run, in USD; None if unknown."""
     if not machine.access.is_provisioned:
         return None
-    found = [
+    prices = [
         (view.last_contact or "", view.machine_usd / view.seconds_used * _HOUR_S)
         for _, spec, view in remote_runs(workspace)
         if _access_hash(spec.machine) == _access_hash(machine)
         and view.machine_usd
         and view.seconds_used
     ]
-    return max(found)[1] if found else None
+    return max(prices)[1] if prices else None
 
 
 def _earlier_rate(
@@ -169,7 +169,7 @@ def _earlier_rate(
     A failed run counts only if none succeeded, since it may have measured only slow first steps.
     """
     wanted = _speed_settings(config.model_dump(mode="json"))
-    found = list[tuple[bool, str, EarlierRate]]()
+    rates = list[tuple[bool, str, EarlierRate]]()
     for folder, spec, _ in remote_runs(workspace):
         if spec.machine.name != machine.name or _access_hash(spec.machine) != _access_hash(machine):
             continue
@@ -183,8 +183,8 @@ def _earlier_rate(
             ):
                 has_succeeded = state.status is RunStatus.SUCCEEDED
                 earlier = EarlierRate(folder.run_id, rate, _seconds_outside_steps(folder, rate))
-                found.append((has_succeeded, state.created_at, earlier))
-    return max(found, key=lambda run: run[:2])[2] if found else None
+                rates.append((has_succeeded, state.created_at, earlier))
+    return max(rates, key=lambda run: run[:2])[2] if rates else None
 
 
 def _seconds_outside_steps(folder: RunFolder, tokens_per_s: float) -> float | None:

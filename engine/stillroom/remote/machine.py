@@ -27,8 +27,8 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     bills_from: ClassVar[Literal["provision", "contact", "start"]] = "contact"
     """The event from which the machine is billed."""
     opened_by: ClassVar[str | None] = None
-    """`module:function` that returns the `RunHost` of a machine, called with the `Machine` and the
-    local folder of the run that it is for, or None; None if only its runs can connect to it."""
+    """`module:function` that opens a machine, called with the `Machine` and the local folder of its
+    run (or None); returns a `RunHost`. None if only the machine's runs can connect to it."""
     released_by: ClassVar[str | None] = None
     """`module:function` that releases a provisioned machine unless a run has started to use it,
     called with its entry of the provision log and the log."""
@@ -100,11 +100,11 @@ class SkyPilotCluster(Access, frozen=True, kw_only=True):
     @property
     def accelerator(self) -> tuple[str, int] | None:
         """The requested accelerator and its count; None if there is none or a choice of several."""
-        wanted = self.resources.get("accelerators")
-        if isinstance(wanted, Mapping) and len(wanted) == 1:
-            ((name, count),) = cast("Mapping[str, Any]", wanted).items()
-        elif isinstance(wanted, str):
-            name, _, count = wanted.partition(":")
+        requested = self.resources.get("accelerators")
+        if isinstance(requested, Mapping) and len(requested) == 1:
+            ((name, count),) = cast("Mapping[str, Any]", requested).items()
+        elif isinstance(requested, str):
+            name, _, count = requested.partition(":")
         else:
             return None
         try:
@@ -147,11 +147,11 @@ class HfJobsFlavor(Access, frozen=True, kw_only=True):
     def requested_gpus(self) -> list[str]:
         """The flavor's GPUs, derived from its name."""
         # `a100-large` has one GPU, `l4x4` and `a10g-largex4` have four.
-        name, times, num = self.flavor.partition("-")[0].partition("x")
+        name, x, num = self.flavor.partition("-")[0].partition("x")
         size = re.search(r"x(\d+)$", self.flavor)
         if name.startswith("cpu") or name == "zero":
             return []
-        count = int(num) if times and num.isdecimal() else int(size[1]) if size else 1
+        count = int(num) if x and num.isdecimal() else int(size[1]) if size else 1
         return [_FLAVOR_GPUS.get(name, name.upper())] * count
 
     def release_command(self, name: str, request_id: str | None) -> str:
@@ -168,7 +168,7 @@ class RayCluster(Access, frozen=True, kw_only=True):
 
     address: str
     workers: int | None = None
-    """The number of worker processes; None for that of the request or config.yml."""
+    """The number of worker processes; None to use that of the request or config.yml."""
 
     @property
     def summary(self) -> str:

@@ -18,7 +18,7 @@ from stillroom.teachers.providers import IN_PROCESS, endpoint_for
 
 _LOW_DISK_GB = 20.0
 """torch and its dependencies take some 8 GB; models and checkpoints need more."""
-_CLOCK_S = 60.0
+_MAX_CLOCK_OFFSET_S = 60.0
 _UV = "curl -LsSf https://astral.sh/uv/install.sh | sh"
 
 
@@ -36,11 +36,11 @@ def check_machine(
     machine = find_machine(workspace, where)
     checks = [_machine_check(machine)]
     if machine.access.can_be_probed:
-        answer = probe_all(workspace, [machine], open_machine)[machine.name]
-        if isinstance(answer, MachineFacts):
-            checks += _facts_checks(machine, answer)
+        probed = probe_all(workspace, [machine], open_machine)[machine.name]
+        if isinstance(probed, MachineFacts):
+            checks += _facts_checks(machine, probed)
         else:
-            checks.append(_connection_error(machine, answer))
+            checks.append(_failed_connection(machine, probed))
     if (request.provider or request.base_url) and request.provider not in IN_PROCESS:
         checks.append(_key_check(workspace, request, machine))
     if request.model is not None:
@@ -61,7 +61,7 @@ def _missing(name: str, detail: str, fix: str, *, says: str | None = None) -> Ch
 
 
 def _machine_check(machine: Machine) -> Check:
-    """Returns how the machine is reached and what it costs."""
+    """Reports how the machine is reached and what it costs."""
     detail = f"{machine.access.kind} {machine.access.summary}, from {machine.file}"
     if machine.price_per_hour is not None:
         return _ok("machine", f"{detail}; ${machine.price_per_hour:g} an hour")
@@ -71,7 +71,7 @@ def _machine_check(machine: Machine) -> Check:
     return _note("machine", f"{detail}; price unknown", fix)
 
 
-def _connection_error(machine: Machine, error: EngineError) -> Check:
+def _failed_connection(machine: Machine, error: EngineError) -> Check:
     """Returns the check for a machine that could not be probed."""
     if machine.access.is_provisioned and isinstance(error, UnreachableError):
         fix = "no action needed: a run provisions it and releases it afterwards"
@@ -91,7 +91,7 @@ def _facts_checks(machine: Machine, facts: MachineFacts) -> Iterator[Check]:
     yield _python_check(machine, facts)
     yield _disk_check(machine, facts)
     yield _code_check(facts)
-    if facts.clock_ahead_s is not None and abs(facts.clock_ahead_s) > _CLOCK_S:
+    if facts.clock_ahead_s is not None and abs(facts.clock_ahead_s) > _MAX_CLOCK_OFFSET_S:
         detail = (
             f"its clock is {facts.clock_ahead_s:+.0f} s off the local clock; runs are not affected"
         )
@@ -111,14 +111,14 @@ def _python_check(machine: Machine, facts: MachineFacts) -> Check:
             f"set `python:` in {machine.file} to the path of such an interpreter, or remove that "
             "line, and stillroom finds an interpreter",
         )
-    found = facts.python_version or "none"
+    version = facts.python_version or "none"
     if facts.has_uv:
         return _ok(
-            "python", f"found: {found}; uv installs Python {needed} or newer at the first start"
+            "python", f"found: {version}; the first run installs Python {needed} or newer with uv"
         )
     return _missing(
         "python",
-        f"Python {needed} or newer is needed, found: {found}",
+        f"Python {needed} or newer is needed, found: {version}",
         f"on {machine.name}: `{_UV}` (uv then installs Python), or set `python:` in "
         f"{machine.file} to an interpreter",
     )
@@ -152,7 +152,7 @@ def _disk_check(machine: Machine, facts: MachineFacts) -> Check:
 
 
 def _gpu_check(facts: MachineFacts) -> Check:
-    """Returns the machine's GPUs, or a note that it has none."""
+    """Reports the machine's GPUs, or notes that it has none."""
     if facts.gpus:
         driver = f"; driver {facts.driver}" if facts.driver else ""
         number = f"{len(facts.gpus)} GPUs" if len(facts.gpus) > 1 else "one GPU"
@@ -168,16 +168,16 @@ def _gpu_check(facts: MachineFacts) -> Check:
 
 
 def _code_check(facts: MachineFacts) -> Check:
-    """Returns whether this version of Stillroom is installed on the machine."""
+    """Reports whether the machine has this version of Stillroom, another one, or none."""
     start = f"; a process starts in {facts.start_s:.1f} s" if facts.start_s else ""
     if facts.has_same_code:
         return _ok("stillroom", f"the same code, {__version__}, is installed{start}")
     if facts.stillroom_version is not None:
-        detail = f"another version is installed; the next start sends {__version__}{start}"
+        detail = f"another version is installed; the next run sends {__version__}{start}"
         return _ok("stillroom", detail, says=facts.stillroom_version)
     return _note(
         "stillroom",
-        "not installed yet: the first start sends it and installs its packages, such as torch, "
+        "not installed yet: the first run sends it and installs its packages, such as torch, "
         f"which takes minutes{start}",
     )
 

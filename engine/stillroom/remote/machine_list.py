@@ -35,9 +35,7 @@ costs nothing; `not_asked`: no run of this workspace is on it, and this call did
 class ListMachines(StrictModel):
     """List the machines that runs may name."""
 
-    check: Annotated[bool, Field(description="Probe each now; otherwise only what is known")] = (
-        False
-    )
+    check: Annotated[bool, Field(description="Probe each now, else show the last probes")] = False
 
 
 class MachineRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,14 +66,14 @@ class MachineSummary(msgspec.Struct, frozen=True, kw_only=True):
     usd_per_hour_now: float | None
     """The current cost of the machine; None if unknown.
 
-    A machine of the user's own costs its price while a run is on it or it answers the probe of this
-    call; at other times only the user knows whether it is up.
+    A user's own machine counts as up while a run is on it or if it answers the probe of this call;
+    otherwise its cost is unknown.
     """
     spent_usd: float
     """What this workspace's runs on it have cost, without their teachers; of a rented machine, also
     from a run's end to its release."""
     budget_usd: float | None = None
-    """Its limit in machines.yml, if it has one."""
+    """Its `budget_usd` in machines.yml, if it has one."""
     runs: list[MachineRun]
     problem: OthersText | None = None
     """Why it did not answer, or why it may cost money although no run needs it, and what to do."""
@@ -86,24 +84,24 @@ class MachineList(msgspec.Struct, frozen=True, kw_only=True):
 
     machines: list[MachineSummary]
     usd_per_hour_now: float | None
-    """The current cost of the machines whose cost is known; None if that is 0 and there are others.
+    """The current cost of the machines whose cost is known.
 
-    `check` may tell what those cost.
+    None if that is 0 and other machines' cost is unknown, which `check` may determine.
     """
 
 
 @dataclass(slots=True)
 class _ListedMachine:
-    """One machine with its runs, its provisioned instances, and its answer to the probe."""
+    """One machine with its runs, its provisioned instances, and the result of this call's probe."""
 
     machine: Machine
     runs: list[MachineRun] = field(default_factory=list[MachineRun])
-    """This workspace's runs on it that are not over."""
+    """This workspace's runs that are active on it or wait for it."""
     spent_usd: float = 0.0
     is_used: bool = False
     """Whether a run of this workspace is using the machine now."""
     provisioned: list[ProvisionedMachine] = field(default_factory=list[ProvisionedMachine])
-    answer: MachineFacts | EngineError | None = None
+    probed: MachineFacts | EngineError | None = None
 
     def add(self, folder: RunFolder, view: RemoteView) -> None:
         """Adds a run on the machine."""
@@ -129,7 +127,7 @@ class _ListedMachine:
     def summary(self, workspace: Workspace) -> MachineSummary:
         """Returns the machine's entry in the result."""
         machine = self.machine
-        known, hardware = load_probe(workspace, machine), hardware_of(workspace, machine)
+        last_probe, hardware = load_probe(workspace, machine), hardware_of(workspace, machine)
         price = hardware.price_per_hour
         if machine.price_per_hour is None and self.provisioned:
             price = self.provisioned[0].price_per_hour or price
@@ -141,7 +139,7 @@ class _ListedMachine:
             computes=hardware.description,
             gpu_memory_gb=list(hardware.gpu_memory_gb),
             free_disk_gb=hardware.free_disk_gb,
-            asked_at=known.probed_at if known is not None else None,
+            asked_at=last_probe.probed_at if last_probe is not None else None,
             price_per_hour=price,
             usd_per_hour_now=self._usd_per_hour_now(price),
             spent_usd=self.spent_usd,
@@ -155,22 +153,22 @@ class _ListedMachine:
         num_billed = max(len(self.provisioned), int(self.is_used))
         if not num_billed and self.machine.access.is_provisioned:
             return 0.0
-        is_up = num_billed > 0 or isinstance(self.answer, MachineFacts)
+        is_up = num_billed > 0 or isinstance(self.probed, MachineFacts)
         return price and max(num_billed, 1) * price if is_up or price == 0 else None
 
     def _state(self) -> MachineState:
         """Returns whether the machine is used, up or down, and whether it has answered."""
         is_down = self.machine.access.is_provisioned and not self.provisioned
-        has_no_answer = isinstance(self.answer, EngineError)
-        if self.answer is None and self.runs:
-            has_no_answer = all(run.problem is not None for run in self.runs)
-        if has_no_answer and not is_down:
+        is_unreachable = isinstance(self.probed, EngineError)
+        if self.probed is None and self.runs:
+            is_unreachable = all(run.problem is not None for run in self.runs)
+        if is_unreachable and not is_down:
             return "unreachable"
         if self.is_used or any(not entry.is_abandoned for entry in self.provisioned):
             return "in_use"
         if self.machine.access.is_provisioned:
             return "down" if is_down else "up"
-        return "answers" if isinstance(self.answer, MachineFacts) else "not_asked"
+        return "answers" if isinstance(self.probed, MachineFacts) else "not_asked"
 
     def _problem(self) -> str | None:
         """Returns the machine's most important problem; None if it has none."""
@@ -179,8 +177,8 @@ class _ListedMachine:
                 f"up since {entry.since}, but no run needs it: it is being released now; if it is "
                 f"still listed in a few minutes, run `{entry.release_command}`"
             )
-        if isinstance(self.answer, EngineError):
-            return f"{self.answer.problem} ({self.answer.fix})"
+        if isinstance(self.probed, EngineError):
+            return f"{self.probed.problem} ({self.probed.fix})"
         return next((run.problem for run in self.runs if run.problem is not None), None)
 
 
@@ -206,8 +204,8 @@ def list_machines(
             entry
         )
     if request.check:
-        for name, answer in probe_all(workspace, machines, open_machine).items():
-            listed[name].answer = answer
+        for name, result in probe_all(workspace, machines, open_machine).items():
+            listed[name].probed = result
     for folder, spec, view in remote_runs(workspace):
         if spec.machine.name in listed:
             listed[spec.machine.name].add(folder, view)
@@ -230,28 +228,27 @@ def probe_all(
 ) -> Mapping[str, MachineFacts | EngineError]:
     """Probes machines concurrently; returns each machine's facts or error by name.
 
-    A machine that does not answer in time gets an error.
-
-    For a machine that is not up, its provider is queried; nothing is provisioned.
+    A machine that does not answer in time gets an error. For a machine that is not up, its provider
+    is queried; nothing is provisioned.
     """
-    answers: dict[str, MachineFacts | EngineError] = {}
+    results: dict[str, MachineFacts | EngineError] = {}
 
     def probe(machine: Machine) -> None:
         try:
-            answers[machine.name] = probe_machine(workspace, machine, open_machine(machine))
+            results[machine.name] = probe_machine(workspace, machine, open_machine(machine))
         except EngineError as error:
-            answers[machine.name] = error
+            results[machine.name] = error
 
-    probed = [machine for machine in machines if machine.access.can_be_probed]
-    threads = [threading.Thread(target=probe, args=(machine,), daemon=True) for machine in probed]
+    machines = [machine for machine in machines if machine.access.can_be_probed]
+    threads = [threading.Thread(target=probe, args=(machine,), daemon=True) for machine in machines]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + timeout_s
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     return {
-        machine.name: answers.get(machine.name, _timeout_error(machine, timeout_s))
-        for machine in probed
+        machine.name: results.get(machine.name, _timeout_error(machine, timeout_s))
+        for machine in machines
     }
 
 

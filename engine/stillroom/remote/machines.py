@@ -29,7 +29,7 @@ _RESERVED_NAMES = frozenset({"start", "first_difference", "critic"})
 """Values of an earlier `where` option of generate_rollouts, which older requests still use."""
 _EXAMPLE = "gpu-box: {ssh: me@host, price_per_hour: 2.40}"
 _SSH_PORT = 22
-_UNREADABLE = (OSError, yaml.YAMLError, ValueError, RecursionError)
+_YAML_ERRORS = (OSError, yaml.YAMLError, ValueError, RecursionError)
 
 _Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=1000)]
 
@@ -136,8 +136,8 @@ class MachineEntry(StrictModel):
         sky = entry.get("skypilot")
         if isinstance(sky, dict):
             resources = dict(cast("dict[str, Any]", sky))
-            own = {"autostop": resources.pop("autostop")} if "autostop" in resources else {}
-            entry["skypilot"] = {**own, "resources": resources}
+            autostop = {"autostop": resources.pop("autostop")} if "autostop" in resources else {}
+            entry["skypilot"] = {**autostop, "resources": resources}
         return entry
 
     @model_validator(mode="after")
@@ -208,9 +208,9 @@ def is_user_owned(workspace: Workspace, path: Path) -> bool:
 
 
 def check_keys_allowed(workspace: Workspace, machine: Machine, key_names: Sequence[str]) -> None:
-    """Raises InputError if a secret may not be sent to a machine.
+    """Raises InputError if one of these secrets may not be sent to a machine.
 
-    Machines of the user's own machines.yml may get every secret, and other machines those that
+    Machines of the user's own machines.yml may get all secrets, other machines only those that
     keys.yml allows for their hosts.
     """
     if machine.file and is_user_owned(workspace, Path(machine.file)):
@@ -243,7 +243,7 @@ def _read_machines(path: Path, *, is_own: bool) -> list[Machine]:
         text = path.read_bytes()
         raw: Any = read_yaml(text)
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except _UNREADABLE as error:
+    except _YAML_ERRORS as error:
         raise ConfigError(
             parse_error_message(path, error), f"correct the syntax; example entry: {_EXAMPLE}"
         ) from error
@@ -266,9 +266,9 @@ def _parse_entry(
     fix = f"correct the file; example entry: {_EXAMPLE}"
     position = f"{path}:{_line_of(root, (name,))}: "
     if not isinstance(name, str) or not _is_valid_name(name):
-        shown = repr(name)[:80]
+        quoted = repr(name)[:80]
         raise ConfigError(
-            f"{position}{shown} is not a valid machine name",
+            f"{position}{quoted} is not a valid machine name",
             "use up to 64 letters, digits, `.`, `_` and `-`, beginning with a letter or digit, "
             "and no reserved word such as local or start",
         )
@@ -310,18 +310,18 @@ def _check_duplicate_keys(path: Path, node: yaml.Node) -> None:
 
 
 def _line_of(root: yaml.Node, key_path: Sequence[object]) -> int:
-    """Returns the line of the value at `key_path`, or of its innermost parent there."""
+    """Returns the line of the value at `key_path`, or of its innermost parent that exists."""
     node, line = root, root.start_mark.line + 1
     for part in key_path:
         inner = _child_of(node, part)
         if inner is None:
-            continue  # a key that only the expanded form has
+            continue  # a key that exists only after short forms are expanded
         line, node = inner
     return line
 
 
 def _child_of(node: yaml.Node, part: object) -> tuple[int, yaml.Node] | None:
-    """Returns the line and the node of a mapping's key or a list's index; None if it has none."""
+    """Returns the line and the node at a mapping's key or a list's index; None if it is absent."""
     if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
         return node.value[part].start_mark.line + 1, node.value[part]
     if isinstance(node, yaml.MappingNode):

@@ -32,18 +32,18 @@ def plan_training(
     config = load_config(workspace.existing(request.config, label="config"), request.overrides)
     chosen = find_machine(workspace, request.where)
     check_remote_config(config, chosen)
-    first = hardware_of(workspace, chosen, config)
-    if not first.is_known:
+    hardware = hardware_of(workspace, chosen, config)
+    if not hardware.is_known:
         _probe(workspace, chosen, open_machine)
-        first = hardware_of(workspace, chosen, config)
+        hardware = hardware_of(workspace, chosen, config)
     others = [machine for machine in all_machines(workspace) if machine.name != chosen.name]
-    known = (hardware_of(workspace, machine, config) for machine in others)
+    alternatives = (hardware_of(workspace, machine, config) for machine in others)
     try:
         from stillroom.train.planning.other_machines import plan_elsewhere
     except ModuleNotFoundError as error:
         raise missing_extra("train", "planning a training run") from error
     return plan_elsewhere(
-        workspace, request, [first, *(other for other in known if other.is_known)]
+        workspace, request, [hardware, *(other for other in alternatives if other.is_known)]
     )
 
 
@@ -54,6 +54,6 @@ def _probe(
     if not machine.access.can_be_probed:
         raise InputError(
             f"{machine.name} is a Ray cluster, whose GPUs stillroom cannot query",
-            "plan without where to see the memory needed; `ray status` shows the cluster's GPUs",
+            "plan without `where` to see the memory needed; `ray status` shows the cluster's GPUs",
         )
     probe_machine(workspace, machine, open_machine(machine))

@@ -121,7 +121,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """A request of the command `put`: a piece of a blob, and the size of the whole blob."""
+    """A request of the command `put`: some bytes of a blob, and the size of the whole blob."""
 
     sha256: str
     num_bytes: int
@@ -137,7 +137,7 @@ class PieceStored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FollowRequest(msgspec.Struct, frozen=True, array_like=True):
-    """The request of `follow`: a run, and the known size in bytes of each of its growing files."""
+    """The request of `follow`: a run, and how many bytes of each growing file are mirrored."""
 
     run_id: str
     seen: dict[str, int] = {}
@@ -226,8 +226,8 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     stillroom_version: str | None = None
     """The version of Stillroom on the machine; None if none is installed."""
     has_same_code: bool = False
-    """Whether the machine has exactly the local code."""
+    """Whether the machine has exactly the same code of Stillroom as this one."""
     clock_ahead_s: float | None = None
-    """How far its clock is ahead of the local one."""
+    """How far its clock is ahead of the local one, in seconds."""
     start_s: float | None = None
     """The time from starting the agent to its first reply."""

@@ -43,8 +43,8 @@ def is_safe(path: str) -> bool:
     return bool(parts) and not path.startswith("/") and ".." not in parts and "\0" not in path
 
 
-def is_of_run_folder(path: str, run_id: str) -> bool:
-    """Returns whether a path, relative to the workspace, is a run file that is downloaded."""
+def is_downloaded_run_file(path: str, run_id: str) -> bool:
+    """Returns whether a path relative to the workspace is in the run's folder and is downloaded."""
     parts = PurePosixPath(path).parts
     if not is_safe(path) or parts[:2] != ("runs", run_id) or len(parts) < 3:
         return False
@@ -53,7 +53,7 @@ def is_of_run_folder(path: str, run_id: str) -> bool:
 
 def is_output(path: str, outputs: Sequence[str]) -> bool:
     """Returns whether a file is one of a run's outputs or belongs to one, like a manifest."""
-    return is_safe(path) and any(_belongs(PurePosixPath(path), output) for output in outputs)
+    return is_safe(path) and any(_belongs_to(PurePosixPath(path), output) for output in outputs)
 
 
 def is_temporary(name: str) -> bool:
@@ -64,9 +64,9 @@ def is_temporary(name: str) -> bool:
 
 
 def download_unit(path: str, outputs: Sequence[str]) -> str:
-    """Returns what is renamed into place at once with a file: its folder, or the file alone.
+    """Returns the path that is renamed into place after a download: the file, or its folder.
 
-    A checkpoint or an exported model is such a folder, so it is either complete or absent.
+    It is the folder for a checkpoint or an exported model, so that it is complete or absent.
     """
     for output in outputs:
         if path.startswith(f"{output}/"):
@@ -76,17 +76,17 @@ def download_unit(path: str, outputs: Sequence[str]) -> str:
     return "/".join(parts[:4]) if is_checkpoint else path
 
 
-def _belongs(path: PurePosixPath, output: str) -> bool:
+def _belongs_to(path: PurePosixPath, output: str) -> bool:
     """Returns whether a path is an output, is in an output folder, or is a side file of one."""
     output_path = PurePosixPath(output)
     if output_path in (path, *path.parents):
         return True
     try:
-        first = path.relative_to(output_path.parent).parts[0]
+        sibling = path.relative_to(output_path.parent).parts[0]
     except ValueError:
         return False
     # `out.jsonl.manifest.json`, `.out.jsonl/journal.jsonl`, `out.dropped.jsonl`
     stem = output_path.name.removesuffix(output_path.suffix)
-    return first.removeprefix(".").startswith((f"{output_path.name}.", f"{stem}.")) or first == (
-        f".{output_path.name}"
+    return sibling.removeprefix(".").startswith((f"{output_path.name}.", f"{stem}.")) or (
+        sibling == f".{output_path.name}"
     )

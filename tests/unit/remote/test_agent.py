@@ -220,7 +220,7 @@ def test_rows_and_their_journal_are_told_as_they_are_written(place: AgentRun) ->
 
 
 def listed(place: AgentRun, *, is_last: bool, **known: object) -> list[str]:
-    finished = FinishedFiles(place, StartRecord(started=0.0, outputs=["out.jsonl"], **known))
+    finished = FinishedFiles(place, StartRecord(started_at=0.0, outputs=["out.jsonl"], **known))
     news = [each for each in finished.updates(is_last=is_last) if isinstance(each, RemoteFiles)]
     prefix = f"runs/{RUN}/"
     return [file.path.removeprefix(prefix) for each in news for file in each.files]
@@ -250,7 +250,7 @@ def test_what_was_sent_and_only_looks_like_an_output_is_not_told(place: AgentRun
 def test_a_run_is_told_of_although_its_disk_is_full(
     there: AgentFolder, place: AgentRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.start_file.write_bytes(msgspec.json.encode(StartRecord(started=time.monotonic())))
+    place.start_file.write_bytes(msgspec.json.encode(StartRecord(started_at=time.monotonic())))
     write_state(place, RunStatus.FAILED)
     place.folder.log.write_text("no space left on the disk\n")
     (place.folder.path / "config.json").write_text("{}")
@@ -303,7 +303,7 @@ def test_the_time_of_a_run_that_has_ended_is_that_until_its_end(
 ) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 500.0)
     monkeypatch.setattr(time, "time", lambda: 4060.0)
-    place.start_file.write_bytes(msgspec.json.encode(StartRecord(started=400.0)))
+    place.start_file.write_bytes(msgspec.json.encode(StartRecord(started_at=400.0)))
     write_state(place, RunStatus.SUCCEEDED)
     place.folder.write(msgspec.structs.replace(place.folder.read(), ended_at=ended_at))
 

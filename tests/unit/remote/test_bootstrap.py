@@ -23,10 +23,10 @@ from stillroom.remote.ssh.host import ChannelHost
 from stillroom.remote.ssh.requirements import (
     LocalPackages,
     PackagesToInstall,
-    canonical,
+    canonical_versions,
     local_packages,
-    own_requirements,
     packages_to_install,
+    run_requirements,
 )
 
 NEW = ("python3.14", "python3.13", "python3.12", "python3.11")
@@ -373,14 +373,14 @@ def test_conditions_are_those_of_the_machine(condition, version, expected):
     line = f'rapid; python_version < "3.12" and {condition}'
     local = LocalPackages(requires=[line], versions={})
 
-    found = own_requirements(local, ["traces"], [], python_version=version)
+    found = run_requirements(local, ["traces"], [], python_version=version)
 
     assert [requirement.name for requirement in found] == expected
 
 
 def test_an_extra_brings_its_packages():
     def names(*extras: str, packages: tuple[str, ...] = ()) -> set[str]:
-        found = own_requirements(local_packages(), extras, packages, python_version="3.12.1")
+        found = run_requirements(local_packages(), extras, packages, python_version="3.12.1")
         return {requirement.name for requirement in found}
 
     assert "msgspec" in names()
@@ -393,7 +393,7 @@ def test_an_extra_brings_its_packages():
 def test_the_first_of_two_installations_counts_and_odd_versions_are_passed_over():
     found = [("Torch", "2.9.0"), ("torch", "1.0"), ("odd", "not a version"), ("My_Tool", "1")]
 
-    assert canonical(found) == {"torch": "2.9.0", "my-tool": "1"}
+    assert canonical_versions(found) == {"torch": "2.9.0", "my-tool": "1"}
 
 
 def test_of_an_installers_log_the_last_step_is_shown() -> None:

@@ -273,7 +273,7 @@ def test_packages_that_tools_import_are_named_with_their_versions(workspace):
 
 def test_files_that_tools_name_go_with_them_but_no_keys(workspace):
     names = ("kb/a.json", "kb/deep/b.json", "kb/.hidden", "prices.csv", "q.txt", ".env", "id_rsa")
-    for name in names:
+    for name in (*names, "kb/.git/objects/ab/cdef"):
         written(workspace.root / name)
     needs = code(
         workspace,
@@ -293,6 +293,12 @@ def test_files_that_tools_name_go_with_them_but_no_keys(workspace):
         "sent, because the code refers to it: prices.csv",
         "sent, because the code refers to it: q.txt",
     ]
+
+
+def test_files_that_tools_name_go_with_them_from_a_hidden_workspace(workspace):
+    hidden = Workspace(workspace.root / ".hidden")
+    written(hidden.root / "kb" / "a.json")
+    assert places_of(hidden, code(hidden, "KB = 'kb'\n")) == ["workspace/kb/a.json"]
 
 
 def test_the_script_of_an_mcp_server_goes_with_it(workspace):

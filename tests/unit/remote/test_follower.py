@@ -1,7 +1,9 @@
 """The course of a run elsewhere with a machine that a test scripts, step by step."""
 
+import hashlib
 import itertools
 import shutil
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +36,7 @@ from stillroom.remote.records import (
     JobSpec,
     LaunchRequest,
     MachineFacts,
+    RemoteFile,
     RemoteFiles,
     RemoteState,
     RunUpdate,
@@ -127,7 +130,12 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def follow(
-    folder: RunFolder, host: ScriptedHost, *, access: dict[str, Access] = SSH, **spec: object
+    folder: RunFolder,
+    host: ScriptedHost,
+    *,
+    access: dict[str, Access] = SSH,
+    sleep: Callable[[float], None] = lambda _: None,
+    **spec: object,
 ) -> RunState:
     """Follows the run to its end, without waits."""
     machine = Machine(name="box", max_hours=2.0, **access)
@@ -138,7 +146,7 @@ def follow(
         wanted,
         host,  # type: ignore[arg-type]
         {},
-        sleep=lambda _: None,
+        sleep=sleep,
         clock=lambda: next(clock),
         backoff=Backoff(max_s=0.0),
     )
@@ -432,3 +440,39 @@ def test_a_machine_that_had_nothing_installed_is_looked_at_again_once_it_has(
     found = load_probe(workspace, machine)
     assert found is not None
     assert found.facts.stillroom_version == "0.1.0"
+
+
+def test_a_download_that_stalls_is_no_contact_with_the_machine(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_run, "_WRITE_VIEW_EVERY_S", 0.0)
+    data = b"some notes"
+    path = f"runs/{folder.run_id}/notes.md"
+    file = RemoteFile(path=path, sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data))
+    is_begun, is_stalled, is_resumed = threading.Event(), threading.Event(), threading.Event()
+    contacts: list[float | None] = []
+
+    class Stalling(ScriptedHost):
+        def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[RunUpdate]:
+            state, _ = super().follow(run_id, seen)
+            yield state
+            yield RemoteFiles(files=[file], is_last=True)
+
+        def fetch(self, run_id: str, path: str, offset: int) -> Generator[bytes]:
+            assert is_begun.wait(60.0)
+            yield data[:4]
+            is_stalled.set()
+            assert is_resumed.wait(60.0)
+            yield data[4:]
+
+    def sleep(_seconds: float) -> None:
+        time.sleep(0.001)
+        is_begun.set()
+        if is_stalled.is_set():
+            contacts.append(read_record(folder).contact_at)
+        if len(contacts) == 20:
+            is_resumed.set()
+
+    assert follow(folder, Stalling(), sleep=sleep).status is RunStatus.SUCCEEDED
+    # The bytes that came before it stalled are one contact.
+    assert len(set(contacts[:20])) <= 2

@@ -1,5 +1,6 @@
 """Runs on another machine, from the start here to the last file back, whatever breaks meanwhile."""
 
+import os
 import random
 import signal
 import time
@@ -29,7 +30,7 @@ def elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_program: Path
 ) -> Iterator[Elsewhere]:
     """A workspace and another machine; see fakes/local_follower.py."""
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
     monkeypatch.setenv("STILLROOM_PYTHON_THERE", str(warm_program))
     monkeypatch.setattr(remote_runs, "_FOLLOWER", "fakes.local_follower")
     monkeypatch.setattr(remote_runs, "_RESTART_AFTER_S", 0.0)
@@ -215,13 +216,13 @@ def test_a_second_cancel_kills_a_run_there_that_does_not_stop(elsewhere: Elsewhe
 def test_no_second_run_here_writes_the_output_of_a_run_elsewhere(elsewhere: Elsewhere) -> None:
     run = elsewhere.start()
     wait_until(lambda: elsewhere.rewarded(run) == ["0"])
-    with pytest.raises(OutputHeldError, match=f"a run elsewhere .* run {run.run_id}"):
+    with pytest.raises(OutputHeldError, match=f"a run on another machine .* run {run.run_id}"):
         check_free(elsewhere.home / "scored.jsonl")
     (elsewhere.home / "scored.jsonl").write_text("by hand\n")
     elsewhere.open()
     ended = elsewhere.ended(run)
     assert ended.status == "failed"
     assert ended.error is not None
-    assert "another local process has written" in ended.error.problem
+    assert "another local process wrote to" in ended.error.problem
     assert (elsewhere.home / "scored.jsonl").read_text() == "by hand\n"
     assert len(read_rows(run.path / "brought_back" / "scored.jsonl")) == 2

@@ -94,7 +94,7 @@ def test_an_error_of_the_other_side_is_raised(kind):
 
     with pytest.raises(EngineError, match="no room") as caught:
         reading(sink.getvalue()).receive(str)
-    assert caught.value.problem == "no room\nadvice of the machine: make some"
+    assert caught.value.problem == "no room\nthe machine's advice: make some"
     assert "make some" not in caught.value.fix
     assert type(caught.value) is kind
 
@@ -155,7 +155,7 @@ def test_messages_that_are_alike_cost_little() -> None:
     sizes = []
     for state in states:
         before = sink.tell()
-        sender.send(state, is_packed=True)
+        sender.send(state, is_compressed=True)
         sender.send(b"as it is")
         sizes.append(sink.tell() - before)
     receiver = reading(sink.getvalue())
@@ -167,7 +167,7 @@ def test_messages_that_are_alike_cost_little() -> None:
 
 def test_a_packed_message_that_is_damaged_breaks_the_stream() -> None:
     sink = io.BytesIO()
-    Frames(io.BytesIO(), sink).send("text" * 100, is_packed=True)
+    Frames(io.BytesIO(), sink).send("text" * 100, is_compressed=True)
     head, _, body = sink.getvalue().partition(b"\n")
     with pytest.raises(BrokenStreamError, match="cannot be decompressed"):
         reading(head + b"\n" + b"x" * len(body)).receive(str)

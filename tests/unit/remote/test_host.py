@@ -96,7 +96,7 @@ def test_files_that_were_deleted_or_changed_there_come_back(user: SshUser, host:
 
     host.prepare(order_for(host), said.append)
 
-    assert [text for text in said if text] == ["upload changed code"]
+    assert [text for text in said if text] == ["upload code again"]
     with closing(host_of(user)) as other:  # It finds the environment without making one.
         assert other.missing([]) == {}
     [python] = (root / "venvs").glob("*/bin/python")

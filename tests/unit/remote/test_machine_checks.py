@@ -43,7 +43,7 @@ def test_a_good_machine_is_ready_and_remembered(tmp_path):
     assert checks["gpu"].detail == "one GPU, 79.6 GB each"
     assert checks["gpu"].machine_says == "NVIDIA H100 80GB HBM3, 79.6 GB; driver 570.1"
     assert "500 GB free" in checks["disk"].detail
-    assert "the first start sends it" in checks["stillroom"].detail
+    assert "the first run sends it" in checks["stillroom"].detail
     assert "2.5 s" in checks["stillroom"].detail
     workspace = name_machines(tmp_path, BOX)
     known = load_probe(workspace, find_machine(workspace, "gpu-box"))

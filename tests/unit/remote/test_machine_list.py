@@ -164,7 +164,7 @@ def test_what_is_up_without_a_run_costs_and_says_how_to_put_it_down(tmp_path, pr
     workspace = name_machines(tmp_path, TWO)
     sky = find_machine(workspace, "sky")
     run = add_remote_run(workspace, RemoteView(where="sky", phase="running"), machine=sky)
-    with provision_log.holding("stillroom-sky") as held:
+    with provision_log.lock_entry("stillroom-sky") as held:
         held.add(sky, "stillroom-sky", run.path)
         held.update(request_id=None, price_per_hour=3.2)
 
@@ -172,7 +172,7 @@ def test_what_is_up_without_a_run_costs_and_says_how_to_put_it_down(tmp_path, pr
     assert (busy.machines[1].state, busy.usd_per_hour_now) == ("in_use", 3.2)
     assert busy.machines[1].problem is None
 
-    with provision_log.holding("stillroom-sky") as held:
+    with provision_log.lock_entry("stillroom-sky") as held:
         held.drop_run(run.path)
     (run.path / "remote_view.json").write_bytes(b'{"where": "sky", "phase": "over"}')
 
@@ -190,7 +190,7 @@ def test_what_a_provider_lists_of_a_machine_that_is_not_up_is_known(tmp_path, pr
     listing = MachineFacts(
         system="a job of Hugging Face",
         num_processors=48,
-        gpus=["4 x Nvidia A10G, 96 GB in all"],
+        gpus=["4 x Nvidia A10G, 96 GB in total"],
         gpu_memory_gb=[24.0] * 4,
     )
     open_machine = ScriptedMachines({"hub": listing}, price_per_hour=5.0)
@@ -214,7 +214,7 @@ def a_run(tmp_path: Path, name: str, *, phase: str = "running", workspace: str =
 
 
 def provision(provision_log: ProvisionLog, name: str, *runs: Path, machine: Machine = SKY) -> None:
-    with provision_log.holding(name) as held:
+    with provision_log.lock_entry(name) as held:
         for run in runs:
             held.add(machine, name, run)
 
@@ -288,7 +288,7 @@ def test_each_entry_says_how_it_is_put_down_by_hand(tmp_path, provision_log):
     cluster, job = (provision_log.find(name) for name in ("stillroom-sky-1", "stillroom-sft-2"))
     assert cluster.release_command == "sky down -y stillroom-sky-1"
     assert "hf jobs ps" in job.release_command
-    with provision_log.holding(job.name) as held:
+    with provision_log.lock_entry(job.name) as held:
         held.update(request_id="job7")
     assert provision_log.find(job.name).release_command == "hf jobs cancel job7"
 

@@ -93,7 +93,7 @@ def test_a_run_that_has_ended_there_is_running_until_all_of_it_is_here(folder: R
     assert mirror.final.status is RunStatus.FAILED
     # Its advice is text from others, so an agent gets it as part of the problem.
     assert mirror.final.error is not None
-    assert mirror.final.error.problem == "no\nadvice of the machine: cancel all other runs"
+    assert mirror.final.error.problem == "no\nthe machine's advice: cancel all other runs"
     assert "cancel" not in mirror.final.error.fix
 
 

@@ -89,7 +89,7 @@ def cluster_host(
         run.path,
         calls=SkyCalls(cloud.package(), cli=lambda arguments: None),
         provision_log=ProvisionLog(elsewhere.root / "state"),
-        by_ssh=lambda _name, _address: channel,
+        open_channel=lambda _name, _address: channel,
         python=str(python),
     )
 

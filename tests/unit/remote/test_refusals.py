@@ -73,7 +73,7 @@ def generate(**options: Any) -> GenerateRollouts:
 @pytest.mark.parametrize(
     ("request_of", "reported"),
     [
-        (lambda: generate(dry_run=True), "dry_run calls nothing"),
+        (lambda: generate(dry_run=True), "not supported with dry_run"),
         (lambda: EvaluateModel(data="d", model="m", where="box", dry_run=True), "dry_run"),
         (lambda: generate(ray_address="auto"), "ray_address and where: box"),
         (lambda: ExportModel(model="m", output="o", format="gguf", where="box"), "format gguf"),

@@ -1,6 +1,7 @@
 """A cluster that SkyPilot brings up is put down again, whenever our side is killed."""
 
 import io
+import os
 import random
 import shutil
 import subprocess
@@ -82,7 +83,7 @@ class Life:
                 self.cloud.package(moments), cli=lambda arguments: None, pause=self.pauses.append
             ),
             provision_log=self.log,
-            by_ssh=lambda _name, address: ClusterChannel(address, self.cloud, moments),
+            open_channel=lambda _name, address: ClusterChannel(address, self.cloud, moments),
             python="python3",
         )
 
@@ -360,7 +361,7 @@ def get(request_id):
     raise exceptions.ClusterDoesNotExist(request_id)
 """
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     calls = SkyProcess()
     calls.call(SkyCalls.release, "one")
     with pytest.raises(UnreachableError, match="no network"):

@@ -1,5 +1,6 @@
 """A training that moves from machine to machine is the unbroken one, and what follows is local."""
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +48,7 @@ REWARDS = """
 def elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_program: Path
 ) -> Iterator[Elsewhere]:
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
     monkeypatch.setenv("STILLROOM_PYTHON_THERE", str(warm_program))
     monkeypatch.setenv("STILLROOM_CONFIG", str(tmp_path / "own"))
     monkeypatch.setattr(remote_runs, "_FOLLOWER", "fakes.local_follower")

@@ -8,7 +8,7 @@ import pytest
 
 from stillroom.errors import DataError
 from stillroom.files import write_json
-from stillroom.jobs.worker import watch
+from stillroom.jobs.worker import enforce_limits
 from stillroom.remote.follower.launcher import reserve_s
 from stillroom.remote.follower.local_run import machine_usd
 from stillroom.run_folder import LIMITS_FILE
@@ -98,7 +98,7 @@ def test_a_run_is_stopped_in_time_and_killed_if_it_does_not_stop(
     stops_after_s: float, was_killed: bool
 ) -> None:
     work = Work(stops_after_s)
-    watch(limits(), work, work.has_ended, clock=lambda: work.clock_s, kill=work.kill)
+    enforce_limits(limits(), work, work.has_ended, clock=lambda: work.clock_s, kill=work.kill)
     assert len(work.reasons) == 1
     assert work.was_killed == was_killed
     # However it ended, the machine and the teacher together cost no more than the budget, and

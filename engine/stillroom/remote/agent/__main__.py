@@ -38,7 +38,7 @@ class _Command(NamedTuple):
 def main(arguments: Sequence[str]) -> int:
     """Executes the command and returns the exit code, which is 0 even if an error was sent."""
     agent, name = AgentFolder(Path(arguments[0]).expanduser().absolute()), arguments[1]
-    frames = _frames()
+    frames = _open_frames()
     frames.begin()
     try:
         _serve(agent, name, frames)
@@ -54,14 +54,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _serve(agent: AgentFolder, name: str, frames: Frames) -> None:
-    """Answers requests until the other side sends the end frame."""
+    """Handles requests until the other side sends the end frame."""
     command = _command(name)
     signal.alarm(_IDLE_TIMEOUT_S)
     while (request := frames.receive(command.request)) is not None:
         signal.alarm(0)
         for reply in command.handler(agent, request) or ():
             # Successive updates of a run are similar, so they compress well.
-            frames.send(reply, is_packed=name == "follow")
+            frames.send(reply, is_compressed=name == "follow")
         signal.alarm(_IDLE_TIMEOUT_S)
 
 
@@ -96,7 +96,7 @@ def _command(name: str) -> _Command:
             )
 
 
-def _frames() -> Frames:
+def _open_frames() -> Frames:
     """Reserves standard input and output for frames, and redirects other output to stderr."""
     source = os.fdopen(os.dup(0), "rb")
     sink = os.fdopen(os.dup(1), "wb")
@@ -124,7 +124,7 @@ def _os_error(error: OSError) -> EngineError:
             return EngineError(f"the disk is full: {name} could not be written", FREE_DISK)
         case errno.EACCES | errno.EPERM | errno.EROFS:
             problem = f"the machine's user has no access to {name}: {error.strerror}"
-            fix = f"give it access; if the file is in the machine's folder: {OTHER_FOLDER}"
+            fix = f"give the user access; if the file is in the machine's folder: {OTHER_FOLDER}"
             return AccessDeniedError(problem, fix)
         case _:
             problem = f"{name}: {error.strerror or error}"

@@ -39,7 +39,7 @@ _LOCK_POLL_S = 0.2
 _LOG_LINES = 30
 _UNUSED_S = 60 * 86400
 # Conflicts between an image's packages are irrelevant, and slow to detect.
-_QUIET = ("--no-warn-conflicts", "--progress-bar", "off")
+_PIP_OPTIONS = ("--no-warn-conflicts", "--progress-bar", "off")
 _COMPLETE_FILE = "whole"
 _STEP = re.compile(r" *(Looking|Collecting|Downloading|Using cached|Building|Installing|Resolved) ")
 
@@ -64,12 +64,12 @@ class _InstallRequest(TypedDict):
     """The path of uv; None to install with pip."""
 
 
-class _FailedError(Exception):
+class _InstallError(Exception):
     """The environment could not be created; the message is the reason."""
 
 
 def main() -> int:
-    """Answers both requests. The installation continues even if the client disconnects."""
+    """Handles both requests. The installation continues even if the client disconnects."""
     if sys.argv[1:]:
         root, *sites = sys.argv[1:]
         _Installation(Path(root), json.loads(sys.stdin.readline()), sites).run()
@@ -77,7 +77,7 @@ def main() -> int:
     probe: _ProbeRequest = json.loads(sys.stdin.readline())
     root = probe["root"]
     sites = _own_site_folders() if probe["uses_packages"] else []
-    installed = _installed() if sites else []
+    installed = _installed_packages() if sites else []
     code = code_hash_of(code_files(Path(root, "code", probe["code"], "stillroom")))
     version = platform.python_version()
     _reply({"code": code, "installed": installed, "python_version": version})
@@ -100,12 +100,12 @@ def _install_in_child(arguments: list[str], request: str) -> None:
         stderr=subprocess.STDOUT,
         encoding="utf-8",
         errors="replace",
-        env=_login_environment(),
+        env=_installer_environment(),
         start_new_session=True,
     )
     with cast("IO[str]", worker.stdin) as stdin:
         stdin.write(request)
-    printed = ""
+    output = ""
     for line in cast("IO[str]", worker.stdout):
         if line.startswith("{"):
             try:
@@ -114,11 +114,11 @@ def _install_in_child(arguments: list[str], request: str) -> None:
             except OSError:
                 os._exit(1)
         else:
-            printed = (printed + line)[-1500:]
+            output = (output + line)[-1500:]
     code = worker.wait()  # no limit: it has closed its output and exits
     if code:
         reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        _reply({"failed": printed or f"the installing process exited early ({reason})"})
+        _reply({"failed": output or f"the installer process exited early ({reason})"})
 
 
 def code_hash_of(files: Iterable[tuple[str, bytes]]) -> str:
@@ -150,29 +150,30 @@ class _Installation:
         """Creates the environment, and replies with its interpreter or with the error."""
         try:
             python = self._ready_python()
-        except (_FailedError, OSError, subprocess.SubprocessError) as error:
+        except (_InstallError, OSError, subprocess.SubprocessError) as error:
             log = f" (full log: {self._log} on the machine)" if self._log.exists() else ""
             _reply({"failed": f"{error}{log}"})
         else:
             _reply({"python": str(python)})
 
     def _ready_python(self) -> Path:
-        """Returns the environment's interpreter; creates the environment if needed."""
+        """Creates the environment if needed, checks that it works, and returns its interpreter."""
         python, problem = self._venv / "bin" / "python", None
-        # Some machines delete old files, so that an import fails. Then the venv is made again, and
-        # if that does not help, the packages as well, which other runs may use.
+        # Some machines delete old files, so that an import fails. Then the venv is created again;
+        # if that does not help, the packages as well, which other runs may be using.
         for discarded in ([], [self._venv], [self._packages, self._venv]):
             for folder in discarded:
                 (folder / _COMPLETE_FILE).unlink(missing_ok=True)
-            self._make_all()
+            self._make_packages_and_venv()
             problem = _import_error(python)
             if problem is None:
                 break
         else:
-            raise _FailedError(f"stillroom cannot be imported in {self._venv}: {problem}")
-        for used in (self._venv, self._packages):
+            raise _InstallError(f"stillroom cannot be imported in {self._venv}: {problem}")
+        # So that `_delete_unused` keeps them.
+        for folder in (self._venv, self._packages):
             with suppress(FileNotFoundError):
-                os.utime(used / _COMPLETE_FILE)
+                os.utime(folder / _COMPLETE_FILE)
         python_file = self._root / "code" / f"{self._request['code']}.python"
         temporary = python_file.with_name(f".{python_file.name}.{os.getpid()}")
         temporary.write_text(f"{python}\n", encoding="utf-8")
@@ -180,12 +181,12 @@ class _Installation:
         _delete_unused(self._root)
         return python
 
-    def _make_all(self) -> None:
+    def _make_packages_and_venv(self) -> None:
         """Creates the packages, if any are needed, and the venv, unless they are complete."""
         paths = [str(self._root / "code" / self._request["code"])]
         if self._request["requirements"]:
             _make_once(self._packages, self._install)
-            paths.append(_pth_line(_site_of(self._packages)))
+            paths.append(_pth_line(_site_packages_of(self._packages)))
         _make_once(self._venv, lambda: _make_venv(self._venv, [*paths, *self._sites]))
 
     def _install(self) -> None:
@@ -205,7 +206,7 @@ class _Installation:
         command = [*self._installer(), *arguments]
         try:
             _run(command, self._log)
-        except _FailedError as error:
+        except _InstallError as error:
             if self._request["uv"] is None or "certificate" not in str(error):
                 raise
             # Behind a corporate proxy, only the system's certificates work; uv brings its own.
@@ -221,12 +222,12 @@ class _Installation:
         if _run_quietly([*pip, "--version"]).returncode:
             try:
                 _run([python, "-m", "ensurepip", "--default-pip"], self._log)
-            except _FailedError as error:
-                raise _FailedError(
+            except _InstallError as error:
+                raise _InstallError(
                     f"{sys.executable} has neither pip nor ensurepip, and there is no uv; "
                     "install one (Debian/Ubuntu: apt-get install python3-venv)"
                 ) from error
-        return [*pip, "install", "--disable-pip-version-check", "--no-input", *_QUIET]
+        return [*pip, "install", "--disable-pip-version-check", "--no-input", *_PIP_OPTIONS]
 
 
 def _import_error(python: Path) -> str | None:
@@ -237,7 +238,7 @@ def _import_error(python: Path) -> str | None:
     except FileNotFoundError as error:
         return str(error)
     if check.returncode < 0:
-        raise _FailedError(f"{python} was killed by signal {-check.returncode}; try again")
+        raise _InstallError(f"{python} was killed by signal {-check.returncode}; try again")
     return check.stderr.strip()[-1500:] if check.returncode else None
 
 
@@ -281,20 +282,20 @@ def _run_quietly(command: list[Any]) -> subprocess.CompletedProcess[str]:
             capture_output=True,
             text=True,
             check=False,
-            env=_login_environment(),
+            env=_installer_environment(),
             timeout=_QUICK_TIMEOUT_S,
         )
-    except subprocess.TimeoutExpired as late:
+    except subprocess.TimeoutExpired as error:
         command_line = " ".join(map(str, command))
-        raise _FailedError(
+        raise _InstallError(
             f"`{command_line}` timed out after {_QUICK_TIMEOUT_S:g} s; try again"
-        ) from late
+        ) from error
 
 
-def _login_environment() -> dict[str, str]:
-    """Returns the environment variables of installers: those of this machine's login session."""
+def _installer_environment() -> dict[str, str]:
+    """Returns the environment of installers: this process's own, with options for pip and uv."""
     options = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
-    # By it uv chooses torch's build for the machine's GPU and driver; uv before 0.6.9 ignores it.
+    # uv then chooses torch's build for the machine's GPU and driver; uv before 0.6.9 does not.
     return {**os.environ, **options, "UV_TORCH_BACKEND": "auto"}
 
 
@@ -306,7 +307,7 @@ def _run(command: list[str], log: Path) -> None:
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,
-            env=_login_environment(),
+            env=_installer_environment(),
             close_fds=False,
         )
     reported = ""
@@ -321,7 +322,7 @@ def _run(command: list[str], log: Path) -> None:
         else:
             break
     if code:
-        raise _FailedError(_tail(log, _LOG_LINES) or f"{command[0]} exited with code {code}")
+        raise _InstallError(_tail(log, _LOG_LINES) or f"{command[0]} exited with code {code}")
 
 
 def installation_step(log: str) -> str:
@@ -335,26 +336,26 @@ def _make_venv(folder: Path, paths: list[str]) -> None:
     folder.mkdir(mode=0o700, parents=True)
     venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
     # The name sorts before other .pth files, so that no other Stillroom is imported first.
-    file = Path(_site_of(folder)) / "_0_stillroom.pth"
+    file = Path(_site_packages_of(folder)) / "_0_stillroom.pth"
     file.write_text("".join(f"{path}\n" for path in paths), encoding="utf-8")
 
 
 def _delete_unused(root: Path) -> None:
     """Deletes code and environments that were unused for 60 days, which is longer than any run."""
-    limit = time.time() - _UNUSED_S
+    oldest = time.time() - _UNUSED_S
     for mark in [
         *root.glob(f"packages/*/{_COMPLETE_FILE}"),
         *root.glob(f"venvs/*/{_COMPLETE_FILE}"),
     ]:
-        _delete_if_old(mark, mark.parent, limit)
+        _delete_if_old(mark, mark.parent, oldest)
     for python_file in root.glob("code/*.python"):
-        _delete_if_old(python_file, python_file.with_suffix(""), limit)
+        _delete_if_old(python_file, python_file.with_suffix(""), oldest)
 
 
-def _delete_if_old(mark: Path, folder: Path, limit: float) -> None:
-    """Deletes a folder and its mark if the mark was last used before the limit."""
+def _delete_if_old(mark: Path, folder: Path, oldest: float) -> None:
+    """Deletes a folder and its mark if the mark was last used before the time `oldest`."""
     with suppress(FileNotFoundError):  # Another process may be doing the same.
-        if mark.stat().st_mtime < limit:
+        if mark.stat().st_mtime < oldest:
             # The mark is deleted first, so that a half-deleted environment is never used.
             mark.unlink()
             shutil.rmtree(folder, ignore_errors=True)
@@ -365,7 +366,7 @@ def _pth_line(path: str) -> str:
     return f"import site; site.addsitedir({path!r})"
 
 
-def _site_of(folder: Path) -> str:
+def _site_packages_of(folder: Path) -> str:
     return sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)})
 
 
@@ -376,11 +377,12 @@ def _own_site_folders() -> list[str]:
     return [folder for folder in dict.fromkeys(folders) if Path(folder).is_dir()]
 
 
-def _installed() -> list[tuple[str, str]]:
+def _installed_packages() -> list[tuple[str, str]]:
+    """Returns the names and versions of the packages that this interpreter has."""
     # Each access to `metadata` parses the file again.
     texts = [each.metadata for each in importlib.metadata.distributions()]
-    found = [(text["Name"], text["Version"]) for text in texts]
-    return [(name, version) for name, version in found if name and version]
+    packages = [(text["Name"], text["Version"]) for text in texts]
+    return [(name, version) for name, version in packages if name and version]
 
 
 def _tail(log: Path, num_lines: int) -> str:

@@ -15,7 +15,7 @@ from stillroom.remote.agent.store import AgentFolder, store_output
 from stillroom.remote.records import FollowRequest, Heartbeat, RemoteState, RunUpdate
 from stillroom.run_folder import RunState
 
-_LOOK_EVERY_S = 0.5
+_POLL_S = 0.5
 _HEARTBEAT_S = 2.0
 _SEND_EVERY_S = 2.0
 """Sending many lines at once is much cheaper than one at a time."""
@@ -40,12 +40,12 @@ def follow(
 def _updates(
     agent: AgentFolder, request: FollowRequest, sleep: Callable[[float], None]
 ) -> Generator[RunUpdate | None]:
-    """Yields the run's updates, and None periodically while there are none."""
+    """Yields the run's updates until it has ended, and None while there are none."""
     run = agent_run(agent, request.run_id)
-    started = run.read_start()
-    appended = AppendedFiles(run, request.seen, started.outputs)
-    finished = FinishedFiles(run, started)
-    sent: RunState | None = None
+    start = run.read_start()
+    appended = AppendedFiles(run, request.seen, start.outputs)
+    finished = FinishedFiles(run, start)
+    sent_state: RunState | None = None
     sent_at = -math.inf
     while True:
         state = read_run(run.folder)
@@ -54,9 +54,9 @@ def _updates(
             _wait_for_processes(run, sleep)
         if has_ended or time.monotonic() - sent_at >= _SEND_EVERY_S:
             sent_at = time.monotonic()
-            if state != sent:
-                yield _remote_state(run, started, state)
-                sent = state
+            if state != sent_state:
+                yield _remote_state(run, start, state)
+                sent_state = state
             yield from appended.updates(is_last=has_ended)
         files = yield from finished.updates(is_last=has_ended)
         if has_ended:
@@ -64,21 +64,21 @@ def _updates(
                 store_output(agent, run.workspace / file.path, file.sha256)
             return
         yield None
-        sleep(_LOOK_EVERY_S)
+        sleep(_POLL_S)
 
 
-def _remote_state(run: AgentRun, started: StartRecord, state: RunState) -> RemoteState:
+def _remote_state(run: AgentRun, start: StartRecord, state: RunState) -> RemoteState:
     """Returns a state as it is sent, with the run's elapsed time and this machine's clock."""
     return RemoteState(
         run_json=msgspec.json.encode(state),
-        elapsed_s=max(0.0, time.monotonic() - started.started - _seconds_since_end(state)),
+        elapsed_s=max(0.0, time.monotonic() - start.started_at - _seconds_since_end(state)),
         root=str(run.base),
         clock=time.time(),
     )
 
 
 def _seconds_since_end(state: RunState) -> float:
-    """Returns how long ago a run ended; 0 while it runs, or if it does not say."""
+    """Returns how long ago a run ended; 0 while it runs, or if its end time is invalid."""
     with suppress(ValueError):
         ended_at = datetime.fromisoformat(state.ended_at or "")
         return max(0.0, time.time() - ended_at.timestamp())

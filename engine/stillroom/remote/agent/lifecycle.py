@@ -35,25 +35,25 @@ def start(agent: AgentFolder, request: LaunchRequest) -> None:
     """
     run = agent_run(agent, request.run_id)
     run.base.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock, keeper = run.start_lock(), run.keeper_lock()
-    if not lock.acquire_within(_LOCK_WAIT_S):
+    start_lock, keeper_lock = run.start_lock(), run.keeper_lock()
+    if not start_lock.acquire_within(_LOCK_WAIT_S):
         raise EngineError(
             f"another connection has been starting {run.run_id} for {_LOCK_WAIT_S:.0f} s",
             "no action needed: it is retried; if the error persists, look for a hanging process on "
             "that machine",
         )
     try:
-        if keeper.try_acquire() and not _has_begun(run):
-            _launch(agent, run, request, keeper)
+        if keeper_lock.try_acquire() and not _has_begun(run):
+            _launch(agent, run, request, keeper_lock)
     finally:
-        keeper.release()
-        lock.release()
+        keeper_lock.release()
+        start_lock.release()
 
 
 def cancel(agent: AgentFolder, request: CancelRequest) -> None:
     """The command `cancel`: asks a run to stop, or kills its processes.
 
-    Raises MachineGoneError if the run is not on this machine.
+    Raises MachineGoneError if this machine has no such run.
     """
     folder = agent_run(agent, request.run_id).folder
     if not folder.is_run:
@@ -85,21 +85,21 @@ def _has_begun(run: AgentRun) -> bool:
     return run.folder.is_run and run.folder.read().status is not RunStatus.STARTING
 
 
-def _launch(agent: AgentFolder, run: AgentRun, request: LaunchRequest, keeper: FileLock) -> None:
+def _launch(agent: AgentFolder, run: AgentRun, request: LaunchRequest, lock: FileLock) -> None:
     """Places the run's files, writes its folder, and starts its process.
 
-    The process inherits the lock `keeper`.
+    The process inherits the lock.
     """
-    started = StartRecord(
-        started=time.monotonic(),
+    start_record = StartRecord(
+        started_at=time.monotonic(),
         outputs=request.outputs,
         placed=_place_files(agent, run, request),
     )
     variable = home_variable(_path_pairs(run, request))
-    # `_write_folder` maps the paths of the request with it, as the run's process does.
+    # `_write_folder` uses it to map the paths of the request, as the run's process will.
     os.environ.update(variable)
-    _write_folder(run, request, started.started)
-    write_json(run.start_file, started)
+    _write_folder(run, request, start_record.started_at)
+    write_json(run.start_file, start_record)
     launch_run(
         run.folder,
         run.workspace,
@@ -107,7 +107,7 @@ def _launch(agent: AgentFolder, run: AgentRun, request: LaunchRequest, keeper: F
         | variable
         | {PIPED_VARIABLES: ",".join(request.variables)},
         secrets=request.secrets,
-        inherited_fds=[keeper.handle],
+        inherited_fds=[lock.handle],
     )
 
 
@@ -116,13 +116,13 @@ def _place_files(agent: AgentFolder, run: AgentRun, request: LaunchRequest) -> d
     run.workspace.mkdir(mode=0o700, exist_ok=True)
     placed: dict[str, str] = {}
     for file in request.files:
-        first, _, path = file.remote_path.partition("/")
-        if not is_safe(file.remote_path) or first not in ("workspace", "outside"):
+        folder, _, path = file.remote_path.partition("/")
+        if not is_safe(file.remote_path) or folder not in ("workspace", "outside"):
             raise EngineError(
                 f"the launch request has the path {file.remote_path!r}, which is in neither "
                 "workspace/ nor outside/",
-                "the two versions of stillroom may not match: update it on your own machine, and "
-                "start the run again",
+                "the two machines' versions of stillroom may differ: update it where the run was "
+                "started, and start the run again",
             )
         if not blob_file(agent, file.sha256).exists():
             raise EngineError(
@@ -132,7 +132,7 @@ def _place_files(agent: AgentFolder, run: AgentRun, request: LaunchRequest) -> d
         target = run.base / file.remote_path
         target.unlink(missing_ok=True)
         place_file(agent, file.sha256, target, is_executable=file.is_executable)
-        if first == "workspace":
+        if folder == "workspace":
             placed[path] = file.sha256
     return placed
 
@@ -156,13 +156,13 @@ def _path_on_machine(run: AgentRun, home_path: str, remote_path: str) -> str:
     return remote_path if home_path == "~" else str(run.base / remote_path)
 
 
-def _write_folder(run: AgentRun, launch: LaunchRequest, started: float) -> None:
+def _write_folder(run: AgentRun, launch: LaunchRequest, started_at: float) -> None:
     """Writes the run's folder as `create_run` does; run.json, which marks it as a run, last."""
     folder = run.folder
     for name, data in launch.copies.items():
         write_atomic(folder.path / name, data)
     limits = RunLimits(
-        started=started,
+        started=started_at,
         hours=launch.max_hours,
         budget_usd=launch.budget_usd,
         price_per_hour=launch.price_per_hour,

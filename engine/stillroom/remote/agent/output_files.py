@@ -21,15 +21,15 @@ from stillroom.remote.agent.runs import AgentRun, StartRecord, agent_run
 from stillroom.remote.agent.store import AgentFolder
 from stillroom.remote.hash_cache import HashCache
 from stillroom.remote.records import AppendedLines, FetchRequest, RemoteFile, RemoteFiles
-from stillroom.remote.run_files import is_of_run_folder, is_output, is_safe, is_temporary
+from stillroom.remote.run_files import is_downloaded_run_file, is_output, is_safe, is_temporary
 
 _BLOCK_BYTES = 1 << 20
 _MAX_LINE_BYTES = 256 << 20
 _LOG_LINE_BYTES = 1 << 16
-"""The bytes of a log line that are sent unfinished: progress bars print no newline for hours."""
+"""A log line of this size is sent before it ends: progress bars print no newline for hours."""
 _REPORT_EVERY_S = 1.0
-_DOCUMENTS = frozenset({".json", ".yml", ".yaml", ".md", ".py"})
-"""Files that are written atomically, so that they can be downloaded while the run continues."""
+_DOCUMENT_SUFFIXES = frozenset({".json", ".yml", ".yaml", ".md", ".py"})
+"""Suffixes of files that are written atomically, so that they can be sent during the run."""
 
 
 def fetch(agent: AgentFolder, request: FetchRequest) -> Generator[bytes]:
@@ -75,12 +75,12 @@ class AppendedFiles:
     def _paths(self) -> set[str]:
         """Returns the paths of the growing files, relative to the workspace."""
         workspace, folder = self._run.workspace, self._run.folder.path
-        found = [folder / "log.txt", *folder.glob("*.jsonl")]
+        files = [folder / "log.txt", *folder.glob("*.jsonl")]
         for output in self._outputs:
-            found += _growing_files_of(workspace / output)
+            files += _growing_files_of(workspace / output)
         return {
             path.relative_to(workspace).as_posix()
-            for path in found
+            for path in files
             if path.is_file() and not path.is_symlink() and not is_temporary(path.name)
         }
 
@@ -96,18 +96,18 @@ class AppendedFiles:
                 # The log was truncated because it was too long, or a file was replaced.
                 offset = 0
                 yield AppendedLines(path=path, offset=0, data=b"")
-            self._remember(path, inode)
+            self._record_inode(path, inode)
             while data := _read_lines(stream, offset, path, is_last=is_last):
                 yield AppendedLines(path=path, offset=offset, data=data)
                 offset += len(data)
                 self._offsets[path] = offset
             self._offsets[path] = offset
 
-    def _remember(self, path: str, inode: int) -> None:
-        """Records the file before its bytes are sent, so that a later connection recognises it."""
+    def _record_inode(self, path: str, inode: int) -> None:
+        """Records the inode before bytes are sent, so that later connections know the file."""
         if self._inodes.get(path) != inode:
             self._inodes[path] = inode
-            # A full disk must not prevent the error from being reported.
+            # If the disk is full, the log lines that say so must still be sent.
             with suppress(OSError):
                 write_json(self._file, {"inodes": self._inodes}, durable=False)
 
@@ -140,20 +140,20 @@ def _read_lines(stream: FileIO, offset: int, path: str, *, is_last: bool) -> byt
 class FinishedFiles:
     """Lists a run's finished files with their hashes, each hashed once."""
 
-    def __init__(self, run: AgentRun, started: StartRecord) -> None:
-        self._run, self._started = run, started
+    def __init__(self, run: AgentRun, start: StartRecord) -> None:
+        self._run, self._start = run, start
         self._hashes = HashCache(run.base / "hashes.json", settled_after_s=0.0)
-        self._last: dict[Path, tuple[int, int, int]] | None = None
+        self._last_stamps: dict[Path, tuple[int, int, int]] | None = None
 
     def updates(
         self, *, is_last: bool
     ) -> Generator[RemoteFiles | None, None, Sequence[RemoteFile]]:
-        """Yields the list of finished files if it has changed since the last call, and returns it.
+        """Yields and returns the finished files if they have changed since the last call.
 
-        Yields None every second while a large file is being hashed.
+        Returns an empty list otherwise. Yields None every second while a file is being hashed.
         """
         stamps = self._stamps(is_last=is_last)
-        if stamps == self._last and not is_last:
+        if stamps == self._last_stamps and not is_last:
             return []
         try:
             files = yield from self._hash_files(stamps)
@@ -163,7 +163,7 @@ class FinishedFiles:
         # run has ended, none change.
         if not is_last and self._stamps(is_last=is_last) != stamps:
             return []
-        self._last = stamps
+        self._last_stamps = stamps
         files = [file for file in files if not self._is_unchanged_input(file, is_last=is_last)]
         yield RemoteFiles(files=files, is_last=is_last)
         return files
@@ -171,7 +171,7 @@ class FinishedFiles:
     def _hash_files(
         self, stamps: Mapping[Path, tuple[int, int, int]]
     ) -> Generator[None, None, list[RemoteFile]]:
-        """Hashes the files in a thread and returns them; yields None every second meanwhile."""
+        """Returns the files with their hashes; yields None every second during the hashing."""
         files, is_stopped = list[RemoteFile](), Event()
         with ThreadPoolExecutor(1) as pool, ExitStack() as at_end:
             at_end.callback(is_stopped.set)
@@ -181,7 +181,7 @@ class FinishedFiles:
                     yield None
                 with suppress(FileNotFoundError):  # A checkpoint was pruned.
                     sha256 = hashing.result()
-                    file = RemoteFile(path=self._name(path), sha256=sha256, num_bytes=num_bytes)
+                    file = RemoteFile(path=self._relative(path), sha256=sha256, num_bytes=num_bytes)
                     files.append(file)
         return files
 
@@ -202,44 +202,44 @@ class FinishedFiles:
         for checkpoint in sorted(folder.glob(f"{CHECKPOINTS}/[!.]*")):
             yield from _files_in(checkpoint)
         for path in sorted(folder.glob("[!.]*")):
-            if path.suffix in _DOCUMENTS and self._is_of_run(path):
+            if path.suffix in _DOCUMENT_SUFFIXES and self._is_run_file(path):
                 yield path
-        for output in self._started.outputs:
+        for output in self._start.outputs:
             path = self._run.workspace / output
             for document in sorted(path.with_name(f".{path.name}").glob("[!.]*")):
-                if document.suffix in _DOCUMENTS:
+                if document.suffix in _DOCUMENT_SUFFIXES:
                     yield document
 
     def _all_files(self) -> Iterator[Path]:
         """Yields all files of an ended run: those of its folder and its outputs."""
-        yield from filter(self._is_of_run, _files_in(self._run.folder.path))
-        outputs = self._started.outputs
+        yield from filter(self._is_run_file, _files_in(self._run.folder.path))
+        outputs = self._start.outputs
         parents = {(self._run.workspace / output).parent for output in outputs}
-        found = {path for parent in parents for path in _files_in(parent)}
-        for path in sorted(found):
-            name = self._name(path)
-            if is_output(name, outputs) and not self._is_in_run_folder(name):
+        candidates = {path for parent in parents for path in _files_in(parent)}
+        for path in sorted(candidates):
+            relative = self._relative(path)
+            if is_output(relative, outputs) and not self._is_in_run_folder(relative):
                 yield path
 
-    def _name(self, path: Path) -> str:
+    def _relative(self, path: Path) -> str:
         return path.relative_to(self._run.workspace).as_posix()
 
-    def _is_of_run(self, path: Path) -> bool:
-        return is_of_run_folder(self._name(path), self._run.run_id)
+    def _is_run_file(self, path: Path) -> bool:
+        return is_downloaded_run_file(self._relative(path), self._run.run_id)
 
-    def _is_in_run_folder(self, name: str) -> bool:
-        return name.startswith(f"runs/{self._run.run_id}/")
+    def _is_in_run_folder(self, path: str) -> bool:
+        return path.startswith(f"runs/{self._run.run_id}/")
 
     def _is_unchanged_input(self, file: RemoteFile, *, is_last: bool) -> bool:
         """Returns whether a file is an unchanged input rather than an output."""
-        is_as_sent = self._started.placed.get(file.path) == file.sha256
-        return is_as_sent and not (is_last and self._is_in_run_folder(file.path))
+        is_unchanged = self._start.placed.get(file.path) == file.sha256
+        return is_unchanged and not (is_last and self._is_in_run_folder(file.path))
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
     """Yields the files below a folder in sorted order, without temporary ones."""
-    for above, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not is_temporary(name))
         for name in sorted(names):
             if not is_temporary(name):
-                yield Path(above, name)
+                yield Path(parent, name)

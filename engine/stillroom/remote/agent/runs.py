@@ -15,8 +15,8 @@ from stillroom.run_folder import RunFolder
 class StartRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The content of start.json: facts about a run's start, without secrets."""
 
-    started: float
-    """The monotonic clock of this machine when the run was started."""
+    started_at: float = msgspec.field(name="started")
+    """The monotonic clock of this machine, in seconds, when the run was started."""
     outputs: list[str] = []
     placed: dict[str, str] = {}
     """The hashes of the run's input files, by path relative to the workspace."""
@@ -24,7 +24,7 @@ class StartRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class AgentRun:
-    """The folder of one run: its own workspace, and input files from outside the workspace."""
+    """The folder of one run: a workspace for it alone, and inputs from outside the workspace."""
 
     run_id: str
     base: Path

@@ -48,9 +48,9 @@ class AgentFolder:
 
 
 def have(agent: AgentFolder, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """The command `have`: yields the hashes of missing blobs, given the blobs' hashes and sizes.
+    """The command `have`: yields how many bytes were received of each incomplete blob, by hash.
 
-    Each hash comes with the number of bytes already received. Frees disk space for the rest.
+    sizes: the sizes of the blobs that a run needs, by hash. Frees disk space for what is missing.
     """
     missing = {
         sha256: _num_received(agent, sha256, num_bytes)
@@ -60,9 +60,9 @@ def have(agent: AgentFolder, sizes: Mapping[str, int]) -> Iterator[dict[str, int
     if sizes and agent.store.is_dir():
         for sha256 in sizes:
             touch_blob(blob_file(agent, sha256))
-        bytes_to_come = sum(sizes[sha256] - num_sent for sha256, num_sent in missing.items())
-        keep = {name for sha256 in sizes for name in (sha256, _partial(agent, sha256).name)}
-        make_room(agent.store, bytes_to_come, keep=keep, now_s=time.time())
+        num_bytes = sum(sizes[sha256] - received for sha256, received in missing.items())
+        keep = {name for sha256 in sizes for name in (sha256, _partial_file(agent, sha256).name)}
+        make_room(agent.store, num_bytes, keep=keep, now_s=time.time())
     yield missing
 
 
@@ -71,7 +71,7 @@ def put(agent: AgentFolder, piece: Piece) -> Iterator[PieceStored]:
     _make_private(agent.root)
     _make_private(agent.store)
     if not _is_stored(agent, piece.sha256, piece.num_bytes):
-        _write(_partial(agent, piece.sha256), piece)
+        _write(_partial_file(agent, piece.sha256), piece)
     if piece.offset + len(piece.data) >= piece.num_bytes:
         is_stored = _finish(agent, piece.sha256, piece.num_bytes)
         yield PieceStored(sha256=piece.sha256, is_stored=is_stored)
@@ -105,14 +105,14 @@ def store_output(agent: AgentFolder, path: Path, sha256: str) -> None:
     """Hard-links a finished file of a run into the store, for later runs that read it."""
     _make_private(agent.store)
     if path.suffix in _NEVER_EDITED and not blob_file(agent, sha256).exists():
-        with suppress(OSError):  # It only saves an upload.
+        with suppress(OSError):  # Without it, later runs upload the file.
             os.link(path, blob_file(agent, sha256))
 
 
 def touch_blob(path: Path) -> None:
     """Records the use of a blob by updating its ctime.
 
-    Its mtime is kept, because runs that share the file recognise it by that.
+    Its mtime is kept, because runs that link to the file recognise it by that.
     """
     with suppress(FileNotFoundError):
         path.chmod(path.stat().st_mode & 0o777)
@@ -123,28 +123,28 @@ def make_room(store: Path, num_bytes: int, *, keep: Collection[str], now_s: floa
 
     keep: names that are never deleted. Returns the names of deleted blobs.
     """
-    free = shutil.disk_usage(store).free - _SPARE_BYTES
+    free_bytes = shutil.disk_usage(store).free - _SPARE_BYTES
     deleted: list[str] = []
-    for last_used, size, name in _unused(store, keep):
+    for last_used, size, name in _unused_blobs(store, keep):
         age_s = now_s - last_used
-        if age_s < _MIN_AGE_S or (age_s < _MAX_UNUSED_S and free >= num_bytes):
+        if age_s < _MIN_AGE_S or (age_s < _MAX_UNUSED_S and free_bytes >= num_bytes):
             break
         with suppress(FileNotFoundError):
             (store / name).unlink()
-            free += size
+            free_bytes += size
             deleted.append(name)
     return deleted
 
 
-def _unused(store: Path, keep: Collection[str]) -> list[tuple[float, int, str]]:
+def _unused_blobs(store: Path, keep: Collection[str]) -> list[tuple[float, int, str]]:
     """Returns the blobs that no run links to, least recently used first."""
-    found: list[tuple[float, int, str]] = []
+    blobs: list[tuple[float, int, str]] = []
     for path in store.iterdir():
         with suppress(FileNotFoundError):
             state = path.lstat()
             if path.name not in keep and state.st_nlink == 1:
-                found.append((state.st_ctime, state.st_size, path.name))
-    return sorted(found)
+                blobs.append((state.st_ctime, state.st_size, path.name))
+    return sorted(blobs)
 
 
 def _make_private(folder: Path) -> None:
@@ -164,13 +164,13 @@ def _is_stored(agent: AgentFolder, sha256: str, num_bytes: int) -> bool:
     return _size(blob_file(agent, sha256)) == num_bytes
 
 
-def _partial(agent: AgentFolder, sha256: str) -> Path:
+def _partial_file(agent: AgentFolder, sha256: str) -> Path:
     return agent.store / partial_name(sha256, "sent")
 
 
 def _num_received(agent: AgentFolder, sha256: str, num_bytes: int) -> int:
     """Returns the number of bytes of a blob already received; 0 if there are too many."""
-    size = _size(_partial(agent, sha256)) or 0
+    size = _size(_partial_file(agent, sha256)) or 0
     return size if size <= num_bytes else 0
 
 
@@ -182,18 +182,18 @@ def _write(partial: Path, piece: Piece) -> None:
             size = os.fstat(handle).st_size
             if size < piece.offset:
                 # The partial file was deleted since; writing here would leave a permanent gap.
-                raise BrokenStreamError(f"{partial} was truncated")
+                raise BrokenStreamError(f"{partial} was deleted or truncated during the upload")
             if piece.offset == 0 and size > piece.num_bytes:
                 stream.truncate(0)
-            rest = memoryview(piece.data)
+            unwritten = memoryview(piece.data)
             stream.seek(piece.offset)
-            while rest:
-                rest = rest[stream.write(rest) :]
+            while unwritten:
+                unwritten = unwritten[stream.write(unwritten) :]
 
 
 def _finish(agent: AgentFolder, sha256: str, num_bytes: int) -> bool:
-    """Renames a complete blob if it has the right hash; deletes it otherwise."""
-    partial = _partial(agent, sha256)
+    """Renames a blob if its hash is right, else deletes it; returns whether it is stored."""
+    partial = _partial_file(agent, sha256)
     with add_path_to_errors(partial), suppress(FileNotFoundError):  # Another sender was first.
         if partial.stat().st_size == num_bytes and file_sha256(partial) == sha256:
             wait_for_disk(partial)

@@ -35,7 +35,7 @@ def check_remote_request(request: PlacedRequest, machine: Machine) -> None:
     """Raises InputError for options of a request that only work on the local machine."""
     if getattr(request, "dry_run", False):
         raise InputError(
-            "dry_run calls nothing, so it needs no other machine", "leave where out with dry_run"
+            "where is not supported with dry_run, which calls nothing", "leave one of them out"
         )
     if isinstance(request, GenerateRollouts) and request.ray_address is not None:
         raise InputError(
@@ -61,7 +61,7 @@ def check_remote_request(request: PlacedRequest, machine: Machine) -> None:
 
 
 def min_budget_usd(machine: Machine) -> float:
-    """Returns the minimum budget in US dollars: the price of a minute of the machine."""
+    """Returns the minimum budget in US dollars: the price of one minute of the machine."""
     return (machine.price_per_hour or 0.0) * _MIN_BUDGET_S / 3600
 
 

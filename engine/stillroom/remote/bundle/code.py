@@ -1,4 +1,4 @@
-"""What tools.py, rewards.py and MCP servers need on a machine: packages and files."""
+"""Finds the packages and files that tools.py, rewards.py and MCP servers need on a machine."""
 
 import ast
 import importlib.metadata
@@ -20,7 +20,7 @@ from stillroom.tools.user.modules import modules_imported
 
 _OWN_PACKAGES = frozenset({"stillroom", "stillroom_mcp", "rnow"})
 _IGNORED_NAMES = frozenset({"", ".", "..", "runs", ".stillroom", ".git", ".venv", "checkpoints"})
-_LONGEST_NAME = 200
+_MAX_NAME_CHARS = 200
 _MAX_FILES = 2000
 _MAX_BYTES = 256 << 20
 """The maximum size of a folder that is sent because code refers to it."""
@@ -34,9 +34,8 @@ def pinned_packages(files: Iterable[UserFile]) -> list[str]:
     names = sorted({name for file in files for name in _third_party_imports(file)})
     if not names:
         return []
-    known = _distributions()
-    wanted = {dist for name in names for dist in _distributions_of(name, known)}
-    return [_pinned_requirement(dist) for dist in sorted(wanted, key=str.lower)]
+    distributions = {dist for name in names for dist in _distributions_of(name)}
+    return [_pinned_requirement(dist) for dist in sorted(distributions, key=str.lower)]
 
 
 def add_referenced_files(
@@ -67,28 +66,28 @@ def _add_referenced(
     sent: list[str],
     too_large: list[str],
 ) -> None:
-    """Adds the file or folder that a string refers to, if any; appends its name to a list."""
+    """Adds the file or folder that a string refers to; appends its name to one of the two lists."""
     path = _referenced_path(workspace.root, folders, text)
     if path is None or path in layout:
         return
-    shown = workspace.shown(path)
+    name = workspace.shown(path)
     if path.is_file():
         layout.add(path)
-        sent.append(shown)
+        sent.append(name)
         return
     files = _files_below(path)
     if files is None:
-        too_large.append(f"{shown} (more than {_MAX_FILES} files or {_MAX_BYTES >> 20} MB)")
+        too_large.append(f"{name} (more than {_MAX_FILES} files or {_MAX_BYTES >> 20} MB)")
     elif files:
         for file in files:
             layout.add(file)
-        sent.append(f"{shown}/ ({len(files)} files)")
+        sent.append(f"{name}/ ({len(files)} files)")
 
 
 def _referenced_path(root: Path, folders: Sequence[Path], text: str) -> Path | None:
     """Returns the readable file or folder in the workspace that a string refers to, if any."""
     name = text.strip().rstrip("/")
-    if name.strip("/") in _IGNORED_NAMES or len(name) > _LONGEST_NAME or not name.isprintable():
+    if name.strip("/") in _IGNORED_NAMES or len(name) > _MAX_NAME_CHARS or not name.isprintable():
         return None
     # `f"{FOLDER}/kb.json"` has the string literal "/kb.json".
     names = [name, name.lstrip("/")] if name.startswith("/") else [name]
@@ -107,9 +106,10 @@ def _referenced_path(root: Path, folders: Sequence[Path], text: str) -> Path | N
 
 def _files_below(folder: Path) -> list[Path] | None:
     """Returns the readable files below a folder; None if they are too many or too large."""
-    found, num_bytes = list[Path](), 0
+    files, num_bytes = list[Path](), 0
     for path in folder.rglob("*"):
-        if any(part.startswith(".") or part == "__pycache__" for part in path.parts[-3:]):
+        names = path.relative_to(folder).parts
+        if any(name.startswith(".") or name == "__pycache__" for name in names):
             continue
         if not path.is_file():
             continue
@@ -117,11 +117,11 @@ def _files_below(folder: Path) -> list[Path] | None:
             check_readable(path)
         except InputError:
             continue
-        found.append(path)
+        files.append(path)
         num_bytes += path.stat().st_size
-        if len(found) > _MAX_FILES or num_bytes > _MAX_BYTES:
+        if len(files) > _MAX_FILES or num_bytes > _MAX_BYTES:
             return None
-    return sorted(found)
+    return sorted(files)
 
 
 def _sources(file: UserFile) -> Iterator[bytes]:
@@ -143,22 +143,22 @@ def _string_literals(code: bytes) -> Iterator[str]:
 
 def _third_party_imports(file: UserFile) -> Iterator[str]:
     """Yields the third-party modules that a file imports."""
-    own = {path.partition("/")[0].removesuffix(".py") for path in file.modules}
+    local = {path.partition("/")[0].removesuffix(".py") for path in file.modules}
     for code in _sources(file):
         for module in modules_imported(code):
             top = module.partition(".")[0]
-            if top not in own and top not in _OWN_PACKAGES and top not in sys.stdlib_module_names:
+            if top not in local and top not in _OWN_PACKAGES and top not in sys.stdlib_module_names:
                 yield module
 
 
 @lru_cache(maxsize=1)
-def _distributions() -> Mapping[str, list[str]]:
+def _distributions_by_package() -> Mapping[str, list[str]]:
     return importlib.metadata.packages_distributions()
 
 
-def _distributions_of(module: str, known: Mapping[str, list[str]]) -> list[str]:
+def _distributions_of(module: str) -> list[str]:
     """Returns the distributions that provide a module; namespace packages may have several."""
-    names = sorted(set(known.get(module.partition(".")[0], ())))
+    names = sorted(set(_distributions_by_package().get(module.partition(".")[0], ())))
     if len(names) < 2:
         return names
     pattern = re.compile(re.escape(module.replace(".", "/")) + r"(\.py|/|\.)")

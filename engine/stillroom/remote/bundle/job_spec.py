@@ -46,7 +46,7 @@ class PackedJob:
 
     @property
     def copies(self) -> dict[str, bytes]:
-        """The file with the spec that is copied to the run's folder, by name."""
+        """The files to write to the run's folder: the spec, as remote.json."""
         return {REMOTE_FILE: msgspec.json.encode(self.spec)}
 
 
@@ -80,7 +80,7 @@ def pack(
         add_resume_files(workspace, layout, needs.resume)
     notes = add_referenced_files(workspace, layout, needs.code, needs.servers)
     outputs = [_add_output(workspace, layout, name, needs) for name in needs.outputs]
-    secrets, variables, key_notes = _secrets(workspace, machine, needs)
+    secrets, variables, key_notes = _collect_secrets(workspace, machine, needs)
     if secrets or needs.code:
         layout.add_keys_file()
     spec = JobSpec(
@@ -101,13 +101,13 @@ def _cost_notes(machine: Machine, budget_usd: float | None) -> list[str]:
     """Returns a note on the maximum cost of a run without a budget, if the price is known."""
     if budget_usd is not None or not machine.price_per_hour:
         return []
-    most = machine.price_per_hour * machine.max_hours
+    max_usd = machine.price_per_hour * machine.max_hours
     limit = f"max_hours: {machine.max_hours:g}, ${machine.price_per_hour:g} an hour"
-    return [f"no budget_usd: this run may cost up to ${most:.2f} on {machine.name} ({limit})"]
+    return [f"no budget_usd: this run may cost up to ${max_usd:.2f} on {machine.name} ({limit})"]
 
 
 def _add_files(workspace: Workspace, layout: FileLayout, needs: Needs) -> None:
-    """Adds the files that the run reads, with the records of what they were made from."""
+    """Adds the files that the run reads, with their manifests and tags."""
     for path in needs.files:
         layout.add_all([path])
         layout.add_manifests(path)
@@ -137,7 +137,7 @@ def _add_output(workspace: Workspace, layout: FileLayout, name: str, needs: Need
             "machine cannot replace",
             "give a new folder, or delete the earlier export",
         )
-    relative = layout.relative(output)
+    relative = layout.relative_to_workspace(output)
     if relative is None:
         raise InputError(f"{output} is outside the workspace", "give an output inside it")
     layout.add_alias(name, output)
@@ -149,8 +149,8 @@ def _add_output(workspace: Workspace, layout: FileLayout, name: str, needs: Need
 def _output_files(output: Path, needs: Needs) -> list[Path]:
     """Returns the files of an unfinished output and its journal, or of a soft-target store."""
     if output.is_dir():
-        rows = {str(path) for path in needs.files}
-        return [path for path in folder_files(output) if _is_store_of(path, rows)]
+        row_files = {str(path) for path in needs.files}
+        return [path for path in folder_files(output) if _is_store_of(path, row_files)]
     journal = journal_folder(output)
     scores = output.with_name(f".{output.name}.scores")
     files = [output, manifest_path(output), pending_manifest(output), scores]
@@ -158,7 +158,7 @@ def _output_files(output: Path, needs: Needs) -> list[Path]:
     return [path for path in (*files, *journal_files) if path.is_file() and path.name != ".lock"]
 
 
-def _is_store_of(path: Path, rows: set[str]) -> bool:
+def _is_store_of(path: Path, row_files: set[str]) -> bool:
     """Returns whether a file belongs to a store of soft targets for one of these row files."""
     # The file itself, or the file whose manifest it is.
     store = path.with_name(path.name.removesuffix(manifest_path(Path("x")).name.removeprefix("x")))
@@ -166,10 +166,10 @@ def _is_store_of(path: Path, rows: set[str]) -> bool:
         manifest = read_manifest(store)
     except DataError:
         return False
-    return manifest is not None and any(record.path in rows for record in manifest.inputs)
+    return manifest is not None and any(record.path in row_files for record in manifest.inputs)
 
 
-def _secrets(
+def _collect_secrets(
     workspace: Workspace, machine: Machine, needs: Needs
 ) -> tuple[dict[str, str], list[str], list[str]]:
     """Returns a run's secrets, the names of those in its environment, and notes on omitted keys."""

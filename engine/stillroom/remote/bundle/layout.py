@@ -88,10 +88,10 @@ class FileLayout:
             elif path.is_file():
                 self.add(path)
 
-    def add_folder(self, folder: Path, *, most_bytes: int | None = None) -> None:
+    def add_folder(self, folder: Path, *, max_bytes: int | None = None) -> None:
         """Adds a folder's files as listed by `lineage.folder_files`, and its manifest.
 
-        Skips files larger than `most_bytes`. Raises InputError for a file that contains keys
+        Skips files larger than `max_bytes`. Raises InputError for a file that contains keys
         according to its name.
         """
         remote_path = self._remote_path(_normalized(folder))
@@ -101,7 +101,7 @@ class FileLayout:
             self._mappings.setdefault(_normalized(folder), remote_path)
         manifest = folder / FOLDER_MANIFEST
         for path in [*folder_files(folder), *([manifest] if manifest.is_file() else [])]:
-            if most_bytes is None or path.stat().st_size <= most_bytes:
+            if max_bytes is None or path.stat().st_size <= max_bytes:
                 check_readable(path)
                 self._files.setdefault(
                     f"{remote_path}/{path.relative_to(folder).as_posix()}", str(path)
@@ -119,25 +119,23 @@ class FileLayout:
 
     def add_alias(self, name: str, path: Path) -> None:
         """Maps a path, as written in a request or in config.yml, to the remote path of `path`."""
-        written = _normalized(self._workspace.root / Path(name).expanduser())
-        if written != _normalized(path):
-            self._mappings.setdefault(written, self._remote_path(_normalized(path)))
+        alias = _normalized(self._workspace.root / Path(name).expanduser())
+        if alias != _normalized(path):
+            self._mappings.setdefault(alias, self._remote_path(_normalized(path)))
 
-    def relative(self, path: Path) -> str | None:
+    def relative_to_workspace(self, path: Path) -> str | None:
         """Returns the path of an output relative to the workspace; None if it is outside."""
-        first, _, rest = self._remote_path(_normalized(path)).partition("/")
-        return rest if first == _WORKSPACE and rest else None
+        root, _, relative = self._remote_path(_normalized(path)).partition("/")
+        return relative if root == _WORKSPACE and relative else None
 
     def _remote_path(self, path: str) -> str:
-        """Returns where a local path is on the other machine."""
+        """Returns the path on the other machine for an absolute local path."""
         for home, remote_path in self._roots:
             if path == home:
                 return remote_path
             if path.startswith(home + "/"):
-                rest = path.removeprefix(home + "/")
-                return (
-                    remote_path + rest if remote_path == PACKAGE_PREFIX else f"{remote_path}/{rest}"
-                )
+                separator = "" if remote_path == PACKAGE_PREFIX else "/"
+                return remote_path + separator + path.removeprefix(home + "/")
         return _OUTSIDE + path
 
 

@@ -1,4 +1,4 @@
-"""The files of models that are sent: weights, the records of their runs, and model card inputs."""
+"""Adds models to the files that are sent: weights, their runs' records, model card inputs."""
 
 from contextlib import suppress
 from itertools import chain
@@ -35,8 +35,7 @@ def add_model(workspace: Workspace, layout: FileLayout, model: ModelLocation) ->
     _add_alias(workspace, layout, model)
     _add_checkpoint_run(workspace, layout, model.folder)
     if model.is_adapter:
-        base = adapter_base(workspace, model)
-        add_model(workspace, layout, base)
+        add_model(workspace, layout, adapter_base(workspace, model))
     record = model.record
     multimodal = record.text_part_of if record is not None else None
     if (
@@ -45,7 +44,7 @@ def add_model(workspace: Workspace, layout: FileLayout, model: ModelLocation) ->
         and folder.is_dir()
     ):
         # Only an export reads more of the multimodal model than its configuration and tokenizer.
-        layout.add_folder(folder, most_bytes=_SMALL_BYTES)
+        layout.add_folder(folder, max_bytes=_SMALL_BYTES)
 
 
 def add_tokenizer_files(workspace: Workspace, layout: FileLayout, name: str) -> None:
@@ -57,14 +56,14 @@ def add_tokenizer_files(workspace: Workspace, layout: FileLayout, name: str) -> 
             if model.is_gguf:
                 layout.add(model.folder)
             else:
-                layout.add_folder(model.folder, most_bytes=_TOKENIZER_BYTES)
+                layout.add_folder(model.folder, max_bytes=_TOKENIZER_BYTES)
             _add_alias(workspace, layout, model)
 
 
 def _add_alias(workspace: Workspace, layout: FileLayout, model: ModelLocation) -> None:
     """Maps the model's name, as in config.yml or a request, to the remote path of its files."""
-    named = workspace.path(model.name)
-    if named.exists() and not RunFolder(named).is_run:
+    path = workspace.path(model.name)
+    if path.exists() and not RunFolder(path).is_run:
         layout.add_alias(model.name, model.folder)
 
 
@@ -92,7 +91,7 @@ def add_card_inputs(workspace: Workspace, layout: FileLayout, model: ModelLocati
         if not stage.is_local:
             continue
         if stage.folder != model.folder and not stage.is_gguf:
-            layout.add_folder(stage.folder, most_bytes=_SMALL_BYTES)
+            layout.add_folder(stage.folder, max_bytes=_SMALL_BYTES)
         _add_checkpoint_run(workspace, layout, stage.folder)
         if stage.record is not None:
             layout.add_all([RunFolder(workspace.runs / stage.record.run_id).events])
@@ -109,7 +108,7 @@ def add_card_inputs(workspace: Workspace, layout: FileLayout, model: ModelLocati
 
 
 def _add_evaluations(workspace: Workspace, layout: FileLayout, model: ModelLocation) -> None:
-    """Adds all evaluations, and what a model card reads of those of this model and its exports."""
+    """Adds all evaluation results, and the rollouts of those of this model and its exports."""
     for file in sorted(workspace.runs.glob(f"*/{RESULT_FILE}")):
         layout.add(file)
         add_run_records(workspace, layout, file.parent.name)
@@ -119,18 +118,18 @@ def _add_evaluations(workspace: Workspace, layout: FileLayout, model: ModelLocat
             continue
         layout.add_all([workspace.path(evaluation.result.rollouts)])
         if evaluated.folder != model.folder:
-            layout.add_folder(evaluated.folder, most_bytes=_SMALL_BYTES)
+            layout.add_folder(evaluated.folder, max_bytes=_SMALL_BYTES)
             _add_alias(workspace, layout, evaluated)
 
 
 def _add_manifests(workspace: Workspace, layout: FileLayout, rows: FileRecord) -> None:
-    """Adds the manifests in the lineage of a row file, without the files they describe."""
+    """Adds the manifests of a row file and of its sources, without the files they describe."""
     queue, seen = [rows], {rows.path}
     while queue and len(seen) <= _MAX_MANIFESTS:
         record = queue.pop(0)
         path = Path(record.path)
         is_first = record is rows
-        add_tags(workspace, layout, path, sha256=record.sha256, has_copies=is_first)
+        add_tags(workspace, layout, path, sha256=record.sha256, with_copies=is_first)
         layout.add_manifests(path)
         manifest = optional_manifest(path)
         for source in manifest.inputs if manifest is not None else []:
@@ -152,11 +151,11 @@ def add_tags(
     path: Path,
     *,
     sha256: str | None = None,
-    has_copies: bool = False,
+    with_copies: bool = False,
 ) -> None:
     """Adds the version records of a file's tags, and of its content if `sha256` is given.
 
-    With `has_copies`, also adds the stored copy of that content.
+    With `with_copies`, also adds the stored copy of that content.
     """
     root = workspace.root
     versions = versions_of(root, path)
@@ -167,5 +166,5 @@ def add_tags(
         versions += versions_with(root, sha256)
     for version in versions:
         layout.add(record_of(root, version))
-        if has_copies and version.sha256 == sha256:
+        if with_copies and version.sha256 == sha256:
             layout.add_all([copy_of(root, version)])

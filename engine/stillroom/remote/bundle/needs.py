@@ -1,4 +1,4 @@
-"""What a validated request needs on another machine, for each kind of request."""
+"""What a run reads, writes and calls on another machine, for each kind of request."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ class Address:
     label: str
     url: str
     is_loadable: bool = False
-    """Whether the run could load the model at this URL itself, with provider hf."""
+    """Whether the run could load this model in its own process instead, with provider hf."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ def needs_of_training(request: StartTraining, plan: TrainingPlan) -> Needs:
             for teacher in config.teachers
             if teacher.section.is_served
         ]
-        + _named_model(plan.template),
-        code=_given_files(plan.tools_file, plan.rewards_file),
+        + _template_model(plan.template),
+        code=_without_none(plan.tools_file, plan.rewards_file),
         servers=config.rollout.mcp_servers,
         addresses=list(_addresses_of_training(plan)),
         outputs=[store] if store is not None else [],
@@ -109,7 +109,7 @@ def needs_of_scoring(request: ScoreRollouts, plan: ScoringPlan) -> Needs:
     judge = plan.judge
     return Needs(
         files=plan.inputs,
-        code=_given_files(plan.rewards),
+        code=_without_none(plan.rewards),
         addresses=[Address("the judge", judge.endpoint.base_url)] if judge is not None else [],
         outputs=[request.output],
         key_names=[judge.endpoint.api_key_env] if judge is not None else [],
@@ -118,8 +118,8 @@ def needs_of_scoring(request: ScoreRollouts, plan: ScoringPlan) -> Needs:
 
 def needs_of_export(request: ExportModel, plan: ExportPlan) -> Needs:
     """Returns what an export needs."""
-    verified = plan.verification.plan if plan.verification is not None else None
-    needs = needs_of_evaluation(verified) if verified is not None else Needs()
+    evaluation = plan.verification.plan if plan.verification is not None else None
+    needs = needs_of_evaluation(evaluation) if evaluation is not None else Needs()
     base = [plan.base] if plan.base is not None else []
     models = [plan.checkpoint, *base, *needs.models]
     extras = {"train", *needs.extras} | ({"gguf"} if any(m.is_gguf for m in models) else set())
@@ -139,7 +139,7 @@ def _needs_of_rollouts(
     models: Sequence[ModelLocation] = (),
     outputs: Sequence[str] = (),
 ) -> Needs:
-    """Returns what rollouts need; the other arguments are added to it."""
+    """Returns what rollouts need, plus the given prompts, models and outputs."""
     refine = plan.refine
     policies = [plan.policy, refine.critic.policy if refine and refine.critic else None]
     loaded = [policy for policy in policies if isinstance(policy, ModelLocation)]
@@ -160,7 +160,7 @@ def _needs_of_rollouts(
         files=[*(p for p in plan.inputs if p not in _model_paths(loaded)), *prompts],
         prompts=[plan.prompts_file, *prompts],
         models=loaded,
-        code=_given_files(plan.tools_file, plan.rewards_file),
+        code=_without_none(plan.tools_file, plan.rewards_file),
         servers=plan.options.mcp_servers,
         addresses=[
             Address(label, endpoint.base_url, is_loadable=label != "the judge")
@@ -188,20 +188,17 @@ def _addresses_of_training(plan: TrainingPlan) -> Iterator[Address]:
 
 
 def _model_paths(models: Sequence[ModelLocation]) -> set[Path]:
-    """Returns the files and folders of the models.
-
-    They are uploaded with the models, and so not again as input files.
-    """
+    """Returns the files and folders of models, which are not uploaded again as input files."""
     return {folder for model in models for folder in model.inputs}
 
 
-def _given_files(*files: UserFile | None) -> list[UserFile]:
+def _without_none(*files: UserFile | None) -> list[UserFile]:
     """Returns the files that are not None."""
     return [file for file in files if file is not None]
 
 
-def _named_model(template: TemplateSource | None) -> list[str]:
-    """Returns the model whose chat template the student gets, or []."""
+def _template_model(template: TemplateSource | None) -> list[str]:
+    """Returns the name of the model whose chat template the student gets; [] if there is none."""
     if template is None or not isinstance(template.origin, ModelLocation):
         return []
     return [template.name]

@@ -47,7 +47,7 @@ def _record_open_error(run: LocalRun, error: EngineError) -> None:
         run.view.record_problem(str(error))
         return
     run.end(RunStatus.FAILED, error.problem, error.fix)
-    run.view.record_over()
+    run.view.record_done()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Downloads the finished files of a run: each is verified, and put in place by a rename."""
+"""Downloads the finished files of a run, verifies each, and renames it into place."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ from stillroom.remote.follower.local_run import (
 )
 from stillroom.remote.host import MachineError, UnreachableError
 from stillroom.remote.records import RemoteFile, RemoteFiles
-from stillroom.remote.run_files import download_unit, is_of_run_folder, is_output
+from stillroom.remote.run_files import download_unit, is_downloaded_run_file, is_output
 from stillroom.run_folder import RunFolder
 
 _CONFLICT_FOLDER = "brought_back"
@@ -49,10 +49,10 @@ class Download:
     ) -> None:
         self._folder, self._root, self._outputs = folder, root, list(outputs)
         # In a folder that existed before the run, only individual files are replaced.
-        self._new_outputs = [output for output in outputs if output not in record.before]
+        self._new_outputs = [output for output in outputs if output not in record.initial_stamps]
         self._record, self._fetch = record, fetch
-        self._known = read_downloaded(folder)
-        self._by_hash = {known.sha256: path for path, known in self._known.items()}
+        self._downloaded = read_downloaded(folder)
+        self._by_hash = {file.sha256: path for path, file in self._downloaded.items()}
         self._is_stopped: Callable[[], bool] = lambda: False
         self.num_bytes = 0
         """The number of bytes downloaded so far."""
@@ -92,13 +92,13 @@ class Download:
         return self._is_in_folder(path) or is_output(path, self._outputs)
 
     def _is_in_folder(self, path: str) -> bool:
-        return is_of_run_folder(path, self._folder.run_id)
+        return is_downloaded_run_file(path, self._folder.run_id)
 
     def _unit_of_file(self, file: RemoteFile) -> str:
         return download_unit(file.path, self._new_outputs)
 
     def _units(self, files: Iterable[RemoteFile]) -> list[tuple[str, list[RemoteFile]]]:
-        """Groups files that are put in place together, in the order of download.
+        """Groups files that are renamed into place together, in the order of download.
 
         Small files come before checkpoints, and the newest checkpoint before older ones, since the
         machine may be lost during the download.
@@ -110,6 +110,7 @@ class Download:
         return [each for each in units if not _is_checkpoint(each[0])] + checkpoints
 
     def _is_local(self, file: RemoteFile) -> bool:
+        """Returns whether a file is downloaded, to its own path or to `brought_back/`."""
         return self._is_in_place(file) or self._has_content(self._conflict_path(file.path), file)
 
     def _is_in_place(self, file: RemoteFile) -> bool:
@@ -160,10 +161,10 @@ class Download:
         differ from the hash that the machine reported.
         """
         # A local file may have the same content, e.g. the final checkpoint and that of its step.
-        same = self._root / self._by_hash.get(file.sha256, "")
-        if not staged.exists() and same.is_file() and self._is_as_downloaded(same, file):
+        twin = self._root / self._by_hash.get(file.sha256, "")
+        if not staged.exists() and twin.is_file() and self._is_as_downloaded(twin, file):
             make_folder(staged.parent)
-            os.link(same, staged)
+            os.link(twin, staged)
         for _ in range(_TRIES):
             self._download_to(file, staged)
             if staged.stat().st_size == file.num_bytes and file_sha256(staged) == file.sha256:
@@ -202,12 +203,12 @@ class Download:
             )
 
     def _is_as_downloaded(self, target: Path, file: RemoteFile) -> bool:
-        """Returns whether a path still has the downloaded content, by size and mtime."""
-        known, status = self._known.get(self._relative_path(target)), target.stat()
+        """Returns whether a path still has this content since its download, by size and mtime."""
+        record, status = self._downloaded.get(self._relative_path(target)), target.stat()
         return (
-            known is not None
-            and known.sha256 == file.sha256
-            and (status.st_mtime_ns, status.st_size) == (known.changed_at, file.num_bytes)
+            record is not None
+            and record.sha256 == file.sha256
+            and (status.st_mtime_ns, status.st_size) == (record.changed_at, file.num_bytes)
         )
 
     def _target_path(self, path: str) -> Path:
@@ -222,24 +223,24 @@ class Download:
 
     def _is_unmodified(self, path: str, target: Path) -> bool:
         """Returns whether no other process has changed an output since the run was started."""
-        if self._record.before.get(path) == stamp_of(target):
+        if self._record.initial_stamps.get(path) == stamp_of(target):
             return True
         if target.is_dir():
             return False
         status = target.stat()
-        grown, known = self._record.grown.get(path), self._known.get(path)
-        known_stats = [(grown.local_bytes, grown.changed_at)] if grown is not None else []
-        known_stats += [(known.num_bytes, known.changed_at)] if known is not None else []
-        return (status.st_size, status.st_mtime_ns) in known_stats
+        grown, downloaded = self._record.grown.get(path), self._downloaded.get(path)
+        stamps = [(grown.local_bytes, grown.changed_at)] if grown is not None else []
+        stamps += [(downloaded.num_bytes, downloaded.changed_at)] if downloaded is not None else []
+        return (status.st_size, status.st_mtime_ns) in stamps
 
     def _prune(self, paths: set[str], *, is_last: bool) -> None:
-        """Deletes files that the run deleted; a checkpoint only if a newer one is downloaded."""
-        kept = {
+        """Deletes what the run deleted: old checkpoints, and when it has ended, journals too."""
+        remote = {
             unit for path in paths if _is_checkpoint(unit := download_unit(path, self._new_outputs))
         }
-        known = {download_unit(path, self._new_outputs) for path in self._known}
-        newest = max(kept, key=_age_key, default="")
-        for unit in sorted(filter(_is_checkpoint, known - kept)):
+        local = {download_unit(path, self._new_outputs) for path in self._downloaded}
+        newest = max(remote, key=_age_key, default="")
+        for unit in sorted(filter(_is_checkpoint, local - remote)):
             if is_last or (newest and _age_key(unit) < _age_key(newest)):
                 self._delete(unit)
         if is_last:
@@ -247,7 +248,7 @@ class Download:
         # Partial downloads of checkpoints that the run has deleted since.
         for leftover in (self._folder.path / CHECKPOINTS).glob(f".*.partial-{self._folder.run_id}"):
             shutil.rmtree(leftover, ignore_errors=True)
-        write_downloaded(self._folder, self._known)
+        write_downloaded(self._folder, self._downloaded)
 
     def _prune_journals(self, paths: set[str]) -> None:
         """Deletes the journals that the run deleted at its end."""
@@ -259,18 +260,18 @@ class Download:
                 target.unlink()
 
     def _delete(self, unit: str) -> None:
-        """Deletes a downloaded checkpoint, and forgets its files."""
+        """Deletes a downloaded checkpoint, and removes its files from the record."""
         target = self._root / unit
-        going = target.with_name(f".{target.name}.going")
+        temporary = target.with_name(f".{target.name}.going")
         # Renamed first, so that a half-deleted checkpoint is never seen.
         with suppress(FileNotFoundError):
-            target.rename(going)
-        shutil.rmtree(going, ignore_errors=True)
-        for path in [path for path in self._known if path.startswith(f"{unit}/")]:
-            del self._known[path]
+            target.rename(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)
+        for path in [path for path in self._downloaded if path.startswith(f"{unit}/")]:
+            del self._downloaded[path]
 
     def _record_download(self, target: Path, file: RemoteFile) -> None:
-        self._known[self._relative_path(target)] = DownloadedFile(
+        self._downloaded[self._relative_path(target)] = DownloadedFile(
             sha256=file.sha256, num_bytes=file.num_bytes, changed_at=target.stat().st_mtime_ns
         )
         self._by_hash[file.sha256] = self._relative_path(target)
@@ -288,8 +289,8 @@ class Downloader:
 
     def __init__(self, download: Download) -> None:
         self._download = download
-        self._changed = threading.Condition()
-        self._wanted: RemoteFiles | None = None
+        self._condition = threading.Condition()
+        self._submitted: RemoteFiles | None = None
         self._done: RemoteFiles | None = None
         self._error: BaseException | None = None
         self._is_closed = False
@@ -297,9 +298,9 @@ class Downloader:
 
     def submit(self, files: RemoteFiles) -> None:
         """Schedules these files for download, replacing the previous list."""
-        with self._changed:
-            self._wanted = files
-            self._changed.notify()
+        with self._condition:
+            self._submitted = files
+            self._condition.notify()
 
     def is_done(self, files: RemoteFiles) -> bool:
         """Returns whether all of these files are downloaded."""
@@ -314,38 +315,38 @@ class Downloader:
         """Downloads each list that is submitted, until the downloader is closed."""
         try:
             with suppress(StoppedError):
-                while (wanted := self._next()) is not None:
-                    self._take(wanted)
-                    self._done = wanted
-        # The error is raised again in the thread that waits.
+                while (listed := self._next_list()) is not None:
+                    self._download_files(listed)
+                    self._done = listed
+        # The follower's thread raises it, in `raise_error`.
         except BaseException as error:
             self._error = error
 
-    def _take(self, wanted: RemoteFiles) -> None:
+    def _download_files(self, listed: RemoteFiles) -> None:
         """Downloads a list of files."""
         try:
             self._download.download_missing(
-                wanted.files, is_last=wanted.is_last, is_stopped=lambda: self._is_closed
+                listed.files, is_last=listed.is_last, is_stopped=lambda: self._is_closed
             )
         except MachineError:
             # The run may have just deleted a checkpoint, as the next list will show.
-            if wanted.is_last:
+            if listed.is_last:
                 raise
 
-    def _next(self) -> RemoteFiles | None:
-        with self._changed:
-            while self._wanted is self._done and not self._is_closed:
-                self._changed.wait()  # no limit: `__exit__` notifies it
-            return None if self._is_closed else self._wanted
+    def _next_list(self) -> RemoteFiles | None:
+        with self._condition:
+            while self._submitted is self._done and not self._is_closed:
+                self._condition.wait()  # no limit: `__exit__` notifies it
+            return None if self._is_closed else self._submitted
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
+        with self._condition:
             self._is_closed = True
-            self._changed.notify()
+            self._condition.notify()
         self._thread.join()  # no limit: each read of the download has one
 
 
@@ -361,8 +362,8 @@ def _age_key(unit: str) -> tuple[bool, str]:
 def _put_folder(staged: Path, target: Path) -> None:
     """Renames a staged folder to its final path, replacing an older one."""
     with real_folder(target.parent) as parent:
-        going = f".{target.name}.going"
+        replaced = f".{target.name}.going"
         if target.exists():
-            parent.rename(target.name, going)
+            parent.rename(target.name, replaced)
         parent.rename(staged.name, target.name)
-    shutil.rmtree(target.with_name(going), ignore_errors=True)
+    shutil.rmtree(target.with_name(replaced), ignore_errors=True)

@@ -32,13 +32,13 @@ from stillroom.run_folder import RunFailure, RunFolder, RunState
 from stillroom.types import RunStatus
 
 _POLL_S = 0.5
-_CLEAN_UP_FOR_S = 24 * 3600.0
+_MAX_CLEAN_UP_S = 24 * 3600.0
 _UNREACHABLE_S = 3600.0
 _MB = 1e6
 _FIRST_WAIT_S, _SHORT_WAIT_S, _LONG_WAIT_S = 1.0, 5.0, 30.0
 _NUM_SHORT_WAITS = 60
 """The number of short waits, so that a network that is back within minutes is noticed quickly."""
-_LASTED_S = 10.0
+_STABLE_S = 10.0
 
 
 class Backoff:
@@ -61,7 +61,7 @@ class Backoff:
 
     def next_s(self) -> float:
         """Returns the number of seconds to wait before the next try."""
-        if self._connected_s >= _LASTED_S:
+        if self._connected_s >= _STABLE_S:
             self._num_tries = 0
             self._connected_s = 0.0
             return 0.0
@@ -95,14 +95,14 @@ class Follower:
         """When the machine stopped answering; None while it answers."""
         self._sent_cancels: set[bool] = set()
         self._is_due = False
-        """Whether the next step is due at once."""
+        """Whether the next step follows without a wait."""
         self._is_abandoned = False
         """Whether the run was removed because its local folder was deleted."""
 
     def run(self) -> None:
         """Follows the run until it has ended, is downloaded, and its machine is cleaned up."""
         try:
-            while not self._is_over:
+            while not self._is_done:
                 if self._is_deleted:
                     self._abandon()
                 else:
@@ -113,8 +113,8 @@ class Follower:
             self._host.close()
 
     @property
-    def _is_over(self) -> bool:
-        return self._view.is_over or self._is_abandoned
+    def _is_done(self) -> bool:
+        return self._view.is_done or self._is_abandoned
 
     @property
     def _is_deleted(self) -> bool:
@@ -150,9 +150,9 @@ class Follower:
         # The outermost handler: a bug in this program must not leave a wrong state behind.
         except Exception as error:
             traceback.print_exc()
-            name = f"unexpected {type(error).__name__}: {str(error)[:300]}"
+            problem = f"unexpected {type(error).__name__}: {str(error)[:300]}"
             log = self._folder.path / "follower.log"
-            self._record_error(name, f"report this bug in Stillroom, with the traceback in {log}")
+            self._record_error(problem, f"report this bug in Stillroom; its traceback is in {log}")
 
     def _advance(self) -> None:
         """Launches the run, follows it and cleans up, each unless it is done already."""
@@ -171,30 +171,30 @@ class Follower:
         self._sent_cancels.clear()
         root, outputs = self._run.root, self._spec.outputs
         download = Download(self._folder, root, outputs, self._record, self._fetch)
-        last: RemoteFiles | None = None
-        began = time.monotonic()
+        last_list: RemoteFiles | None = None
+        connected_at = time.monotonic()
         with (
             Downloader(download) as downloader,
             closing(self._host.follow(self._folder.run_id, self._mirror.seen)) as updates,
         ):
             for update in updates:
-                self._backoff.record_connected(time.monotonic() - began)
+                self._backoff.record_connected(time.monotonic() - connected_at)
                 self._handle(update)
                 if isinstance(update, RemoteFiles):
                     downloader.submit(update)
-                    last = update if update.is_last else None
+                    last_list = update if update.is_last else None
                 downloader.raise_error()
                 self._forward_cancellation()
-            if last is None or self._mirror.final is None:
+            if last_list is None or self._mirror.final is None:
                 raise UnreachableError(
                     f"connection to {self._spec.machine.name} lost",
                     "no action needed: the connection is retried",
                 )
-            self._download_rest(downloader, download, last)
-        self._finish(download, last)
+            self._await_files(downloader, download, last_list)
+        self._finish(download, last_list)
 
     def _handle(self, update: RunUpdate) -> None:
-        """Records the contact, and mirrors a state or lines; files are left to the downloader."""
+        """Records the contact, and mirrors a state or lines; the downloader handles files."""
         self._unreachable_since = None
         if isinstance(update, RemoteState):
             self._view.record_contact(elapsed_s=update.elapsed_s)
@@ -213,28 +213,29 @@ class Follower:
     def _fetch(self, path: str, offset: int) -> Generator[bytes]:
         return self._host.fetch(self._folder.run_id, path, offset)
 
-    def _download_rest(self, downloader: Downloader, download: Download, last: RemoteFiles) -> None:
-        """Waits until all files are downloaded."""
+    def _await_files(self, downloader: Downloader, download: Download, files: RemoteFiles) -> None:
+        """Waits until all of these files are downloaded, and shows the progress."""
         self._view.record_phase("bringing_back")
-        before = download.num_bytes
-        while not downloader.is_done(last):
+        num_bytes = download.num_bytes
+        while not downloader.is_done(files):
             downloader.raise_error()
             done, total = round(download.num_bytes / _MB), round(download.num_wanted / _MB)
             phase = f"download from {self._spec.machine.name}"
-            self._run.show_progress(phase, min(done, total), total, "MB", at_once=False)
-            if download.num_bytes > before:
+            self._run.show_progress(phase, min(done, total), total, "MB", is_throttled=True)
+            if download.num_bytes > num_bytes:
+                num_bytes = download.num_bytes
                 self._view.record_contact()
             self._sleep(_POLL_S / 10)
 
-    def _finish(self, download: Download, last: RemoteFiles) -> None:
+    def _finish(self, download: Download, listed: RemoteFiles) -> None:
         """Writes the run's final state, once all its files are downloaded and verified."""
         final = self._mirror.final
-        if final is None or download.bytes_missing(last.files):
+        if final is None or download.bytes_missing(listed.files):
             raise UnreachableError(
                 "some files are not downloaded yet", "no action needed: the download is retried"
             )
         if final.error is not None and "start_training(resume=" in final.error.problem:
-            # The machine advises that, but its advice is text from others.
+            # The machine's advice is to resume the run; only a local hint is trusted as the fix.
             fix = final.error.fix + resume_hint(self._folder, final.kind)
             final = msgspec.structs.replace(
                 final, error=RunFailure(problem=final.error.problem, fix=fix)
@@ -259,9 +260,9 @@ class Follower:
             except EngineError as error:
                 removal_error = error
         self._host.release()
-        if removal_error is not None and time.time() - ended_at < _CLEAN_UP_FOR_S:
+        if removal_error is not None and time.time() - ended_at < _MAX_CLEAN_UP_S:
             raise removal_error
-        self._view.record_over()
+        self._view.record_done()
 
     def _abandon(self) -> None:
         """Kills and removes the remote run after its local folder was deleted."""
@@ -299,9 +300,9 @@ class Follower:
         is_running = self._record.is_started and not self._run.has_ended
         if self._unreachable_since is None:
             self._unreachable_since = self._clock()
-        # The wall clock may have been set, so retries must also have failed for an hour.
-        has_tried = self._clock() - self._unreachable_since > _UNREACHABLE_S
-        if is_running and has_tried and unreachable_s > machine.max_hours * 3600 + _UNREACHABLE_S:
+        # The wall clock may have been changed, so retries must also have failed for an hour.
+        has_retried = self._clock() - self._unreachable_since > _UNREACHABLE_S
+        if is_running and has_retried and unreachable_s > machine.max_hours * 3600 + _UNREACHABLE_S:
             problem = (
                 f"{machine.name} has not answered for {unreachable_s / 3600:.0f} hours, so its "
                 f"run has stopped by itself (max_hours: {machine.max_hours:g})"
@@ -332,9 +333,9 @@ class Follower:
             self._end(RunStatus.FAILED, problem, f"{error.fix}; then start the run again")
 
     def _record_error(self, problem: str, fix: str, *, is_denied: bool = False) -> None:
-        """Fails a run that could not be started; for one that may have, only records the problem.
+        """Fails a run that cannot have started; otherwise only records the problem.
 
-        is_denied: whether the machine refused for a lack of rights, which waiting does not change.
+        is_denied: whether the machine's user may not access a file, which a retry does not change.
         """
         may_run = self._record.is_started if is_denied else self._view.has_started
         if may_run or self._run.has_ended:
@@ -348,7 +349,7 @@ class Follower:
 
     def _wait(self) -> None:
         """Waits before the next try, or until the run is cancelled."""
-        if self._is_due or self._is_over:
+        if self._is_due or self._is_done:
             self._is_due = False
             return
         was_cancelled = self._run.is_cancelled
@@ -359,11 +360,11 @@ class Follower:
             self._sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
 
 
-def _with_output_conflict(final: RunState, taken: list[str], folder: RunFolder) -> RunState:
+def _with_output_conflict(final: RunState, conflicts: list[str], folder: RunFolder) -> RunState:
     """Returns the final state of a run whose output was written locally in the meantime."""
-    names = ", ".join(taken[:4])
+    names = ", ".join(conflicts[:4])
     failure = RunFailure(
-        problem=f"the run succeeded, but another local process has written {names} meanwhile",
+        problem=f"the run succeeded, but another local process wrote to {names} meanwhile",
         fix=f"the run's output is in {folder.path / 'brought_back'}: compare the files, and move "
         "those that you want to keep",
     )

@@ -31,8 +31,8 @@ _HOUR_S = 3600.0
 _MIN_RESERVE_S = 60.0
 _MAX_BUDGET_SHARE = 0.25
 _SLOW_BYTES_PER_S = 10e6
-_COPIES = 3
-"""The size of a last checkpoint in multiples of the model's: weights plus two optimiser states."""
+_CHECKPOINT_PER_MODEL = 3
+"""The size of a checkpoint relative to the model's: its weights and two optimiser states."""
 _WORKSPACE = "workspace/"
 _WEIGHTS = frozenset({".safetensors", ".bin", ".gguf", ".pt"})
 
@@ -58,13 +58,12 @@ class Launcher:
         """
         run, host = self._run, self._host
         start = read_follower_start(run.folder)
-        lacking = sorted(set(start.secret_names) - self._secrets.keys())
-        if run.view.has_started and (lacking or run.is_cancelled):
+        missing = sorted(set(start.secret_names) - self._secrets.keys())
+        if run.view.has_started and (missing or run.is_cancelled):
             return
-        if lacking:
+        if missing:
             raise RunError(
-                "the follower process of this run was restarted, but was not given "
-                f"{', '.join(lacking)}",
+                f"the process that follows this run was restarted without {', '.join(missing)}",
                 "set those environment variables where stillroom runs, and start the run again",
             )
         self._wait_for_earlier_runs()
@@ -80,13 +79,13 @@ class Launcher:
         self._check_price()
         run.stop_if_cancelled()
         run.view.record_phase("preparing")
-        host.prepare(run.spec, self._show_preparing)
+        host.prepare(run.spec, self._show_step)
         run.view.record_contact()
         self._cache_facts()
         run.stop_if_cancelled()
         self._start(self._upload())
 
-    def _show_preparing(self, text: str) -> None:
+    def _show_step(self, text: str) -> None:
         """Shows the current step; an empty text only records that the machine answers."""
         self._run.view.record_contact()
         if text:
@@ -110,19 +109,19 @@ class Launcher:
         Cached facts are replaced if Stillroom was not installed when they were collected.
         """
         workspace, machine = Workspace(self._run.root), self._run.spec.machine
-        known = load_probe(workspace, machine)
-        if known is None or known.facts.stillroom_version is None:
-            # Without them plans are less accurate; the run is unaffected.
+        probe = load_probe(workspace, machine)
+        if probe is None or probe.facts.stillroom_version is None:
+            # Without them, plans are less accurate; the run is unaffected.
             with suppress(EngineError, OSError):
                 save_probe(workspace, machine, self._host.facts(), self._run.record.price_per_hour)
 
     def _wait_for_earlier_runs(self) -> None:
-        """Waits until the runs that this one is queued behind have ended."""
+        """Waits until the runs of the spec's `start_after` have ended."""
         folder = self._run.folder
         for run_id in self._run.spec.start_after:
             while not read_run(RunFolder(folder.path.with_name(run_id))).status.is_final:
                 self._run.stop_if_cancelled()
-                self._run.show_progress(f"wait for {run_id}", unit="runs", at_once=False)
+                self._run.show_progress(f"wait for {run_id}", unit="runs", is_throttled=True)
                 self._sleep(_POLL_S)
 
     def _upload(self) -> Contents:
@@ -136,21 +135,21 @@ class Launcher:
             write_record(run.folder, run.record)
         missing = self._host.missing(contents.blobs)
         run.view.record_contact()
-        wanted = [blob for blob in contents.blobs if blob.sha256 in missing]
-        total, done = sum(blob.num_bytes for blob in wanted), sum(missing.values())
-        started_at, first = time.monotonic(), done
-        for num_bytes in self._host.send(wanted, missing) if wanted else ():
+        blobs = [blob for blob in contents.blobs if blob.sha256 in missing]
+        total, done = sum(blob.num_bytes for blob in blobs), sum(missing.values())
+        started_at, done_before = time.monotonic(), done
+        for num_bytes in self._host.send(blobs, missing) if blobs else ():
             done += num_bytes
             run.view.record_contact()
             phase = f"send to {run.spec.machine.name}"
-            run.show_progress(phase, round(done / _MB), round(total / _MB), "MB", at_once=False)
+            run.show_progress(phase, round(done / _MB), round(total / _MB), "MB", is_throttled=True)
             run.stop_if_cancelled()
-        if done - first >= _MIN_BYTES_FOR_RATE:
-            run.record.bytes_per_s = (done - first) / max(0.001, time.monotonic() - started_at)
+        if (num_sent := done - done_before) >= _MIN_BYTES_FOR_RATE:
+            run.record.bytes_per_s = num_sent / max(0.001, time.monotonic() - started_at)
         return contents
 
     def _start(self, contents: Contents) -> None:
-        """Requests the launch, unless the budget is spent already, and records it."""
+        """Requests the launch and records it. Raises RunError if the budget is already spent."""
         run, view = self._run, self._run.view
         used_s, spent_usd, budget = view.used_s, view.machine_usd or 0.0, run.spec.budget_usd
         if budget is not None and spent_usd >= budget:
@@ -202,18 +201,18 @@ class Launcher:
 def record_outputs(
     record: FollowRecord, root: Path, outputs: Sequence[str], files: Sequence[PlacedFile]
 ) -> None:
-    """Records the outputs that exist locally, so that the run replaces no other process's files.
+    """Records the outputs that exist locally, so that later changes by other processes are noticed.
 
-    Outputs that are uploaded, such as rows and their journal, are then appended to.
+    Uploaded outputs, such as rows and their journal, count as mirrored up to their current size.
     """
     for path in _output_paths(root, outputs):
         name = path.relative_to(root).as_posix()
         if path.exists() and is_output(name, outputs):
-            record.before[name] = stamp_of(path)
+            record.initial_stamps[name] = stamp_of(path)
     for file in files:
         name = file.remote_path.removeprefix(_WORKSPACE)
         # Files outside of the workspace do not have the prefix.
-        if name in record.before and name != file.remote_path:
+        if name in record.initial_stamps and name != file.remote_path:
             status = (root / name).stat()
             record.grown[name] = GrownFile(
                 remote_bytes=status.st_size,
@@ -228,10 +227,10 @@ def _output_paths(root: Path, outputs: Sequence[str]) -> Iterator[Path]:
         path = root / output
         yield path
         yield from path.rglob("*") if path.is_dir() else ()
-        for other in path.parent.iterdir() if path.parent.is_dir() else ():
-            yield other
-            if other.name == f".{path.name}" and other.is_dir():
-                yield from other.rglob("*")
+        for sibling in path.parent.iterdir() if path.parent.is_dir() else ():
+            yield sibling
+            if sibling.name == f".{path.name}" and sibling.is_dir():
+                yield from sibling.rglob("*")
 
 
 def reserve_s(
@@ -247,6 +246,6 @@ def reserve_s(
     """
     if not price_per_hour or budget_usd is None:
         return 0.0
-    download_s = _COPIES * model_bytes / (bytes_per_s or _SLOW_BYTES_PER_S)
+    download_s = _CHECKPOINT_PER_MODEL * model_bytes / (bytes_per_s or _SLOW_BYTES_PER_S)
     affordable_s = budget_usd / price_per_hour * _HOUR_S
     return min(_MIN_RESERVE_S + download_s, _MAX_BUDGET_SHARE * affordable_s)

@@ -76,10 +76,10 @@ class FollowRecord(msgspec.Struct, kw_only=True):
     """The measured upload speed."""
     grown: dict[str, GrownFile] = {}
     """The mirrored growing files, by path relative to the workspace."""
-    left_alone: list[str] = []
-    """Growing files outside the run's folder that another local process has changed."""
-    before: dict[str, str] = {}
-    """The stamps of outputs that existed locally when the run was started."""
+    changed_locally: list[str] = msgspec.field(name="left_alone", default_factory=list[str])
+    """Growing outputs that another local process has changed, and that are not mirrored."""
+    initial_stamps: dict[str, str] = msgspec.field(name="before", default_factory=dict[str, str])
+    """The stamps of outputs that existed locally when the run was started, by path."""
 
 
 def read_record(folder: RunFolder) -> FollowRecord:
@@ -118,7 +118,7 @@ def machine_usd(price_per_hour: float | None, used_s: float) -> float | None:
 
 
 class LocalRun:
-    """The state that all steps of a follower share: the run's folder, spec, record and view."""
+    """A run's local folder, with the spec, record and view that all steps of a follower share."""
 
     def __init__(self, folder: RunFolder, spec: JobSpec) -> None:
         self.folder, self.spec = folder, spec
@@ -155,11 +155,11 @@ class LocalRun:
         total: int = 1,
         unit: str = "steps",
         *,
-        at_once: bool = True,
+        is_throttled: bool = False,
     ) -> None:
-        """Writes progress to run.json while the run is being launched or downloaded."""
+        """Writes progress to run.json during launch and download; if throttled, once a second."""
         now_s = time.monotonic()
-        if now_s - self._shown_at < _SHOW_EVERY_S and not at_once:
+        if is_throttled and now_s - self._shown_at < _SHOW_EVERY_S:
             return
         self._shown_at = now_s
         progress = Progress(phase=phase, done=done, total=total, unit=unit, eta_s=None)
@@ -187,7 +187,7 @@ class LocalRun:
             # An output without a suffix is a folder; only files are locked here.
             if (self.root / output).suffix:
                 lock = OutputLock(self.root / output)
-                lock.acquire("a run elsewhere", run_id=self.folder.run_id)
+                lock.acquire("a run on another machine", run_id=self.folder.run_id)
                 self._locks.append(lock)
 
     def close(self) -> None:
@@ -214,12 +214,12 @@ class ViewFile:
 
     @property
     def has_started(self) -> bool:
-        """Whether the start was requested: from then on only the machine knows the run's state."""
+        """Whether the launch was requested; from then on only the machine knows the run's state."""
         return self._view.has_started
 
     @property
-    def is_over(self) -> bool:
-        """Whether the run is over: downloaded, and its machine cleaned up."""
+    def is_done(self) -> bool:
+        """Whether nothing is left to do: the run is downloaded, and its machine is cleaned up."""
         return self._view.phase == "over"
 
     @property
@@ -237,7 +237,7 @@ class ViewFile:
 
     @property
     def _release_usd(self) -> float | None:
-        """The cost of a rented machine since the run's end; None for any other, and before it."""
+        """The cost of a rented machine since the run's end; None if not rented or not ended."""
         if not self._is_rented or (ended_at := self._record.ended_at) is None:
             return None
         return machine_usd(self._record.price_per_hour, max(0.0, time.time() - ended_at))
@@ -273,12 +273,12 @@ class ViewFile:
         is_new = self._view.problem is not None or self._view.last_contact is None
         if is_new or time.monotonic() - self._written_at >= _WRITE_VIEW_EVERY_S:
             write_record(self._folder, record)
-            # A start that failed is still a problem while it is retried.
+            # The problem of a failed start is shown until a retry succeeds.
             is_retried = self.has_started and not record.is_started
             self._write(last_contact=now(), problem=self._view.problem if is_retried else None)
 
     def record_problem(self, text: str) -> None:
-        """Records why the run cannot proceed or be reached at present, and what to do.
+        """Records why the run cannot be advanced at present, and what to do.
 
         The cost is updated on each retry too, since the machine may still be billed.
         """
@@ -286,13 +286,13 @@ class ViewFile:
         if text != self._view.problem or is_due:
             self._write(problem=text)
 
-    def record_over(self) -> None:
-        """Records that the run is over: nothing is left to do."""
+    def record_done(self) -> None:
+        """Records that nothing is left to do for the run."""
         self._write(phase="over", problem=None, durable=True)
 
     def _since_start_s(self) -> float:
         """Returns the seconds since the run's start, by the machine's clock while it answers."""
-        if self.is_over or self._record.ended_at is not None:
+        if self.is_done or self._record.ended_at is not None:
             return self._elapsed_s
         if self._elapsed_at is not None:
             return self._elapsed_s + time.monotonic() - self._elapsed_at
@@ -313,16 +313,16 @@ class ViewFile:
             return  # The run was deleted, and its folder must not be created again.
         try:
             write_json(self._file, self._view, durable=durable)
-            self._keep_spare_bytes()
+            self._reserve_disk_space()
         except OSError:
-            # The disk is full, and the view must say so.
+            # The disk is full. The view must still show that, so the reserved space is freed.
             with suppress(OSError):
                 self._spare.unlink(missing_ok=True)
                 write_json(self._file, self._view, durable=False)
 
-    def _keep_spare_bytes(self) -> None:
+    def _reserve_disk_space(self) -> None:
         """Reserves disk space, so that the view can still be written when the disk is full."""
-        if self.is_over:
+        if self.is_done:
             self._spare.unlink(missing_ok=True)
         elif not self._spare.exists():
             with suppress(OSError):

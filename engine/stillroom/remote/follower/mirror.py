@@ -11,10 +11,10 @@ from stillroom import bounds
 from stillroom.files import write_atomic
 from stillroom.places import open_real
 from stillroom.remote.follower.local_run import FollowRecord, GrownFile, write_record
-from stillroom.remote.frames import with_advice
+from stillroom.remote.frames import quote_remote_fix
 from stillroom.remote.host import MachineError, UnreachableError
 from stillroom.remote.records import AppendedLines, JobSpec, RemoteState
-from stillroom.remote.run_files import LOG_FILES, is_of_run_folder, is_output
+from stillroom.remote.run_files import LOG_FILES, is_downloaded_run_file, is_output
 from stillroom.run_folder import RunFailure, RunFolder, RunState
 from stillroom.types import RunStatus
 
@@ -25,7 +25,7 @@ _NEW_FILE = GrownFile(remote_bytes=0, local_bytes=0)
 
 
 class OutOfSyncError(Exception):
-    """An update does not start at the end of the local file; the update stream must be reopened."""
+    """An update does not start at the end of the local file, so updates are requested again."""
 
 
 class Mirror:
@@ -62,7 +62,7 @@ class Mirror:
             ) from error
         error = remote.error
         if error is not None:
-            problem, fix = with_advice(error.problem, error.fix)
+            problem, fix = quote_remote_fix(error.problem, error.fix)
             error = RunFailure(problem=problem, fix=fix)
         state = msgspec.structs.replace(
             remote,
@@ -86,43 +86,43 @@ class Mirror:
         """Appends to a growing file, unless the local file was changed by another process."""
         grown, path = self._record.grown, lines.path
         is_text = path.removeprefix(f"runs/{self._folder.run_id}/") in LOG_FILES
-        is_own = is_text or is_of_run_folder(path, self._folder.run_id)
-        if not is_own and not is_output(path, self._spec.outputs):
-            return  # The machine may not write any other local file.
-        if path in self._record.left_alone:
+        is_run_file = is_text or is_downloaded_run_file(path, self._folder.run_id)
+        if not is_run_file and not is_output(path, self._spec.outputs):
+            return  # The machine may not write other local files.
+        if path in self._record.changed_locally:
             return
         if path not in grown and len(grown) >= _MAX_GROWING_FILES:
             raise MachineError(
                 f"{self._spec.machine.name} sent lines for more than {_MAX_GROWING_FILES} files",
                 "check what is running on that machine",
             )
-        known, local_file = grown.get(path, _NEW_FILE), self._root / path
-        if lines.offset == 0 and known.remote_bytes:
-            if not is_own:
+        mirrored, local_file = grown.get(path, _NEW_FILE), self._root / path
+        if lines.offset == 0 and mirrored.remote_bytes:
+            if not is_run_file:
                 # Paid rows are not deleted; the whole file is downloaded at the end.
                 self._stop_mirroring(path)
                 return
             write_atomic(local_file, b"", durable=False)
-            known = _NEW_FILE
-        if lines.offset != known.remote_bytes:
+            mirrored = _NEW_FILE
+        if lines.offset != mirrored.remote_bytes:
             raise OutOfSyncError(path)
-        if is_own and known.local_bytes and not _is_at_least(local_file, known.local_bytes):
+        if is_run_file and _is_shorter(local_file, mirrored.local_bytes):
             grown.pop(path)
             raise OutOfSyncError(path)
         data = self._with_local_paths(lines.data) if is_text else lines.data
-        if not _append(local_file, known.local_bytes, data, is_own=is_own):
+        if not _append(local_file, mirrored.local_bytes, data, is_run_file=is_run_file):
             self._stop_mirroring(path)
             return
         grown[path] = GrownFile(
             remote_bytes=lines.offset + len(lines.data),
-            local_bytes=known.local_bytes + len(data),
+            local_bytes=mirrored.local_bytes + len(data),
             changed_at=local_file.stat().st_mtime_ns,
         )
         write_record(self._folder, self._record)
 
     def _stop_mirroring(self, path: str) -> None:
         """Stops mirroring a file that another process has changed; it is downloaded at the end."""
-        self._record.left_alone.append(path)
+        self._record.changed_locally.append(path)
         write_record(self._folder, self._record)
 
     def _make_replacements(self) -> list[tuple[bytes, bytes]]:
@@ -160,20 +160,20 @@ class Mirror:
         return shifted.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _is_at_least(path: Path, size: int) -> bool:
-    return path.exists() and path.stat().st_size >= size
+def _is_shorter(path: Path, num_bytes: int) -> bool:
+    return (path.stat().st_size if path.exists() else 0) < num_bytes
 
 
-def _append(path: Path, size: int, data: bytes, *, is_own: bool) -> bool:
+def _append(path: Path, size: int, data: bytes, *, is_run_file: bool) -> bool:
     """Appends to a file of `size` bytes; returns False if another process has changed it.
 
-    A killed follower may have written a part of the same bytes.
+    A part of the same bytes is no such change: an earlier follower may have been killed meanwhile.
     """
     with os.fdopen(open_real(path, os.O_RDWR | os.O_CREAT), "r+b") as stream:
-        rest = stream.seek(0, os.SEEK_END) - size
-        if rest and not is_own:
+        excess = stream.seek(0, os.SEEK_END) - size
+        if excess and not is_run_file:
             stream.seek(max(0, size))
-            if rest < 0 or not data.startswith(stream.read(len(data) + 1)):
+            if excess < 0 or not data.startswith(stream.read(len(data) + 1)):
                 return False
         stream.truncate(size)
         stream.seek(size)

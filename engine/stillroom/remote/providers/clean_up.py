@@ -1,7 +1,7 @@
 """`python -m stillroom.remote.providers.clean_up FOLDER`: releases machines that no run needs.
 
-It is started when machines are listed and the provision log in FOLDER has a machine whose runs are
-all over. The machines of other runs are released by the followers of these runs.
+It is started when machines are listed and the provision log in FOLDER has a machine that no run
+needs. Other machines are released by the followers of their runs.
 """
 
 import sys
@@ -15,7 +15,7 @@ from stillroom.jobs.detached import start_detached
 from stillroom.jobs.supervise import read_run
 from stillroom.places import make_folder
 from stillroom.remote.hosts import release_machine
-from stillroom.remote.providers.provision_log import ProvisionedMachine, ProvisionLog, is_over
+from stillroom.remote.providers.provision_log import ProvisionedMachine, ProvisionLog, needs_machine
 from stillroom.run_folder import RunFolder
 from stillroom.secrecy.environments import renting_environment
 
@@ -57,12 +57,12 @@ def restart_followers(entry: ProvisionedMachine) -> None:
     for run in map(Path, entry.runs):
         # A missing or damaged folder has no follower to restart.
         with suppress(OSError, EngineError):
-            if not is_over(run):
+            if needs_machine(run):
                 read_run(RunFolder(run))
 
 
 def main() -> int:
-    """Cleans up once; exits at once if another process is already cleaning up."""
+    """Releases the machines, unless another process already does; returns the exit code."""
     provision_log = ProvisionLog(Path(sys.argv[1]))
     lock = FileLock(provision_log.folder / _LOCK)
     if not lock.try_acquire():

@@ -1,4 +1,4 @@
-"""The private bucket on the Hugging Face Hub through which a job and the user's side communicate.
+"""The private bucket on the Hugging Face Hub by which a job and the user's machine communicate.
 
 A job accepts no connections, so both sides exchange messages as files of the bucket.
 """
@@ -59,11 +59,11 @@ class RunPaths:
         self.start = f"{self.folder}/start.bin"
         """The run to start, as `JobStart`, without secrets."""
         self.claim = f"{self.folder}/claim"
-        """The id of the job that executes the run; any other job of the run exits at once."""
+        """The id of the job that executes the run; any other job of the run exits immediately."""
         self.cancel = f"{self.folder}/cancel"
         self.kill = f"{self.folder}/kill"
 
-    def updates(self, number: int) -> str:
+    def update_batch(self, number: int) -> str:
         """Returns the path of a batch of updates; batches are numbered from 1 and written once."""
         return f"{self.folder}/news/{number:08d}.bin"
 
@@ -91,8 +91,8 @@ class Bucket:
     def sizes(self, paths: Iterable[str]) -> dict[str, int]:
         """Returns the sizes in bytes of the files that exist, by path."""
         with hub_errors(f"could not list files in the bucket {self.name}"):
-            found = self._api.get_bucket_paths_info(self.name, list(paths))
-            return {each.path: each.size for each in found}
+            files = self._api.get_bucket_paths_info(self.name, list(paths))
+            return {file.path: file.size for file in files}
 
     def put(self, files: Sequence[tuple[Path | bytes, str]]) -> None:
         """Writes files atomically, given as pairs of local path or content, and bucket path."""
@@ -117,8 +117,8 @@ class Bucket:
     def list_files(self, prefix: str) -> list[str]:
         """Returns the paths of the files below a folder."""
         with hub_errors(f"could not list files in the bucket {self.name}"):
-            found = list(self._api.list_bucket_tree(self.name, prefix, recursive=True))
-            return [each.path for each in found if each.type == "file"]
+            items = list(self._api.list_bucket_tree(self.name, prefix, recursive=True))
+            return [item.path for item in items if item.type == "file"]
 
     def delete(self, paths: Sequence[str]) -> None:
         """Deletes existing files."""
@@ -141,7 +141,7 @@ def hub_errors(problem: str) -> Generator[None]:
         text = f"{problem}: {_one_line(error)}"
         if status == _TOO_MANY_REQUESTS or status >= _SERVER_ERROR:
             raise UnreachableError(text, "no action needed: it is retried") from error
-        fix = _FIXES.get(status, "correct the cause that the message gives, then try again")
+        fix = _FIXES.get(status, "correct what the hub's message names, then try again")
         raise MachineError(text, fix) from error
     except Exception as error:  # Network errors and errors of huggingface_hub's dependencies.
         raise UnreachableError(
@@ -151,13 +151,13 @@ def hub_errors(problem: str) -> Generator[None]:
 
 
 def check_hub_installed() -> None:
-    """Raises MissingExtraError if huggingface_hub is not installed, or too old for buckets."""
+    """Raises MissingExtraError if huggingface_hub is not installed or too old for jobs."""
     if importlib.util.find_spec("huggingface_hub") is None:
         raise missing_extra("hf-jobs", "a Hugging Face Jobs machine")
     from huggingface_hub import HfApi
 
     if not hasattr(HfApi, "batch_bucket_files") or not hasattr(HfApi, "run_job"):
-        raise missing_extra("hf-jobs", "a Hugging Face Jobs machine with a newer huggingface_hub")
+        raise missing_extra("hf-jobs", "a Hugging Face Jobs machine (huggingface_hub is too old)")
 
 
 def _one_line(error: Exception) -> str:
@@ -226,11 +226,11 @@ class UpdateReader:
     def __init__(self, bucket: Bucket, run: Path, seen: Mapping[str, int]) -> None:
         self._bucket, self._paths, self._file = bucket, RunPaths(run.name), run / JOB_FILE
         self._view = self._read_view()
-        self._known = dict(seen)
-        """The known size of each growing file."""
+        self._ends = dict(seen)
+        """The number of bytes received so far of each growing file."""
         ends = self._view.ends
-        self._seen = {path: end for path, end in seen.items() if ends.get(path) != end}
-        """The known sizes after a partially processed batch, if an earlier reader was killed."""
+        self._skipped = {path: end for path, end in seen.items() if ends.get(path) != end}
+        """Where new bytes begin in files that a killed reader's unfinished batch has extended."""
         self._has_restarted = False
 
     @property
@@ -243,34 +243,34 @@ class UpdateReader:
         """The hashes of all files that were ever listed."""
         return set(self._view.outputs)
 
-    def next(self) -> Sequence[JobUpdate] | None:
-        """Returns the next batch, without updates that are known; None if there is no batch yet."""
+    def next_batch(self) -> Sequence[JobUpdate] | None:
+        """Returns the next batch, without what is mirrored already; None if there is none yet."""
         batch = self._read(self._view.next_batch)
         if batch is None:
             return None
         # The local file was changed, so all batches are read again, but only once.
         if self._has_gap(batch) and not self._has_restarted:
             self._has_restarted = True
-            self._seen, self._view.next_batch = dict(self._known), 1
-            return self.next()
-        fresh = [each for update in batch if (each := self._new_part(update)) is not None]
-        for update in fresh:
+            self._skipped, self._view.next_batch = dict(self._ends), 1
+            return self.next_batch()
+        updates = [each for update in batch if (each := self._new_part(update)) is not None]
+        for update in updates:
             if isinstance(update, RemoteFiles):
                 self._view.files = update.files
                 hashes = {file.sha256 for file in update.files}
                 self._view.outputs = sorted(hashes.union(self._view.outputs))
                 write_json(self._file, self._view)
-        return fresh
+        return updates
 
-    def mark_taken(self) -> None:
-        """Records that the batch returned by `next` has been processed."""
+    def mark_processed(self) -> None:
+        """Records that the batch returned by `next_batch` has been processed."""
         self._view.next_batch += 1
-        self._view.ends = dict(self._known)
+        self._view.ends = dict(self._ends)
         write_json(self._file, self._view)
 
     def _read(self, number: int) -> list[JobUpdate] | None:
         """Returns a batch of updates; None if it is not in the bucket yet."""
-        path = self._paths.updates(number)
+        path = self._paths.update_batch(number)
         num_bytes = self._bucket.sizes([path]).get(path)
         if num_bytes is None:
             return None
@@ -285,8 +285,8 @@ class UpdateReader:
             ) from error
 
     def _has_gap(self, batch: Sequence[JobUpdate]) -> bool:
-        """Returns whether a batch appends to a file beyond its known size."""
-        ends = dict(self._known)
+        """Returns whether a batch appends beyond the end of what was received of a file."""
+        ends = dict(self._ends)
         for update in batch:
             if isinstance(update, AppendedLines):
                 if update.offset > ends.get(update.path, 0):
@@ -295,20 +295,20 @@ class UpdateReader:
         return False
 
     def _new_part(self, update: JobUpdate) -> JobUpdate | None:
-        """Returns the new part of an update; None if all of it is known."""
+        """Returns an update without bytes that are mirrored already; None if nothing remains."""
         if not isinstance(update, AppendedLines):
             return update
-        path, seen = update.path, self._seen.get(update.path, 0)
+        path, start = update.path, self._skipped.get(update.path, 0)
         end = update.offset + len(update.data)
-        if end >= seen:
+        if end >= start:
             # All later data of the file is new, also if the file is replaced.
-            self._seen.pop(path, None)
-        if end <= seen:
+            self._skipped.pop(path, None)
+        if end <= start:
             return None
-        if update.offset < seen:
-            data = update.data[seen - update.offset :]
-            update = AppendedLines(path=path, offset=seen, data=data)
-        self._known[path] = end
+        if update.offset < start:
+            data = update.data[start - update.offset :]
+            update = AppendedLines(path=path, offset=start, data=data)
+        self._ends[path] = end
         return update
 
     def _read_view(self) -> JobView:

@@ -52,11 +52,11 @@ class HubJobs:
                 self._namespace = str(self._api.whoami()["name"])
         return self._namespace
 
-    def hardware(self, flavor: str) -> Any:
-        """Returns the service's entry of a flavor; None if there is no flavor of this name."""
+    def find_hardware(self, flavor: str) -> Any:
+        """Returns the hardware and price that the service lists for a flavor; None if unknown."""
         with hub_errors("could not list the flavors of Hugging Face Jobs"):
-            found = self._api.list_jobs_hardware()
-        return next((each for each in found if each.name == flavor), None)
+            flavors = self._api.list_jobs_hardware()
+        return next((each for each in flavors if each.name == flavor), None)
 
     def run(
         self,
@@ -89,8 +89,8 @@ class HubJobs:
     def find(self, run_id: str) -> str | None:
         """Returns the id of the job that was started for a run; None if there is none."""
         with hub_errors("could not list the jobs"):
-            found = list(self._api.list_jobs(labels={_LABEL: run_id}, namespace=self.namespace))
-        return str(found[0].id) if found else None
+            jobs = list(self._api.list_jobs(labels={_LABEL: run_id}, namespace=self.namespace))
+        return str(jobs[0].id) if jobs else None
 
     def stage(self, job_id: str) -> str:
         """Returns a job's stage: SCHEDULING, RUNNING, or a final one."""
@@ -105,8 +105,8 @@ class HubJobs:
                 return "DELETED"
         return _stage(job)
 
-    def is_over(self, job_id: str) -> bool:
-        """Returns whether a job has ended, and so costs nothing any more."""
+    def has_ended(self, job_id: str) -> bool:
+        """Returns whether a job has ended, after which it costs nothing."""
         return self.stage(job_id) in _FINAL_STAGES
 
     def cancel(self, job_id: str) -> None:
@@ -130,23 +130,23 @@ class HubJobs:
 
         Does nothing if another run still needs it.
         """
-        with provision_log.holding(name) as held:
-            if held.entry is None or not held.drop_run(run):
+        with provision_log.lock_entry(name) as locked:
+            if locked.entry is None or not locked.drop_run(run):
                 return
-            job_id = held.entry.request_id or self.find(name.removeprefix("stillroom-"))
+            job_id = locked.entry.request_id or self.find(name.removeprefix("stillroom-"))
             if job_id is None:
                 # If its sender was killed, the request for the job may still take effect.
-                if held.entry.is_old:
-                    held.remove()
+                if locked.entry.is_request_expired:
+                    locked.remove()
                 return
-            if not self.is_over(job_id):
+            if not self.has_ended(job_id):
                 self.cancel(job_id)
-                if not self.is_over(job_id):
+                if not self.has_ended(job_id):
                     raise UnreachableError(
                         f"the job {job_id} is still running although it was cancelled",
                         f"no action needed: it is retried; to do it now: `hf jobs cancel {job_id}`",
                     )
-            held.remove()
+            locked.remove()
 
 
 def time_limit(flavor: HfJobsFlavor, run: LaunchRequest, price: float | None) -> float:
@@ -171,15 +171,15 @@ def time_limit(flavor: HfJobsFlavor, run: LaunchRequest, price: float | None) ->
 
 
 def price_of(hardware: Any) -> float | None:
-    """Returns a flavor's listed price in US dollars per hour; None for an unknown unit."""
+    """Returns the price of listed hardware in US dollars per hour; None for an unknown unit."""
     factor = _PER_HOUR.get(str(hardware.unit_label))
     return None if factor is None else round(float(hardware.unit_cost_usd) * factor, 4)
 
 
 def _command(packages: list[str]) -> list[str]:
     """Returns the command of a job, which downloads the code from the bucket and runs it."""
-    wanted = [word for each in packages for word in ("--with", each)]
-    run = ["uv", "run", "--no-project", "--python", ">=3.11", *wanted, "python", "-P", "-c", _BOOT]
+    options = [option for each in packages for option in ("--with", each)]
+    run = ["uv", "run", "--no-project", "--python", ">=3.11", *options, "python", "-P", "-c", _BOOT]
     line = f"command -v uv >/dev/null || pip install -q uv; exec {shlex.join(run)}"
     return ["sh", "-c", line]
 

@@ -1,6 +1,6 @@
 """The program inside a Hugging Face job: executes one run, and reports through the bucket.
 
-It does over a local channel what a follower does over ssh. The user's side need not be online; the
+It does over a local channel what a follower does over ssh. The user's machine may be offline; the
 job ends when the run has ended and all its files are in the bucket.
 """
 
@@ -94,7 +94,7 @@ class JobProgram:
         self._started_at = time.monotonic()
         self._setup_s = 0.0
         """How long the job lasted before the run started, which is billed too."""
-        self._number = 1
+        self._batch_number = 1
         self._root = ""
         self._uploaded = set[str]()
         self._cancellations = set[str]()
@@ -122,7 +122,7 @@ class JobProgram:
         return True
 
     def _claim(self) -> bool:
-        """Claims the run; returns False if another job has, since a start may arrive twice."""
+        """Claims the run, since two jobs may be started for it; returns False if another has."""
         if self._paths.claim in self._retry(lambda: self._bucket.sizes([self._paths.claim])):
             owner = self._retry(lambda: self._bucket.read(self._paths.claim)).decode()
             return owner == self._start
@@ -169,20 +169,20 @@ class JobProgram:
         """Posts the run's updates until it has ended, and forwards cancellations."""
         received: _Queue = SimpleQueue()
         Thread(target=self._receive, args=(host, received), daemon=True).start()
-        is_over = False
-        while not is_over:
+        has_ended = False
+        while not has_ended:
             self._forward_cancellation(host)
             batch = self._collect_batch(received)
             if batch and (batch[-1] is None or isinstance(batch[-1], EngineError)):
-                is_over, error = True, batch.pop()
+                has_ended, error = True, batch.pop()
                 if isinstance(error, EngineError):
                     raise error
-            updates = [self._prepare_update(each) for each in _without_superseded(batch)]
+            updates = list(map(self._prepare_update, _without_superseded(batch)))
             if updates:
                 self._post(updates)
-            for each in updates:
-                if isinstance(each, RemoteFiles):
-                    self._delete_pruned(each, run)
+            for update in updates:
+                if isinstance(update, RemoteFiles):
+                    self._delete_pruned(update, run)
 
     def _receive(self, host: RunHost, received: _Queue) -> None:
         """Puts the run's updates into the queue, and the item after the last one."""
@@ -249,23 +249,23 @@ class JobProgram:
     def _delete_pruned(self, listed: RemoteFiles, run: LaunchRequest) -> None:
         """Deletes from the bucket the checkpoints that the run has deleted."""
         keep = {file.sha256 for file in listed.files} | {file.sha256 for file in run.files}
-        gone = self._uploaded - keep
-        paths = self._retry(lambda: self._bucket.sizes(map(content_path, gone))) if gone else {}
+        pruned = self._uploaded - keep
+        paths = self._retry(lambda: self._bucket.sizes(map(content_path, pruned))) if pruned else {}
         self._retry(lambda: self._bucket.delete(sorted(paths)))
-        self._uploaded -= gone
+        self._uploaded -= pruned
 
     def _post(self, updates: list[JobUpdate]) -> None:
         """Writes a batch of updates to the bucket."""
-        data, path = msgspec.msgpack.encode(updates), self._paths.updates(self._number)
+        data, path = msgspec.msgpack.encode(updates), self._paths.update_batch(self._batch_number)
         self._retry(lambda: self._bucket.put([(data, path)]))
-        self._number += 1
+        self._batch_number += 1
 
     def _forward_cancellation(self, host: RunHost) -> None:
         """Cancels or kills the run, once each, if the bucket has the mark for it."""
         marks = {self._paths.cancel: False, self._paths.kill: True}
         try:
-            found = self._bucket.sizes([mark for mark in marks if mark not in self._cancellations])
-            for mark in found:
+            new = self._bucket.sizes([mark for mark in marks if mark not in self._cancellations])
+            for mark in new:
                 host.cancel(self._run_id, kill=marks[mark])
                 self._cancellations.add(mark)
         except UnreachableError as error:
@@ -286,10 +286,10 @@ class JobProgram:
 
 
 def _without_superseded(batch: list[Any]) -> Iterator[JobUpdate]:
-    """Yields updates without states and file lists that later ones in the batch supersede."""
-    last: dict[type[Any], int] = {type(each): number for number, each in enumerate(batch)}
-    for number, update in enumerate(batch):
-        is_latest = isinstance(update, RemoteState | RemoteFiles) and last[type(update)] == number
+    """Yields a batch's updates; of its states and file lists, only the last of each."""
+    last: dict[type[Any], int] = {type(each): index for index, each in enumerate(batch)}
+    for index, update in enumerate(batch):
+        is_latest = isinstance(update, RemoteState | RemoteFiles) and last[type(update)] == index
         if is_latest or isinstance(update, AppendedLines):
             yield update
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from stillroom.remote.frames import with_advice
+from stillroom.remote.frames import quote_remote_fix
 from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
 from stillroom.remote.machine import HfJobsFlavor, Machine
 from stillroom.remote.providers.hf_bucket import (
@@ -52,7 +52,7 @@ from stillroom.remote.ssh.bootstrap import code_archive, code_hash
 from stillroom.remote.ssh.requirements import (
     LocalPackages,
     local_packages,
-    own_requirements,
+    run_requirements,
 )
 from stillroom.settings import Workspace
 
@@ -93,7 +93,7 @@ class HfJobsHost:
     @property
     def name(self) -> str:
         """The job's name."""
-        return f"stillroom-{self._own_run.name}"
+        return f"stillroom-{self._run_folder.name}"
 
     def provision(self) -> None:
         """Checks the token and creates the bucket. The job itself is started by `start`."""
@@ -108,12 +108,12 @@ class HfJobsHost:
         """Returns the price in machines.yml, or else the flavor's listed price, in US dollars."""
         if self._machine.price_per_hour is not None:
             return self._machine.price_per_hour
-        hardware = self._jobs.hardware(self._flavor.flavor)
+        hardware = self._jobs.find_hardware(self._flavor.flavor)
         return None if hardware is None else price_of(hardware)
 
     def facts(self) -> MachineFacts:
         """Returns the flavor's hardware as listed by the service."""
-        hardware = self._jobs.hardware(self._flavor.flavor)
+        hardware = self._jobs.find_hardware(self._flavor.flavor)
         if hardware is None:
             raise MachineError(
                 f"{self._machine.name}: Hugging Face has no flavor {self._flavor.flavor!r}",
@@ -128,8 +128,8 @@ class HfJobsHost:
             free_disk_gb=_leading_int(hardware.ephemeral_storage),
             gpus=[]
             if accelerator is None
-            else [f"{accelerator.quantity} x {accelerator.model}, {accelerator.vram} in all"],
-            gpu_memory_gb=[] if accelerator is None else _memory_of_each(accelerator),
+            else [f"{accelerator.quantity} x {accelerator.model}, {accelerator.vram} in total"],
+            gpu_memory_gb=[] if accelerator is None else _gpu_memory_gb(accelerator),
         )
 
     def prepare(self, spec: JobSpec, report: Callable[[str], None]) -> None:
@@ -142,22 +142,22 @@ class HfJobsHost:
         bucket.put([(msgspec.msgpack.encode(packages), self._paths.packages)])
 
     def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
-        """Returns the hashes that the bucket lacks, with 0 bytes each: it has no partial blobs."""
+        """Returns the hashes of missing blobs, each with 0 bytes: a bucket has no partial blobs."""
         stored = self._bucket.sizes([content_path(blob.sha256) for blob in blobs])
-        lacking = [b for b in blobs if stored.get(content_path(b.sha256)) != b.num_bytes]
-        return {blob.sha256: 0 for blob in lacking}
+        missing = [b for b in blobs if stored.get(content_path(b.sha256)) != b.num_bytes]
+        return {blob.sha256: 0 for blob in missing}
 
     def send(self, blobs: Sequence[Blob], offsets: Mapping[str, int]) -> Iterator[int]:
         """Uploads blobs to the bucket; the job verifies their hashes before the run starts."""
         bucket = self._bucket
-        for group in _groups(blobs):
+        for group in _upload_groups(blobs):
             bucket.put([(Path(blob.source), content_path(blob.sha256)) for blob in group])
             yield sum(blob.num_bytes for blob in group)
 
     def start(self, run: LaunchRequest) -> None:
         """Starts the job that executes the run, unless it was started before."""
-        with self._log.holding(self.name) as held:
-            entry = held.add(self._machine, self.name, self._own_run)
+        with self._log.lock_entry(self.name) as locked:
+            entry = locked.add(self._machine, self.name, self._run_folder)
             if entry.request_id is not None:
                 return
             # An interrupted start may have succeeded.
@@ -167,41 +167,41 @@ class HfJobsHost:
                     job_id = self._start_job(run)
                 except MachineError as error:
                     # The service has rejected it, so there will never be a job.
-                    held.remove()
+                    locked.remove()
                     raise MachineGoneError(error.problem, error.fix) from error
-            held.update(request_id=job_id, price_per_hour=self.price_per_hour())
+            locked.update(request_id=job_id, price_per_hour=self.price_per_hour())
 
     def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[RunUpdate]:
         """Yields the run's updates, which the job writes to the bucket every few seconds."""
-        reader, is_over = UpdateReader(self._bucket, self._own_run, seen), False
+        reader, has_ended = UpdateReader(self._bucket, self._run_folder, seen), False
         if reader.files:
             yield RemoteFiles(files=reader.files, is_last=False)
         while True:
-            batch = reader.next()
+            batch = reader.next_batch()
             for update in batch or []:
                 yield self._check_update(update)
                 if isinstance(update, RemoteFiles) and update.is_last:
                     return
             if batch is not None:
-                reader.mark_taken()
+                reader.mark_processed()
                 continue
-            if is_over:
-                raise self._lost_error()
+            if has_ended:
+                raise self._lost_job_error()
             # Read the bucket once more for the job's last updates before it counts as lost.
-            is_over = self._is_over()
+            has_ended = self._has_job_ended()
             yield Heartbeat()
-            if not is_over:
+            if not has_ended:
                 self._pause(_POLL_S)
 
     def fetch(self, run_id: str, path: str, offset: int) -> Generator[bytes]:
         """Yields the bytes of a finished file, which is in the bucket under its hash."""
-        files = UpdateReader(self._bucket, self._own_run, {}).files
+        files = UpdateReader(self._bucket, self._run_folder, {}).files
         file = next((each for each in files if each.path == path), None)
         if file is None:
             raise UnreachableError(
                 f"{path} is not in the bucket yet", "no action needed: it is retried"
             )
-        fetched = self._own_run / _FETCHED_FOLDER / file.sha256
+        fetched = self._run_folder / _FETCHED_FOLDER / file.sha256
         if not fetched.is_file() or fetched.stat().st_size != file.num_bytes:
             fetched.parent.mkdir(exist_ok=True)
             self._download(path, content_path(file.sha256), fetched)
@@ -210,11 +210,11 @@ class HfJobsHost:
             while data := stream.read(_PIECE_BYTES):
                 yield data
         fetched.unlink()
-        with suppress(OSError):  # It has another file.
+        with suppress(OSError):  # The folder has other files.
             fetched.parent.rmdir()
 
     def cancel(self, run_id: str, *, kill: bool) -> None:
-        """Writes a mark to the bucket, which the job polls; a second `kill` cancels the job."""
+        """Writes a mark to the bucket that the job polls for; a second `kill` cancels the job."""
         paths, bucket = RunPaths(run_id), self._bucket
         is_repeated = kill and paths.kill in bucket.sizes([paths.kill])
         job_id = self._job_id()
@@ -225,7 +225,7 @@ class HfJobsHost:
     def remove(self, run_id: str) -> None:
         """Deletes the run's files and its outputs, which are all downloaded, from the bucket."""
         bucket, paths = self._bucket, RunPaths(run_id)
-        outputs = UpdateReader(bucket, self._own_run, {}).outputs - self._input_hashes(paths)
+        outputs = UpdateReader(bucket, self._run_folder, {}).outputs - self._input_hashes(paths)
         stored = bucket.sizes(map(content_path, sorted(outputs))) if outputs else {}
         bucket.delete([*stored, *bucket.list_files(paths.folder)])
 
@@ -238,20 +238,20 @@ class HfJobsHost:
 
     def release(self) -> None:
         """Cancels the job if there is one that has not ended."""
-        self._jobs.release(self._log, self.name, run=self._own_run)
+        self._jobs.release(self._log, self.name, run=self._run_folder)
 
     def close(self) -> None:
         """Does nothing: there is no connection."""
 
     @property
-    def _own_run(self) -> Path:
+    def _run_folder(self) -> Path:
         if self._run is None:
-            raise ValueError("a job belongs to a run")
+            raise ValueError("this host was opened without a run")
         return self._run
 
     @property
     def _paths(self) -> RunPaths:
-        return RunPaths(self._own_run.name)
+        return RunPaths(self._run_folder.name)
 
     @property
     def _bucket(self) -> Bucket:
@@ -261,8 +261,8 @@ class HfJobsHost:
         """Writes the run to the bucket, starts its job, and returns the job's id."""
         price = self.price_per_hour()
         timeout_s = time_limit(self._flavor, run, price)
-        sent = msgspec.structs.replace(run, secrets={}, price_per_hour=price)
-        start = JobStart(run=sent, timeout_s=timeout_s)
+        public_run = msgspec.structs.replace(run, secrets={}, price_per_hour=price)
+        start = JobStart(run=public_run, timeout_s=timeout_s)
         self._bucket.put([(msgspec.msgpack.encode(start), self._paths.start)])
         return self._jobs.run(
             run.run_id,
@@ -294,27 +294,27 @@ class HfJobsHost:
         entry = self._log.find(self.name)
         if entry is not None and entry.request_id is not None:
             return entry.request_id
-        return self._jobs.find(self._own_run.name)
+        return self._jobs.find(self._run_folder.name)
 
     def _check_update(self, update: JobUpdate) -> RunUpdate:
         """Returns an update of the run. Raises MachineGoneError for the job's failure."""
         if isinstance(update, JobFailure):
             problem = f"{self._machine.name}: {update.problem}"
-            raise MachineGoneError(*with_advice(problem, update.fix))
+            raise MachineGoneError(*quote_remote_fix(problem, update.fix))
         if isinstance(update, RemoteState):
             # The state is some seconds old; the service's clocks are assumed to be accurate.
             return msgspec.structs.replace(update, clock=time.time())
         return update
 
-    def _is_over(self) -> bool:
-        """Returns whether the job has ended; always False except at every fifth call."""
+    def _has_job_ended(self) -> bool:
+        """Returns whether the job has ended; checks it at every fifth call only, else False."""
         self._num_polls += 1
         if self._num_polls % _POLLS_PER_STATUS:
             return False
         job_id = self._job_id()
-        return job_id is None or self._jobs.is_over(job_id)
+        return job_id is None or self._jobs.has_ended(job_id)
 
-    def _lost_error(self) -> MachineGoneError:
+    def _lost_job_error(self) -> MachineGoneError:
         """Returns the error for a job that ended without posting its last update."""
         job_id = self._job_id()
         text = "" if job_id is None else self._jobs.final_log(job_id)
@@ -351,24 +351,24 @@ def _api_and_token(run: Path | None) -> tuple[Any, str | None]:
     check_hub_installed()
     from huggingface_hub import HfApi, get_token
 
-    own = Workspace(run.parents[1]).read_key(TOKEN_VARIABLE) if run is not None else None
-    token = own or get_token()
+    workspace_token = None if run is None else Workspace(run.parents[1]).read_key(TOKEN_VARIABLE)
+    token = workspace_token or get_token()
     return HfApi(token=token), token
 
 
-def _bootstrap_packages(home: LocalPackages) -> list[str]:
+def _bootstrap_packages(local: LocalPackages) -> list[str]:
     """Returns the pinned requirements of the program in the job."""
-    required = own_requirements(home, [], [], python_version=platform.python_version())
+    required = run_requirements(local, [], [], python_version=platform.python_version())
     names = {requirement.name.lower() for requirement in required}
     return [
         f"{name}=={version}"
-        for name, version in sorted(home.versions.items())
+        for name, version in sorted(local.versions.items())
         if name in names | {"huggingface-hub", "packaging"}
     ]
 
 
-def _groups(blobs: Sequence[Blob]) -> Iterator[list[Blob]]:
-    """Yields the distinct blobs in groups that are uploaded together."""
+def _upload_groups(blobs: Sequence[Blob]) -> Iterator[list[Blob]]:
+    """Yields the distinct blobs in groups of up to 64 MiB that are uploaded together."""
     group, size = list[Blob](), 0
     for blob in {blob.sha256: blob for blob in blobs}.values():
         if group and size + blob.num_bytes > _GROUP_BYTES:
@@ -382,11 +382,11 @@ def _groups(blobs: Sequence[Blob]) -> Iterator[list[Blob]]:
 
 def _leading_int(text: object) -> int | None:
     """Returns the leading number of a text such as `16 GB`; None if there is none."""
-    first = (str(text).split() or [""])[0]
-    return int(first) if first.isdecimal() else None
+    word = (str(text).split() or [""])[0]
+    return int(word) if word.isdecimal() else None
 
 
-def _memory_of_each(accelerator: Any) -> list[float]:
-    """Returns the memory of each GPU in GB."""
+def _gpu_memory_gb(accelerator: Any) -> list[float]:
+    """Returns the memory in GB of each of a flavor's GPUs; empty if it is not listed."""
     number, memory = _leading_int(accelerator.quantity), _leading_int(accelerator.vram)
     return [memory / number] * number if number and memory else []

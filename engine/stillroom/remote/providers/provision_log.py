@@ -23,7 +23,7 @@ from stillroom.run_folder import VIEW_FILE, RemoteView
 
 _LOCK_WAIT_S = 20.0
 _REQUEST_LIFETIME_S = 900.0
-"""How long after it was sent a request may still take effect."""
+"""The seconds after which a request that was sent can no longer take effect."""
 _FIX = (
     "list the machines that are up with `sky status` and `hf jobs ps`, release those that no run "
     "needs, then delete the file"
@@ -38,28 +38,28 @@ class ProvisionedMachine(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine
     """Its entry of machines.yml at that time, so that it can be released without that file."""
     runs: list[str]
-    """The folders of the runs that use it, from which it is known whether it is still needed."""
+    """The folders of the runs that use it, whose states tell whether it is still needed."""
     since: str
     """The time just before it was requested."""
     started: list[str] = []
-    """The subset of `runs` that were started on it, and so are lost if it is gone."""
+    """The subset of `runs` that were started on it; if it no longer exists, they are lost."""
     request_id: str | None = None
     """The provider's id of the latest request: SkyPilot's request id, or the job's id."""
     is_answered: bool = False
-    """Whether the provider has answered the request; False if the process was killed before."""
+    """Whether the provider's response was received; False if the process was killed before."""
     price_per_hour: float | None = None
     """The provider's price in US dollars per hour, once the machine is up; None if unknown."""
 
     @property
-    def is_old(self) -> bool:
-        """Whether an unanswered request would have taken effect by now, if it was received."""
+    def is_request_expired(self) -> bool:
+        """Whether a request without a response can no longer take effect, since it is too old."""
         age_s = seconds_between(self.since, now())
         return age_s is None or age_s > _REQUEST_LIFETIME_S
 
     @property
     def is_abandoned(self) -> bool:
         """Whether no run needs it any more."""
-        return all(is_over(Path(run)) for run in self.runs)
+        return not any(needs_machine(Path(run)) for run in self.runs)
 
     @property
     def release_command(self) -> str | None:
@@ -68,7 +68,7 @@ class ProvisionedMachine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProvisionLog:
-    """The entries of a folder, which several processes may use concurrently."""
+    """The log's entries, one file each in a folder that several processes may use concurrently."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = (folder or _state_folder()).resolve()
@@ -89,15 +89,15 @@ class ProvisionLog:
 
         Raises DataError for a damaged entry, since its machine may still cost money.
         """
-        found = [self._read(path) for path in sorted(self.folder.glob("*.json"))]
-        return sorted((entry for entry in found if entry is not None), key=lambda each: each.since)
+        entries = map(self._read, sorted(self.folder.glob("*.json")))
+        return sorted(filter(None, entries), key=lambda entry: entry.since)
 
     def find(self, name: str) -> ProvisionedMachine | None:
         """Returns the entry of this name; None if there is none."""
         return self._read(self._file(name))
 
     @contextmanager
-    def holding(self, name: str) -> Generator["LockedEntry"]:
+    def lock_entry(self, name: str) -> Generator["LockedEntry"]:
         """Locks an entry, so that no other process provisions or releases the machine.
 
         Raises UnreachableError if the lock is not acquired within 20 seconds.
@@ -124,7 +124,7 @@ class ProvisionLog:
 
 
 class LockedEntry:
-    """The entry of a machine while its lock is held; each change is written to disk at once."""
+    """The entry of a machine while its lock is held; each change is written immediately."""
 
     def __init__(self, file: Path, entry: ProvisionedMachine | None) -> None:
         self._file, self.entry = file, entry
@@ -138,7 +138,7 @@ class LockedEntry:
         return self._write(msgspec.structs.replace(old, runs=runs))
 
     def update(self, *, request_id: str | None, price_per_hour: float | None = None) -> None:
-        """Records the provider's answer."""
+        """Records what the provider returned: the request's id, and the price if it is known."""
         if self.entry is not None:
             self._write(
                 msgspec.structs.replace(
@@ -157,10 +157,10 @@ class LockedEntry:
             )
 
     def drop_run(self, run: Path | None) -> bool:
-        """Removes a run, and all runs that are over; returns whether no run is left."""
+        """Removes a run, and all that need no machine any more; returns whether no run is left."""
         if self.entry is None:
             return True
-        runs = [each for each in self.entry.runs if each != str(run) and not is_over(Path(each))]
+        runs = [each for each in self.entry.runs if each != str(run) and needs_machine(Path(each))]
         self._write(msgspec.structs.replace(self.entry, runs=runs))
         return not runs
 
@@ -176,18 +176,18 @@ class LockedEntry:
         return entry
 
 
-def is_over(run: Path) -> bool:
-    """Whether a run no longer needs its machine: it was deleted, or is downloaded completely.
+def needs_machine(run: Path) -> bool:
+    """Returns whether a run still needs its machine: it exists, and is not downloaded completely.
 
-    False if the whole workspace is missing, e.g. because its disk is not mounted.
+    True if the whole workspace is missing, e.g. because its disk is not mounted.
     """
     if not run.is_dir():
-        return run.parent.is_dir()
+        return not run.parent.is_dir()
     try:
-        return read_json(run / VIEW_FILE, RemoteView).phase == "over"
+        return read_json(run / VIEW_FILE, RemoteView).phase != "over"
     except (OSError, DataError):
         # The follower has not written the file yet, or it is damaged: the run may be active.
-        return False
+        return True
 
 
 def _state_folder() -> Path:

@@ -122,9 +122,7 @@ class SkyCalls:
 
     def raise_failure(self, request_id: str, name: str) -> None:
         """Raises the error of a failed request."""
-        with _convert_errors(
-            self._sky, f"could not provision the cluster {name}", has_answered=True
-        ):
+        with _convert_errors(self._sky, f"could not provision the cluster {name}", can_retry=False):
             self._sky.get(request_id)
         raise EngineError(
             f"SkyPilot's request {request_id} for the cluster {name} was cancelled",
@@ -140,7 +138,7 @@ class SkyCalls:
         if record is None:
             return None
         status = str(getattr(record["status"], "value", record["status"]))
-        return ClusterView(status, _price(record.get("handle")))
+        return ClusterView(status, _hourly_price(record.get("handle")))
 
     def submit_hold_job(self, name: str, *, folder: str) -> None:
         """Submits the job of `hold_script`, which keeps the cluster up while a run is on it."""
@@ -156,15 +154,14 @@ class SkyCalls:
             except self._sky.exceptions.ClusterDoesNotExist:
                 return
 
-    def offer(self, cluster: SkyPilotCluster) -> Offer | None:
+    def find_offer(self, cluster: SkyPilotCluster) -> Offer | None:
         """Returns the cheapest machine with the requested accelerators in the user's clouds.
 
         None if no accelerator is requested, or if no cloud lists a price.
         """
-        wanted = cluster.accelerator
-        if wanted is None:
+        if (accelerator := cluster.accelerator) is None:
             return None
-        name, count = wanted
+        name, count = accelerator
         cloud, _, region = str(cluster.resources.get("infra") or "").partition("/")
         cloud = cloud or str(cluster.resources.get("cloud") or "")
         with _convert_errors(self._sky, "could not get prices from SkyPilot"):
@@ -174,8 +171,8 @@ class SkyCalls:
                     "SkyPilot has no access to a cloud",
                     "run `sky check` in a terminal and set up a cloud",
                 )
-            # Reads the local catalogue, and so returns at once.
-            found = self._sky.list_accelerators(
+            # Reads the local catalogue, without a request.
+            catalogue = self._sky.list_accelerators(
                 name_filter=f"^{re.escape(name)}$",
                 region_filter=f"^{re.escape(region)}$" if region else None,
                 quantity_filter=count,
@@ -183,7 +180,9 @@ class SkyCalls:
                 case_sensitive=False,
             )
         is_spot = bool(cluster.resources.get("use_spot"))
-        offers = [_offer(each, is_spot=is_spot) for listed in found.values() for each in listed]
+        offers = [
+            _parse_offer(each, is_spot=is_spot) for items in catalogue.values() for each in items
+        ]
         priced = [each for each in offers if each is not None]
         return min(priced, key=lambda each: each.price_per_hour, default=None)
 
@@ -227,9 +226,9 @@ def _import_sky() -> Any:
 
 
 def _run_cli(arguments: Sequence[str]) -> None:
-    """Runs a command of SkyPilot's command line."""
+    """Runs SkyPilot's command line. Raises EngineError if it fails."""
     command = [sys.executable, "-P", "-c", "from sky.cli import cli; cli()", *arguments]
-    shown = f"`sky {' '.join(arguments)}`"
+    command_line = f"`sky {' '.join(arguments)}`"
     try:
         done = subprocess.run(
             command,
@@ -241,19 +240,19 @@ def _run_cli(arguments: Sequence[str]) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise UnreachableError(
-            f"{shown} timed out after {_CLI_LIMIT_S} s",
+            f"{command_line} timed out after {_CLI_LIMIT_S} s",
             "no action needed: it is retried; `sky api info` shows whether SkyPilot's server runs",
         ) from error
     if done.returncode:
         text = _one_line(done.stderr.decode(errors="replace"))
         raise EngineError(
-            f"{shown}, which writes the cluster's ssh config, failed: {text}",
+            f"{command_line}, which writes the cluster's ssh config, failed: {text}",
             "run the command in a terminal and fix the error that it prints",
         )
 
 
 @contextmanager
-def _convert_errors(sky: Any, problem: str, *, has_answered: bool = False) -> Generator[None]:
+def _convert_errors(sky: Any, problem: str, *, can_retry: bool = True) -> Generator[None]:
     """Converts SkyPilot's errors to UnreachableError if a retry may help, else to EngineError."""
     exceptions = sky.exceptions
     try:
@@ -273,7 +272,7 @@ def _convert_errors(sky: Any, problem: str, *, has_answered: bool = False) -> Ge
         ) from error
     except Exception as error:  # The package raises errors of the clouds' own packages.
         text = f"{problem}: {type(error).__name__}: {_one_line(str(error))}"
-        if has_answered:
+        if not can_retry:
             raise EngineError(
                 text, "see `sky api logs`, fix the error that it shows, then start the run again"
             ) from error
@@ -312,19 +311,19 @@ done
 """
 
 
-def _offer(listed: Any, *, is_spot: bool) -> Offer | None:
-    """Returns an entry of the catalogue as an Offer; None if it has no price."""
-    price = listed.spot_price if is_spot else listed.price
+def _parse_offer(item: Any, *, is_spot: bool) -> Offer | None:
+    """Returns an item of the catalogue as an Offer; None if it has no price."""
+    price = item.spot_price if is_spot else item.price
     if price is None or math.isnan(price) or price <= 0:
         return None
-    count, memory = int(listed.accelerator_count), listed.device_memory
+    count, memory = int(item.accelerator_count), item.device_memory
     return Offer(
-        instance=f"{listed.cloud} {listed.instance_type}",
+        instance=f"{item.cloud} {item.instance_type}",
         price_per_hour=round(float(price), 4),
-        gpus=[listed.accelerator_name] * count,
+        gpus=[item.accelerator_name] * count,
         gpu_memory_gb=[] if not memory or math.isnan(memory) else [round(memory, 1)] * count,
-        num_processors=_optional_int(listed.cpu_count),
-        memory_gb=None if listed.memory is None else float(listed.memory),
+        num_processors=_optional_int(item.cpu_count),
+        memory_gb=None if item.memory is None else float(item.memory),
     )
 
 
@@ -332,7 +331,7 @@ def _optional_int(number: float | None) -> int | None:
     return None if number is None or math.isnan(number) else int(number)
 
 
-def _price(handle: Any) -> float | None:
+def _hourly_price(handle: Any) -> float | None:
     """Returns the price of a launched cluster in US dollars per hour; None if unknown."""
     try:
         resources, nodes = handle.launched_resources, handle.launched_nodes
@@ -363,7 +362,7 @@ class SkyProcess:
         **kwargs: _Arguments.kwargs,
     ) -> _Result:
         """Makes a call in a child process, and returns its result or raises its EngineError."""
-        code = f"from {__name__} import answer_call; answer_call()"
+        code = f"from {__name__} import execute_call; execute_call()"
         result: Any
         try:
             done = subprocess.run(
@@ -384,14 +383,14 @@ class SkyProcess:
         return result[0]
 
 
-def _no_result_error(printed: str) -> UnreachableError:
+def _no_result_error(reason: str) -> UnreachableError:
     return UnreachableError(
-        f"the process that calls SkyPilot exited without a result: {printed[-_MAX_CHARS:]}",
+        f"the process that calls SkyPilot exited without a result: {reason[-_MAX_CHARS:]}",
         "no action needed: it is retried; if the error persists, run `sky check` in a terminal",
     )
 
 
-def answer_call() -> None:
+def execute_call() -> None:
     """Reads a call from standard input, makes it, and writes its result to standard output."""
     method, args, kwargs = pickle.load(sys.stdin.buffer)  # noqa: S301
     sink = os.fdopen(os.dup(1), "wb")

@@ -24,8 +24,8 @@ from stillroom.remote.records import LaunchRequest, MachineFacts
 from stillroom.remote.ssh.connection import SshChannel
 from stillroom.remote.ssh.host import ChannelHost
 
-_WAIT_S = 20.0
-_CHECK_AGAIN_S = 30.0
+_LAUNCH_WAIT_S = 20.0
+_CHECK_EVERY_S = 30.0
 
 
 class SkyPilotHost(ChannelHost):
@@ -42,17 +42,17 @@ class SkyPilotHost(ChannelHost):
         *,
         calls: SkyCalls | SkyProcess,
         provision_log: ProvisionLog,
-        by_ssh: Callable[[str, SshAddress], Channel] = SshChannel,
+        open_channel: Callable[[str, SshAddress], Channel] = SshChannel,
         python: str | None = None,
     ) -> None:
-        """by_ssh: opens a channel to the cluster. python: an interpreter on it with this code."""
+        """open_channel: connects to the cluster. python: an interpreter there with this code."""
         # Machines of this kind have `skypilot`; the default only satisfies the type checker.
         self._cluster = machine.skypilot or SkyPilotCluster(resources={})
         self._run, self._sky, self._log = run, calls, provision_log
         self._name = cluster_name(machine, provision_log)
-        channel = by_ssh(machine.name, SshAddress(host=self._name))
+        channel = open_channel(machine.name, SshAddress(host=self._name))
         super().__init__(machine, _ClusterChannel(channel, self._check_cluster), python=python)
-        self._checked_at = -_CHECK_AGAIN_S
+        self._checked_at = -_CHECK_EVERY_S
         self._offer: Offer | None = None
         self._has_offer = False
         self._is_gone = False
@@ -64,7 +64,7 @@ class SkyPilotHost(ChannelHost):
         return self._name
 
     @property
-    def _own_run(self) -> Path:
+    def _run_folder(self) -> Path:
         if self._run is None:
             raise ValueError("this host was opened without a run")
         return self._run
@@ -78,7 +78,7 @@ class SkyPilotHost(ChannelHost):
             request_id = self._find_or_launch()
             if request_id is None:
                 return
-            if self._sky.call(SkyCalls.outcome, request_id, wait_s=_WAIT_S) == "waiting":
+            if self._sky.call(SkyCalls.outcome, request_id, wait_s=_LAUNCH_WAIT_S) == "waiting":
                 raise UnreachableError(
                     f"SkyPilot is still provisioning {self._name}",
                     f"no action needed: it takes minutes; progress: `sky api logs {request_id}`",
@@ -89,7 +89,7 @@ class SkyPilotHost(ChannelHost):
         )
 
     def price_per_hour(self) -> float | None:
-        """Returns the hourly price from machines.yml, the provisioned cluster, or an offer."""
+        """Returns the price in US dollars per hour: configured, of the cluster, or of an offer."""
         if self.machine.price_per_hour is not None:
             return self.machine.price_per_hour
         entry = self._log.find(self._name)
@@ -116,11 +116,11 @@ class SkyPilotHost(ChannelHost):
         )
 
     def start(self, run: LaunchRequest) -> None:
-        """Starts the worker, on which the cluster's uptime depends from now on."""
-        with self._log.holding(self._name) as held:
-            held.add(self.machine, self._name, self._own_run)
-            held.mark_started(self._own_run)
-        # Before the start: otherwise the cluster could be deleted if the connection is lost then.
+        """Starts the run's worker; from now on, the cluster stays up as long as the worker runs."""
+        with self._log.lock_entry(self._name) as locked:
+            locked.add(self.machine, self._name, self._run_folder)
+            locked.mark_started(self._run_folder)
+        # Before the start, so that the cluster is not deleted if the connection is lost meanwhile.
         self._sky.call(SkyCalls.submit_hold_job, self._name, folder=self.machine.folder)
         super().start(run)
 
@@ -134,21 +134,21 @@ class SkyPilotHost(ChannelHost):
 
         Raises UnreachableError if that failed; the provision log then keeps the entry.
         """
-        with self._log.holding(self._name) as held:
-            if held.entry is not None and held.drop_run(self._run):
+        with self._log.lock_entry(self._name) as locked:
+            if locked.entry is not None and locked.drop_run(self._run):
                 self._sky.call(SkyCalls.release, self._name)
-                self._check_deleted(held, held.entry)
+                self._check_deleted(locked, locked.entry)
 
     def _find_offer(self) -> Offer | None:
-        """Returns the cheapest offer, which is queried once."""
+        """Returns the cheapest machine that SkyPilot offers; the result is cached."""
         if not self._has_offer:
-            self._offer, self._has_offer = self._sky.call(SkyCalls.offer, self._cluster), True
+            self._offer, self._has_offer = self._sky.call(SkyCalls.find_offer, self._cluster), True
         return self._offer
 
     def _find_or_launch(self) -> str | None:
         """Returns the id of the request that provisions the cluster; None if it is already up."""
-        with self._log.holding(self._name) as held:
-            entry = held.add(self.machine, self._name, self._own_run)
+        with self._log.lock_entry(self._name) as locked:
+            entry = locked.add(self.machine, self._name, self._run_folder)
             outcome = None
             if entry.request_id is not None:
                 # Queried before the cluster's status, as it may come up between the two calls.
@@ -157,40 +157,40 @@ class SkyPilotHost(ChannelHost):
                 return entry.request_id
             view = self._sky.call(SkyCalls.get_cluster, self._name)
             if view is not None and view.is_up:
-                self._use_cluster(held, view)
+                self._use_cluster(locked, view)
                 return None
             # A run that was started on the cluster would start over on a new one.
             if str(self._run) in entry.started and (view is None or view.is_stopped):
                 raise self._gone_error(view)
             if entry.request_id is not None and outcome == "failed":
-                self._delete_failed_launch(held)
+                self._delete_failed_launch(locked)
                 self._sky.call(SkyCalls.raise_failure, entry.request_id, self._name)
-            return self._launch(held)
+            return self._launch(locked)
 
-    def _use_cluster(self, held: LockedEntry, view: ClusterView) -> None:
+    def _use_cluster(self, locked: LockedEntry, view: ClusterView) -> None:
         """Records that the cluster is up, and prepares it for the run."""
-        held.update(request_id=None, price_per_hour=view.price_per_hour)
-        # The job of the launch request may have ended with an earlier run.
+        locked.update(request_id=None, price_per_hour=view.price_per_hour)
+        # The hold job of the launch request may have ended after an earlier run.
         self._sky.call(SkyCalls.submit_hold_job, self._name, folder=self.machine.folder)
         self._sky.call(SkyCalls.write_ssh_entry, self._name)
 
-    def _launch(self, held: LockedEntry) -> str:
+    def _launch(self, locked: LockedEntry) -> str:
         """Requests the cluster and returns the request's id."""
         request_id = self._sky.call(
             SkyCalls.launch, self._name, self._cluster, folder=self.machine.folder
         )
-        held.update(request_id=request_id)
+        locked.update(request_id=request_id)
         return request_id
 
-    def _delete_failed_launch(self, held: LockedEntry) -> None:
+    def _delete_failed_launch(self, locked: LockedEntry) -> None:
         """Deletes the remains of a failed launch, which may cost money."""
-        if held.drop_run(self._run):
+        if locked.drop_run(self._run):
             self._sky.call(SkyCalls.release, self._name)
-            held.remove()
+            locked.remove()
         else:
-            held.update(request_id=None)
+            locked.update(request_id=None)
 
-    def _check_deleted(self, held: LockedEntry, entry: ProvisionedMachine) -> None:
+    def _check_deleted(self, locked: LockedEntry, entry: ProvisionedMachine) -> None:
         """Raises UnreachableError, so that deletion is retried, while the cluster still exists.
 
         Otherwise removes the cluster's entry from the provision log. If SkyPilot never acknowledged
@@ -203,12 +203,12 @@ class SkyPilotHost(ChannelHost):
                 f"no action needed: it is retried; to do it now: `sky down -y {self._name}`",
             )
         self._is_gone = True
-        if entry.is_answered or entry.is_old:
-            held.remove()
+        if entry.is_answered or entry.is_request_expired:
+            locked.remove()
 
     def _check_cluster(self, error: EngineError) -> EngineError:
         """Returns a MachineGoneError if the cluster no longer exists, else the given error."""
-        is_due = self._is_gone or time.monotonic() - self._checked_at >= _CHECK_AGAIN_S
+        is_due = self._is_gone or time.monotonic() - self._checked_at >= _CHECK_EVERY_S
         if isinstance(error, UnreachableError) and is_due:
             self._checked_at = time.monotonic()
             view = self._sky.call(SkyCalls.get_cluster, self._name)
@@ -232,7 +232,7 @@ class SkyPilotHost(ChannelHost):
 
 
 class _ClusterChannel:
-    """A channel to a cluster, whose errors tell whether the cluster still exists."""
+    """A channel to a cluster; its errors say so if the cluster no longer exists."""
 
     def __init__(
         self, channel: Channel, check_cluster: Callable[[EngineError], EngineError]
@@ -251,9 +251,9 @@ class _ClusterChannel:
         except UnreachableError as error:
             raise self._check_cluster(error) from error
 
-    def explain(self, exit_code: int | None, printed: str) -> EngineError | None:
+    def explain(self, exit_code: int | None, stderr: str) -> EngineError | None:
         """Returns the connection or cluster error of a failed command; None if there is none."""
-        error = self._channel.explain(exit_code, printed)
+        error = self._channel.explain(exit_code, stderr)
         return None if error is None else self._check_cluster(error)
 
     def close(self) -> None:

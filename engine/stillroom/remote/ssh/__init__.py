@@ -1,1 +1,1 @@
-"""A machine that the system's own ssh reaches: the connection, its errors, the agent's code."""
+"""Machines that are reached with the system's ssh: the connection, and the agent's installation."""

@@ -34,10 +34,10 @@ from stillroom.remote.ssh.probe import MIN_PYTHON, PATHS, Probe, RemotePython, p
 from stillroom.remote.ssh.requirements import (
     LocalPackages,
     PackagesToInstall,
-    canonical,
+    canonical_versions,
     local_packages,
-    own_requirements,
     packages_to_install,
+    run_requirements,
 )
 
 _Reply = TypeVar("_Reply")
@@ -104,24 +104,24 @@ def prepare(
     Without a `spec`, any environment with this code is used, and a new one gets no extras. `local`
     are the packages installed on the user's machine, if this process runs elsewhere.
     """
-    found = run_probe(channel, machine)
-    if spec is None and found.ready_python is not None:
-        return found.ready_python
-    if (blocked := found.facts.blocked_folder) is not None:
+    probed = run_probe(channel, machine)
+    if spec is None and probed.ready_python is not None:
+        return probed.ready_python
+    if (blocked := probed.facts.blocked_folder) is not None:
         problem = f"{machine.folder} cannot be created: {blocked} is not writable"
         raise MachineError(f"{machine.name}: {problem}", OTHER_FOLDER)
-    python, uv = _base_python(channel, machine, found, report)
+    python, uv = _base_python(channel, machine, probed, report)
     local = local or local_packages()
     extras, packages = (spec.extras, spec.packages) if spec else ([], [])
-    wanted = _WantedPackages(local, extras, packages)
-    if not found.facts.has_same_code:
+    needed = _RunPackages(local, extras, packages)
+    if not probed.facts.has_same_code:
         report("upload code")
         _send_code(channel, machine)
-    if (ready := _make_environment(channel, machine, (python, uv), wanted, report)) is not None:
+    if (ready := _make_environment(channel, machine, (python, uv), needed, report)) is not None:
         return ready
-    report("upload changed code")
+    report("upload code again")
     _send_code(channel, machine, replace=True)
-    if (ready := _make_environment(channel, machine, (python, uv), wanted, report)) is not None:
+    if (ready := _make_environment(channel, machine, (python, uv), needed, report)) is not None:
         return ready
     raise MachineError(
         f"the files of stillroom's code in {machine.folder} keep changing on {machine.name}",
@@ -130,8 +130,8 @@ def prepare(
 
 
 @dataclass(frozen=True, slots=True)
-class _WantedPackages:
-    """What a run needs: its extras, its additional packages, and the local versions of both."""
+class _RunPackages:
+    """What a run needs: extras and additional packages, at the versions installed locally."""
 
     local: LocalPackages
     extras: Sequence[str]
@@ -139,23 +139,23 @@ class _WantedPackages:
 
 
 def _base_python(
-    channel: Channel, machine: Machine, found: Probe, report: Callable[[str], None]
+    channel: Channel, machine: Machine, probed: Probe, report: Callable[[str], None]
 ) -> tuple[str, str | None]:
-    """Returns the base interpreter, and the path of uv, or None to use pip."""
+    """Returns the interpreter to create environments with, and the path of uv; None to use pip."""
     if machine.python is not None:
-        return _configured_python(machine, found), None
-    if found.python is not None and (found.python.has_pip or found.uv is not None):
-        return found.python.path, found.uv
-    uv = found.uv
-    if uv is None and found.pythons:
+        return _configured_python(machine, probed), None
+    if probed.python is not None and (probed.python.has_pip or probed.uv is not None):
+        return probed.python.path, probed.uv
+    uv = probed.uv
+    if uv is None and probed.pythons:
         report("install uv")
-        uv = _install_uv(channel, machine, found.pythons)
+        uv = _install_uv(channel, machine, probed.pythons)
     if uv is None:
-        raise MachineError(_no_python_problem(machine, found.pythons), _INSTALL_PYTHON_FIX)
+        raise MachineError(_no_python_problem(machine, probed.pythons), _INSTALL_PYTHON_FIX)
     report("install Python")
-    wanted = ".".join(platform.python_version_tuple()[:2])
+    version = ".".join(platform.python_version_tuple()[:2])
     folder = shell_words([machine.folder])
-    script = _GET_PYTHON.format(folder=folder, uv=shell_words([uv]), version=wanted)
+    script = _GET_PYTHON.format(folder=folder, uv=shell_words([uv]), version=version)
     return _last_line(channel, script), uv
 
 
@@ -166,9 +166,9 @@ _INSTALL_PYTHON_FIX = (
 )
 
 
-def _configured_python(machine: Machine, found: Probe) -> str:
+def _configured_python(machine: Machine, probed: Probe) -> str:
     """Returns the interpreter that machines.yml names. Raises MachineError if it is unusable."""
-    python = next(iter(found.pythons), None)
+    python = next(iter(probed.pythons), None)
     if python is None:
         raise MachineError(
             f"{machine.name}: the interpreter {machine.python!r} in machines.yml does not run",
@@ -185,7 +185,7 @@ def _configured_python(machine: Machine, found: Probe) -> str:
 
 
 def _no_python_problem(machine: Machine, pythons: Sequence[RemotePython]) -> str:
-    """Returns why the machine has no suitable Python, given those that it has."""
+    """Returns why none of the machine's interpreters can be used."""
     if not pythons:
         return f"{machine.name} has no Python"
     versions = ", ".join(".".join(map(str, python.version)) for python in pythons)
@@ -215,7 +215,7 @@ def _last_line(channel: Channel, script: str) -> str:
 
 
 def _send_code(channel: Channel, machine: Machine, *, replace: bool = False) -> None:
-    """Sends the code and unpacks it, in place of code that is there if `replace`."""
+    """Sends the code and unpacks it; with `replace`, deletes the machine's copy first."""
     archive = code_archive()
     script = _UNPACK.format(
         folder=shell_words([machine.folder]),
@@ -233,13 +233,13 @@ def _make_environment(
     channel: Channel,
     machine: Machine,
     base: tuple[str, str | None],
-    wanted: _WantedPackages,
+    needed: _RunPackages,
     report: Callable[[str], None],
 ) -> str | None:
     """Creates the environment on the machine unless it exists; returns its interpreter.
 
     Returns None if the code on the machine differs from the code that was sent.
-    base: the base interpreter, and the path of uv, or None to use pip.
+    base: as `_base_python` returns.
     """
     python, uv = base
     script = _ENVIRONMENT.format(
@@ -259,13 +259,13 @@ def _make_environment(
         if reply.code != code_hash():
             return None
         try:
-            requirements = own_requirements(
-                wanted.local, wanted.extras, wanted.packages, python_version=reply.python_version
+            requirements = run_requirements(
+                needed.local, needed.extras, needed.packages, python_version=reply.python_version
             )
         except ValueError as error:  # An invalid version.
-            raise _unreadable_reply(machine, reply.python_version) from error
+            raise _invalid_reply_error(machine, reply.python_version) from error
         missing = packages_to_install(
-            requirements, local=wanted.local.versions, remote=canonical(reply.installed)
+            requirements, local=needed.local.versions, remote=canonical_versions(reply.installed)
         )
         request = _install_request(python, uv, missing, reply.python_version)
         _send_request(script_run, request, is_last=True)
@@ -292,10 +292,10 @@ def _read_reply(machine: Machine, line: str, kind: type[_Reply]) -> _Reply:
     try:
         return msgspec.json.decode(line, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise _unreadable_reply(machine, line) from error
+        raise _invalid_reply_error(machine, line) from error
 
 
-def _unreadable_reply(machine: Machine, line: str) -> MachineError:
+def _invalid_reply_error(machine: Machine, line: str) -> MachineError:
     return MachineError(
         f"{machine.name} sent {line[:200]!r} instead of a reply of stillroom's installer",
         "find out which program or shell start file prints this on the machine, and silence it",
@@ -303,7 +303,7 @@ def _unreadable_reply(machine: Machine, line: str) -> MachineError:
 
 
 def _wait_for_python(machine: Machine, lines: Iterator[str], report: Callable[[str], None]) -> str:
-    """Reports the installation's progress, and returns the environment's interpreter."""
+    """Reports the installation's progress until it ends; returns the environment's interpreter."""
     for line in filter(None, lines):
         reply = _read_reply(machine, line, _Progress)
         if reply.failed is not None:
@@ -345,9 +345,9 @@ def _send_request(
 
 def _install_error(machine: Machine, failure: str) -> MachineError:
     """Returns the error for packages that could not be installed."""
-    known = script_error(machine.name, failure)
-    if known.fix == FREE_DISK:
-        return known
+    error = script_error(machine.name, failure)
+    if error.fix == FREE_DISK:
+        return error
     return MachineError(
         f"the packages could not be installed on {machine.name}: {failure}",
         "correct the cause (such as a package index that the machine cannot reach, or a version "
@@ -364,7 +364,7 @@ def code_hash() -> str:
 
 @cache
 def code_archive() -> bytes:
-    """Returns the package's files as a tar.gz, byte for byte reproducible."""
+    """Returns the package's files as a tar.gz, which is the same for the same files."""
     archive = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=archive, mode="wb", mtime=0, compresslevel=4) as packed,
@@ -379,5 +379,5 @@ def code_archive() -> bytes:
 
 @cache
 def _package_files() -> list[tuple[str, bytes]]:
-    """Returns the files as of the first call, so that hash and archive match."""
+    """Returns the package's files as of the first call, so that hash and archive match."""
     return list(code_files(Path(stillroom.__file__).parent))

@@ -79,11 +79,11 @@ class SshChannel:
                 self._connect()
         return self._start(is_owner=False)
 
-    def explain(self, exit_code: int | None, printed: str) -> EngineError | None:
-        """Returns the connection error behind a failed command; None if there is none."""
+    def explain(self, exit_code: int | None, stderr: str) -> EngineError | None:
+        """Returns the connection error that made a command fail; None if it failed by itself."""
         owner = self._owner
         if exit_code == _SSH_ERROR or owner is None or owner.poll() is not None:
-            return broken_connection(self._name, self._address, printed)
+            return connection_error(self._name, self._address, stderr)
         return None
 
     def close(self) -> None:
@@ -116,9 +116,9 @@ class SshChannel:
         except BrokenStreamError as broken:
             with suppress(subprocess.TimeoutExpired):
                 owner.wait(_ALIVE_EVERY_S)
-            printed = f"{owner.last_errors()}\n{broken.output}".strip()
+            printed = f"{owner.stderr_tail()}\n{broken.output}".strip()
             self._disconnect()
-            raise broken_connection(self._name, self._address, printed) from broken
+            raise connection_error(self._name, self._address, printed) from broken
         finally:
             limit.cancel()
 
@@ -145,10 +145,10 @@ class SshChannel:
 
     def _is_held_by_user(self) -> bool:
         """Returns whether the user's ssh config shares a connection that is open now."""
-        program, *rest = self._arguments({})
+        program, *arguments = self._arguments({})
         try:
             check = subprocess.run(
-                [program, "-O", "check", *rest],
+                [program, "-O", "check", *arguments],
                 check=False,
                 capture_output=True,
                 env=ssh_environment(),
@@ -159,17 +159,17 @@ class SshChannel:
         return check.returncode == 0
 
     def _arguments(self, options: Mapping[str, str]) -> list[str]:
-        """Returns the ssh command with options."""
+        """Returns the ssh command line up to the host; `options` override those of the user."""
         program = shutil.which("ssh")
         if program is None:
             raise MachineError(
                 f"`ssh`, which is needed to connect to {self._name}, is not installed here",
                 "install the OpenSSH client (Debian/Ubuntu: apt-get install openssh-client)",
             )
-        words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+        flags = [flag for name, value in options.items() for flag in ("-o", f"{name}={value}")]
         port = [] if self._address.port is None else ["-p", str(self._address.port)]
         # ssh uses the first value of an option, so ours come before the user's.
-        return [program, "-T", *words, *self._address.options, *port, "--", self._address.host]
+        return [program, "-T", *flags, *self._address.options, *port, "--", self._address.host]
 
 
 def _wait_for_login(owner: PipedProcess) -> None:
@@ -200,7 +200,7 @@ def _socket_folder() -> Path:
 
 
 _MACHINES = "machines.yml"
-# The text also has output of the machine, which must not choose the command for the user to run.
+# The text may contain output of the machine, which must not choose the command that users run.
 _KEYGEN_COMMAND = re.compile(r"ssh-keygen -f ['\"]?[\w./~ -]+['\"]? -R ['\"]?[\[\]\w.:-]+['\"]?")
 _CONFIG_ERROR = re.compile(
     r"Bad (owner|configuration|permissions)|terminating, \d+ bad|percent_expand"
@@ -211,37 +211,36 @@ class LoginRefusedError(MachineError):
     """The machine did not accept any of the user's keys."""
 
 
-def broken_connection(name: str, address: SshAddress, printed: str) -> EngineError:
+def connection_error(name: str, address: SshAddress, printed: str) -> EngineError:
     """Returns the error for a connection that failed or was lost, given what ssh printed."""
-    last = " ".join(printed.split())[-500:] or "ssh printed nothing"
+    text = " ".join(printed.split())[-500:] or "ssh printed nothing"
     command = ssh_command(address)
     if "IDENTIFICATION HAS CHANGED" in printed:
-        return _changed_key(name, address, printed)
+        return _changed_key_error(name, address, printed)
     if "Host key verification failed" in printed or "host key is known" in printed:
         return MachineError(
-            f"the host key of {name} ({address.host}) is not in your known_hosts yet: {last}",
+            f"the host key of {name} ({address.host}) is not in your known_hosts yet: {text}",
             f"run `{command}` once in a terminal, compare the key's fingerprint with the "
             "machine's, and accept it; stillroom never accepts a key for you",
         )
     if "Permission denied" in printed or "Too many authentication failures" in printed:
         return LoginRefusedError(
-            f"{name} ({address.host}) rejected the login: {last}",
+            f"{name} ({address.host}) rejected the login: {text}",
             f"check the user name (`user@host` in machines.yml, or User in ~/.ssh/config), and "
             f"make `{command}` work without a password: install your public key on the machine "
             "(`ssh-copy-id`), unlock the local key (`ssh-add`), or set IdentityFile in "
             "~/.ssh/config; if the machine asks for a one-time code, keep a shared connection open "
-            "(ControlMaster, ControlPath and ServerAliveInterval in ~/.ssh/config), which is then "
-            "used",
+            "(ControlMaster, ControlPath and ServerAliveInterval in ~/.ssh/config): it is reused",
         )
     if _CONFIG_ERROR.search(printed):
         return MachineError(
-            f"ssh rejects its configuration for {name}: {last}",
+            f"ssh rejects its configuration for {name}: {text}",
             f"correct the ssh configuration until `{command}` works",
         )
-    return _unreachable(name, address, printed, last)
+    return _unreachable_error(name, address, printed, text)
 
 
-def _unreachable(name: str, address: SshAddress, printed: str, last: str) -> UnreachableError:
+def _unreachable_error(name: str, address: SshAddress, printed: str, text: str) -> UnreachableError:
     """Returns the error for a machine that does not answer, given what ssh printed."""
     command = ssh_command(address)
     if "Could not resolve hostname" in printed:
@@ -249,17 +248,17 @@ def _unreachable(name: str, address: SshAddress, printed: str, last: str) -> Unr
             f"check the local network and the name {address.host!r} in {_MACHINES} and "
             f"~/.ssh/config: `{command}`"
         )
-        return UnreachableError(f"cannot resolve the host {address.host!r} ({name}): {last}", fix)
+        return UnreachableError(f"cannot resolve the host {address.host!r} ({name}): {text}", fix)
     if "Connection refused" in printed:
         fix = f"check that the machine is up and that its port is right (`port:` in {_MACHINES})"
-        return UnreachableError(f"{name} ({address.host}) refuses connections: {last}", fix)
+        return UnreachableError(f"{name} ({address.host}) refuses connections: {text}", fix)
     return UnreachableError(
-        f"{name} ({address.host}) does not answer: {last}",
+        f"{name} ({address.host}) does not answer: {text}",
         f"a run retries by itself; if the error persists, check whether `{command}` works",
     )
 
 
-def _changed_key(name: str, address: SshAddress, printed: str) -> MachineError:
+def _changed_key_error(name: str, address: SshAddress, printed: str) -> MachineError:
     """Returns the error for a host key that differs from the one in known_hosts."""
     quoted = _KEYGEN_COMMAND.search(printed)
     command = quoted[0].strip() if quoted else f"ssh-keygen -R {address.host}"

@@ -1,4 +1,4 @@
-"""A `RunHost` for a machine behind a channel: each method runs a command of the agent there."""
+"""A `RunHost` for a machine with a shell: each method runs a command of its agent."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -67,13 +67,13 @@ class ChannelHost:
 
     def facts(self) -> MachineFacts:
         """Probes the machine without changing anything on it."""
-        found = run_probe(self._channel, self.machine)
-        if found.ready_python is None:
-            return found.facts
-        self._python = found.ready_python
+        probe = run_probe(self._channel, self.machine)
+        if probe.ready_python is None:
+            return probe.facts
+        self._python = probe.ready_python
         started_at = time.monotonic()
         self.missing([])
-        return msgspec.structs.replace(found.facts, start_s=round(time.monotonic() - started_at, 2))
+        return msgspec.structs.replace(probe.facts, start_s=round(time.monotonic() - started_at, 2))
 
     def prepare(self, spec: JobSpec, report: Callable[[str], None]) -> None:
         """Installs this code and the run's packages on the machine, in reusable environments."""
@@ -81,7 +81,7 @@ class ChannelHost:
             self._python = prepare(self._channel, self.machine, spec, report, self._local)
 
     def missing(self, blobs: Sequence[Blob]) -> dict[str, int]:
-        """Returns the hashes that the machine lacks, with how many bytes it has of each."""
+        """Returns how many bytes the machine has received of each incomplete blob, by hash."""
         sizes = {blob.sha256: blob.num_bytes for blob in blobs}
         return self._call("have", sizes, MissingBlobs)[0]
 
@@ -108,7 +108,7 @@ class ChannelHost:
 
         One command serves many files, because starting it takes longer than most downloads.
         """
-        opened, self._fetching = self._fetching or self._open("fetch"), None
+        opened, self._fetching = self._fetching or self._open_command("fetch"), None
         command, stack = opened
         try:
             command.send(FetchRequest(run_id, path, offset))
@@ -155,7 +155,7 @@ class ChannelHost:
             self._python = python if self._is_prepared else None
             raise
 
-    def _open(self, name: str) -> tuple[RemoteCommand, ExitStack]:
+    def _open_command(self, name: str) -> tuple[RemoteCommand, ExitStack]:
         """Starts a command of the agent; returns it with the stack that closes it."""
         stack = ExitStack()
         return stack.enter_context(self.command(name)), stack
@@ -208,14 +208,14 @@ class _Sender:
                     break
         self._pending[blob.sha256] = blob
         while len(self._pending) > _MAX_PENDING:
-            yield from self._take_reply()
+            yield from self._handle_reply()
 
     def finish(self) -> Iterator[int]:
         """Waits until the machine has verified all blobs; yields the sizes of pieces sent again."""
         while self._pending:
-            yield from self._take_reply()
+            yield from self._handle_reply()
 
-    def _take_reply(self) -> Iterator[int]:
+    def _handle_reply(self) -> Iterator[int]:
         """Reads one reply; sends a resumed blob again if its hash was wrong."""
         reply = self._put.expect(PieceStored)
         blob = self._pending.pop(reply.sha256)

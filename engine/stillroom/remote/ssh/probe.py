@@ -39,7 +39,7 @@ echo "clock $(date +%s.%N)"
 echo "system $(uname -s) $(uname -r) $(uname -m)"
 for name in {pythons}; do
   found=$(command -v "$name" 2>/dev/null) || continue
-  about=$("$found" -c {about} 2>/dev/null </dev/null) && echo "python $about"
+  about=$("$found" -c {python_script} 2>/dev/null </dev/null) && echo "python $about"
 done
 command -v uv >/dev/null 2>&1 && echo "uv $(command -v uv)"
 echo "processors $(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN || sysctl -n hw.ncpu)"
@@ -107,7 +107,7 @@ def probe(channel: Channel, folder: str, *, code: str, pythons: Sequence[str]) -
         folder=shell_words([folder]),
         code=code,
         pythons=shell_words(pythons),
-        about=shell_words([_PYTHON_SCRIPT.strip()]),
+        python_script=shell_words([_PYTHON_SCRIPT.strip()]),
     )
     values = defaultdict[str, list[str]](list)
     with run_script(channel, script) as script_run:
@@ -125,34 +125,34 @@ def _parse_probe(values: dict[str, list[str]], started_at: float, code: str) -> 
 
     started_at: the local time (s since the epoch) when the script started.
     """
-    found = [python for line in values["python"] if (python := _parse_python(line)) is not None]
-    pythons = {python.path: python for python in found}
+    parsed = map(_parse_python, values["python"])
+    pythons = {python.path: python for python in parsed if python is not None}
     gpus = [gpu.split(", ", 2) for gpu in values["gpu"] if gpu.count(", ") >= 2]
     memory_gb = [_gibibytes(gpu[0]) for gpu in gpus]
     new_enough = [python for python in pythons.values() if python.is_new_enough]
     chosen = next(iter(new_enough or pythons.values()), None)
-    clock = _number(values["clock"])
+    clock = _first_number(values["clock"])
     facts = MachineFacts(
-        system=_first(values["system"]) or "unknown",
+        system=_first_nonempty(values["system"]) or "unknown",
         python=chosen.path if chosen else None,
         python_version=".".join(map(str, chosen.version)) if chosen else None,
         has_uv=bool(values["uv"]),
-        num_processors=int(_number(values["processors"]) or 0) or None,
+        num_processors=int(_first_number(values["processors"]) or 0) or None,
         memory_gb=_min_gb(values["memory"]),
-        free_disk_gb=None if (disk := _number(values["disk"])) is None else disk / 1e9,
-        blocked_folder=_first(values["blocked"]),
+        free_disk_gb=None if (disk := _first_number(values["disk"])) is None else disk / 1e9,
+        blocked_folder=_first_nonempty(values["blocked"]),
         gpus=[f"{gpu[2]}, {size:.1f} GB" for gpu, size in zip(gpus, memory_gb, strict=True)],
         gpu_memory_gb=memory_gb,
         driver=gpus[0][1] if gpus else None,
-        stillroom_version=_first(values["version"]),
+        stillroom_version=_first_nonempty(values["version"]),
         has_same_code=values["code"] == [code],
         clock_ahead_s=None if clock is None else round(clock - started_at, 3),
     )
     return Probe(
         facts=facts,
         pythons=list(pythons.values()),
-        uv=_first(values["uv"]),
-        ready_python=_first(values["ready"]),
+        uv=_first_nonempty(values["uv"]),
+        ready_python=_first_nonempty(values["ready"]),
     )
 
 
@@ -167,21 +167,21 @@ def _parse_python(line: str) -> RemotePython | None:
 
 def _gibibytes(mebibytes: str) -> float:
     """Returns a GPU's memory in GiB; 0 if nvidia-smi does not report it, as with shared memory."""
-    return round((_number([mebibytes]) or 0.0) / 1024, 1)
+    return round((_first_number([mebibytes]) or 0.0) / 1024, 1)
 
 
-def _first(values: Sequence[str]) -> str | None:
+def _first_nonempty(values: Sequence[str]) -> str | None:
     return next((value for value in values if value), None)
 
 
-def _number(values: Sequence[str]) -> float | None:
+def _first_number(values: Sequence[str]) -> float | None:
     """Returns the leading number of the first value that is not empty; None if there is none."""
-    # A `date` without %N prints the letters.
-    found = re.match(r"\d{1,20}(\.\d{1,20})?(e\+\d\d?)?", _first(values) or "", re.ASCII)
-    return float(found[0]) if found else None
+    # A `date` without %N prints `1700000000.N`.
+    number = re.match(r"\d{1,20}(\.\d{1,20})?(e\+\d\d?)?", _first_nonempty(values) or "", re.ASCII)
+    return float(number[0]) if number else None
 
 
 def _min_gb(values: Sequence[str]) -> float | None:
     """Returns the smallest value in GB: the machine's memory, or a container's lower limit."""
-    sizes = [size for value in values if (size := _number([value])) is not None]
+    sizes = [size for value in values if (size := _first_number([value])) is not None]
     return min(sizes) / 1e9 if sizes else None

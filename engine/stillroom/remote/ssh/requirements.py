@@ -26,7 +26,7 @@ class PackagesToInstall:
 
     requirements: list[str]
     constraints: list[str]
-    """The versions of their dependencies."""
+    """The pinned versions of packages that they may depend on."""
 
 
 def packages_to_install(
@@ -39,18 +39,18 @@ def packages_to_install(
 
     local, remote: installed versions by name. Remote packages that fit a requirement are kept.
     """
-    lacking = [r for r in requirements if not _is_satisfied(r, remote)]
-    named = {canonicalize_name(requirement.name) for requirement in lacking}
-    # Packages of the image keep their versions if possible; its torch was built for its driver.
+    missing = [r for r in requirements if not _is_satisfied(r, remote)]
+    missing_names = {canonicalize_name(requirement.name) for requirement in missing}
+    # The machine's own packages keep their versions if possible; its torch fits its GPU's driver.
     pins = {name: version for name, version in local.items() if name not in remote}
     pins |= {name: version for name, version in remote.items() if name == "torch"}
     constraints = [
         f"{name}=={_public_version(version)}"
         for name, version in sorted(pins.items())
-        if not name.startswith(_SET_BY_TORCH) and name not in {_DISTRIBUTION, *named}
+        if not name.startswith(_SET_BY_TORCH) and name not in {_DISTRIBUTION, *missing_names}
     ]
-    missing = {_pin(requirement, local) for requirement in lacking}
-    return PackagesToInstall(sorted(missing), constraints if missing else [])
+    pinned = {_pin(requirement, local) for requirement in missing}
+    return PackagesToInstall(sorted(pinned), constraints if pinned else [])
 
 
 class LocalPackages(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,35 +77,35 @@ def local_packages() -> LocalPackages:
         ) from error
     # Each access to `metadata` parses the file again.
     texts = [each.metadata for each in importlib.metadata.distributions()]
-    installed = canonical((text["Name"], text["Version"]) for text in texts)
+    installed = canonical_versions((text["Name"], text["Version"]) for text in texts)
     return LocalPackages(requires=lines, versions=installed)
 
 
-def own_requirements(
+def run_requirements(
     local: LocalPackages, extras: Sequence[str], packages: Sequence[str], *, python_version: str
 ) -> list[Requirement]:
-    """Returns the requirements of Stillroom and its extras, and a run's additional packages.
+    """Returns the requirements of Stillroom, of its extras, and a run's additional packages.
 
     Requirements whose conditions do not hold for the machine's Python version are left out.
     """
-    found = [Requirement(line) for line in (*local.requires, *packages)]
+    requirements = [Requirement(line) for line in (*local.requires, *packages)]
     minor = ".".join(python_version.split(".")[:2])
     values = [{"extra": extra, "python_version": minor} for extra in ("", *extras)]
-    return [r for r in found if r.marker is None or any(map(r.marker.evaluate, values))]
+    return [r for r in requirements if r.marker is None or any(map(r.marker.evaluate, values))]
 
 
-def canonical(versions: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Returns versions by canonical name; the first one of a name counts, as for imports."""
-    found: dict[str, str] = {}
+def canonical_versions(versions: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Returns versions by canonical name; of duplicates, the first, which is what gets imported."""
+    by_name: dict[str, str] = {}
     for name, version in versions:
         if name and version and _parse_version(version) is not None:
-            found.setdefault(canonicalize_name(name), version)
-    return found
+            by_name.setdefault(canonicalize_name(name), version)
+    return by_name
 
 
 def _is_satisfied(requirement: Requirement, versions: Mapping[str, str]) -> bool:
-    found = versions.get(canonicalize_name(requirement.name))
-    return found is not None and requirement.specifier.contains(found, prereleases=True)
+    version = versions.get(canonicalize_name(requirement.name))
+    return version is not None and requirement.specifier.contains(version, prereleases=True)
 
 
 def _pin(requirement: Requirement, local: Mapping[str, str]) -> str:
