@@ -7,8 +7,8 @@ one, more where refusals follow one another), and it grows with the requests tha
 import math
 from collections.abc import Iterator
 
-from stillroom.teachers.limits.allowance import Allowance, AllowanceFollower
-from stillroom.teachers.limits.limit_types import LimitKind, LimitSettings, LimitUnit, Sent
+from stillroom.teachers.limits.allowance import Allowance, AllowancePace
+from stillroom.teachers.limits.limit_types import LimitKind, LimitSettings, LimitUnit, SentRequest
 
 SHARE, MAX_TIMES, FEW = 0.05, 4.0, 5
 """What a refusal cuts; up to so many times that, where fewer than FEW were taken since the last."""
@@ -33,7 +33,8 @@ class AimdController:
     """Decides when the next request may go."""
 
     def __init__(self, settings: LimitSettings) -> None:
-        self.most, self.window, self.in_flight = settings.most, float(settings.start), 0
+        self.most, self.window = settings.max_in_flight, float(settings.initial_in_flight)
+        self.in_flight = 0
         self.after_cut, self.cut_times = self.window, 1.0
         self.is_limited = False
         """Whether anything was refused yet."""
@@ -41,7 +42,7 @@ class AimdController:
         """Of all; since the last cut; requests up to this number were sent before it."""
         self.tokens_sent = self.trip_s = 0.0
         self.pacer = Pacer()
-        self.told_by = {unit: AllowanceFollower() for unit in LimitUnit}
+        self.told_by = {unit: AllowancePace() for unit in LimitUnit}
         self.told_pacers = {unit: Pacer() for unit in LimitUnit}
 
     def ready_at(self, now: float, tokens: float = 0.0) -> float:
@@ -49,12 +50,12 @@ class AimdController:
             return math.inf
         return max([now, *(pacer.free_at + gap_s for pacer, gap_s in self.gaps(tokens))])
 
-    def record_sent(self, now: float, tokens: float = 0.0) -> Sent:
+    def record_sent(self, now: float, tokens: float = 0.0) -> SentRequest:
         self.in_flight += 1
         self.num_sent += 1
         for pacer, gap_s in self.gaps(tokens):
             pacer.record_sent(now, gap_s)
-        sent = Sent(
+        sent = SentRequest(
             number=self.num_sent,
             at=now,
             in_flight=self.in_flight,
@@ -65,7 +66,7 @@ class AimdController:
         self.tokens_sent += tokens
         return sent
 
-    def accepted(self, sent: Sent, now: float) -> None:
+    def record_accepted(self, sent: SentRequest, now: float) -> None:
         self.in_flight -= 1
         trip_s = now - sent.at
         self.trip_s += (trip_s - self.trip_s) * 0.1 if self.trip_s else trip_s
@@ -78,7 +79,9 @@ class AimdController:
             window = self.after_cut + grown * max(1.0, self.after_cut * SHARE)
         self.window = min(float(self.most), window)
 
-    def refused(self, sent: Sent, now: float, _kind: LimitKind = LimitKind.UNKNOWN) -> None:
+    def record_refused(
+        self, sent: SentRequest, now: float, _kind: LimitKind = LimitKind.UNKNOWN
+    ) -> None:
         self.in_flight -= 1
         if sent.number <= self.last_of_cut or self.told_refused():
             return
@@ -90,8 +93,10 @@ class AimdController:
         self.is_limited, self.num_taken, self.last_of_cut = True, 0, self.num_sent
         self.pacer.free_at = now + (PAUSE - 1) * self.gap_s
 
-    def follow_headers(self, sent: Sent, now: float, unit: LimitUnit, allowance: Allowance) -> None:
-        self.told_by[unit].follow(allowance, sent, self.total(unit), unit, now)
+    def record_allowance(
+        self, sent: SentRequest, now: float, unit: LimitUnit, allowance: Allowance
+    ) -> None:
+        self.told_by[unit].update(allowance, sent, self.total(unit), unit, now)
 
     @property
     def gap_s(self) -> float:

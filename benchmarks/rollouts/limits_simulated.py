@@ -102,7 +102,7 @@ class Run:
 
     def is_answered(self, sent: Any, turn: int, headers: dict[str, str]) -> None:
         self.tell(sent, headers)
-        self.controller.accepted(sent, self.clock.now)
+        self.controller.record_accepted(sent, self.clock.now)
         if turn + 1 < CALLS:
             self.clock.after(TOOL_S, self.ask, turn + 1)
         self.num_active -= turn + 1 == CALLS
@@ -111,18 +111,20 @@ class Run:
 
     def is_refused(self, sent: Any, call: tuple, headers: dict[str, str], refusal: tuple) -> None:
         self.tell(sent, headers)
-        self.controller.refused(sent, self.clock.now, limit_kind(refusal[1]))
+        self.controller.record_refused(sent, self.clock.now, limit_kind(refusal[1]))
         self.clock.after(max(refusal[0], MIN_WAIT_S), self.ask, *call)
         self.let_go()
 
     def tell(self, sent: Any, headers: dict[str, str]) -> None:
         for unit, allowance in allowances(headers, datetime.now(UTC)).items():
-            self.controller.follow_headers(sent, self.clock.now, unit, allowance)
+            self.controller.record_allowance(sent, self.clock.now, unit, allowance)
 
 
 def figures(name: str, controller: Any, seed: int) -> tuple[float, float, float]:
     options, num = CASES[name]
-    run = Run(controller(LimitSettings(start=20, most=256)), options, num, seed)
+    run = Run(
+        controller(LimitSettings(initial_in_flight=20, max_in_flight=256)), options, num, seed
+    )
     run.start()
     run.clock.run()
     seen = run.endpoint.counters()

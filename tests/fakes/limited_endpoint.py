@@ -114,12 +114,12 @@ def simulate(
             _, _, sent, is_taken, reported = heapq.heappop(events)
             waiting += 1
             if tells is not None and reported is not None:
-                controller.follow_headers(sent, now, tells, reported)
+                controller.record_allowance(sent, now, tells, reported)
             if is_taken:
                 answering -= 1
-                controller.accepted(sent, now)
+                controller.record_accepted(sent, now)
                 result.accepted += 1
             else:
-                controller.refused(sent, now, kind)
+                controller.record_refused(sent, now, kind)
                 result.refused += 1
     return result

@@ -67,13 +67,15 @@ def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResu
     It runs in a child process, since some readers need heavy libraries.
     """
     work = child_work("import_rollouts")
-    return run_in_child(workspace, work, request, result=ImportResult, secrets=_keys(workspace))
+    return run_in_child(
+        workspace, work, request, result=ImportResult, secrets=_secrets_to_redact(workspace)
+    )
 
 
-def _keys(workspace: Workspace) -> dict[str, str]:
-    """Returns the user's keys for a child process, which removes them from the rows.
+def _secrets_to_redact(workspace: Workspace) -> dict[str, str]:
+    """Returns the user's secrets for a child process, which removes them from the rows.
 
-    The child has no keys in its environment.
+    They are passed on, since the child has no keys in its environment.
     """
     return {f"SECRET_{n}": key for n, key in enumerate(workspace.redactor().secrets)}
 
@@ -92,7 +94,7 @@ def filter_dataset(workspace: Workspace, request: FilterDataset) -> FilterResult
         child_work("filter_dataset"),
         request,
         result=FilterResult,
-        secrets=_keys(workspace),
+        secrets=_secrets_to_redact(workspace),
     )
 
 
@@ -108,7 +110,7 @@ def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertR
         child_work("convert_rollouts"),
         request,
         result=ConvertResult,
-        secrets=_keys(workspace),
+        secrets=_secrets_to_redact(workspace),
     )
 
 
@@ -124,7 +126,7 @@ def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
         child_work("make_dpo_pairs"),
         request,
         result=PairsResult,
-        secrets=_keys(workspace),
+        secrets=_secrets_to_redact(workspace),
     )
 
 
@@ -262,13 +264,13 @@ def view_row(workspace: Workspace, where: str, data: bytes, *, model: str | None
 
 def carry_out(workspace: Workspace, operation: Operation, request: BaseModel) -> msgspec.Struct:
     """Runs an operation and returns its result, or for large files the report of a new run."""
-    if operation.large is not None and _num_bytes(workspace, request) > LARGE_BYTES:
-        inputs = [] if isinstance(request, ShowLineage) else list(_files(workspace, request))
+    if operation.large is not None and _input_bytes(workspace, request) > LARGE_BYTES:
+        inputs = [] if isinstance(request, ShowLineage) else list(_input_files(workspace, request))
         return start_large_run(workspace, operation.large, request, inputs=inputs)
     return operation.call(workspace, request)
 
 
-def _num_bytes(workspace: Workspace, request: BaseModel) -> int:
+def _input_bytes(workspace: Workspace, request: BaseModel) -> int:
     """Returns the size in bytes of the files that a request reads; 0 if one cannot be found.
 
     The operation itself then reports the problem.
@@ -279,7 +281,7 @@ def _num_bytes(workspace: Workspace, request: BaseModel) -> int:
         if isinstance(request, ShowLineage):
             num_bytes = sum(_lineage_sizes(workspace, request))
             return num_bytes if request.row is not None else num_bytes // _HASH_SPEEDUP
-        num_bytes = sum(map(_content_size, _files(workspace, request)))
+        num_bytes = sum(map(_content_size, _input_files(workspace, request)))
         # Without a model, only the requested rows are read; the others are only counted.
         is_counted = (
             isinstance(request, InspectExamples)
@@ -296,7 +298,7 @@ def _content_size(file: Path) -> int:
     return file.stat().st_size * (_COMPRESSION_RATIO if is_packed(file) else 1)
 
 
-def _files(workspace: Workspace, request: BaseModel) -> Iterator[Path]:
+def _input_files(workspace: Workspace, request: BaseModel) -> Iterator[Path]:
     """Yields the files with rows that a request names."""
     if isinstance(request, ImportRollouts):
         yield from input_files(workspace, request.inputs)
@@ -307,13 +309,13 @@ def _files(workspace: Workspace, request: BaseModel) -> Iterator[Path]:
         for name in names:
             path = workspace.path(name)
             try:
-                yield from rollout_files(path) if path.exists() else _sources(workspace, name)
+                yield from rollout_files(path) if path.exists() else _source_paths(workspace, name)
             except EngineError:
                 # A folder or pattern that only import_rollouts can read, or that does not exist.
                 yield from input_files(workspace, [name])
 
 
-def _sources(workspace: Workspace, name: str) -> Iterator[Path]:
+def _source_paths(workspace: Workspace, name: str) -> Iterator[Path]:
     return (source.path for source in source_files(workspace, name))
 
 

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
-from stillroom.api.spending import cost_of, limited_usd
+from stillroom.api.spending import cost_of, limit_budget
 from stillroom.errors import DataError, InputError, RunError
 from stillroom.files import read_json
 from stillroom.outputs import OutputHeldError
@@ -46,13 +46,13 @@ def resolve_machine(workspace: Workspace, request: _Request) -> tuple[_Request, 
         return request, None
     machine = find_machine(workspace, request.where)
     if machine.ray is not None:
-        return _on_ray(request, machine.name, machine.ray), None
+        return _with_ray_cluster(request, machine.name, machine.ray), None
     check_remote_request(request, machine)
     return request, machine
 
 
-def _on_ray(request: _Request, name: str, cluster: RayCluster) -> _Request:
-    """Returns the request with a machine that is a Ray cluster turned into its options.
+def _with_ray_cluster(request: _Request, name: str, cluster: RayCluster) -> _Request:
+    """Returns the request with a Ray cluster in its options, in place of `where`.
 
     Raises InputError if Ray cannot do what is requested.
     """
@@ -72,7 +72,7 @@ def _on_ray(request: _Request, name: str, cluster: RayCluster) -> _Request:
                 "stillroom cannot stop",
                 "leave out budget_usd, or name a machine with ssh access",
             )
-        changes["overrides"] = (*request.overrides, *_launcher(request, cluster))
+        changes["overrides"] = (*request.overrides, *_launcher_overrides(request, cluster))
     else:
         raise InputError(
             f"{name} is a Ray cluster, which supports only generate_rollouts and start_training",
@@ -82,7 +82,7 @@ def _on_ray(request: _Request, name: str, cluster: RayCluster) -> _Request:
     return type(request).model_validate({**fields, **changes})
 
 
-def _launcher(request: StartTraining, cluster: RayCluster) -> Iterator[str]:
+def _launcher_overrides(request: StartTraining, cluster: RayCluster) -> Iterator[str]:
     """Yields the overrides that run a training on a cluster."""
     yield "launcher.kind=ray"
     yield f"launcher.address={cluster.address}"
@@ -101,7 +101,7 @@ def pack_job(
 ) -> PackedJob | None:
     """Returns the job for a run's machine; None if the run is on this machine.
 
-    num_runs: the number of runs of one call that share the rest of the machine's budget.
+    num_runs: the number of runs of this call that share the remaining budget.
     Raises InputError if the run needs something that only this machine has, or if the budget of
     the machine or of the workspace is spent.
     """
@@ -109,15 +109,15 @@ def pack_job(
         return None
     needed = needs()
     check_remote_needs(needed, machine)
-    budget_usd, notes = _within_budget(workspace, machine, budget_usd, num_runs)
+    budget_usd, notes = _limit_to_machine_budget(workspace, machine, budget_usd, num_runs)
     if machine.access.is_provisioned or machine.price_per_hour:
-        budget_usd, more = limited_usd(workspace, budget_usd, num_runs=num_runs)
-        notes += more
+        budget_usd, more_notes = limit_budget(workspace, budget_usd, num_runs=num_runs)
+        notes += more_notes
     job = pack(workspace, machine, needed, budget_usd=budget_usd)
     return replace(job, notes=[*notes, *job.notes])
 
 
-def _within_budget(
+def _limit_to_machine_budget(
     workspace: Workspace, machine: Machine, budget_usd: float | None, num_runs: int
 ) -> tuple[float | None, list[str]]:
     """Returns a run's budget, limited by its machine's budget, and a note if that lowered it.
@@ -127,8 +127,8 @@ def _within_budget(
     if machine.budget_usd is None:
         return budget_usd, []
     spent = 0.0
-    for run, spec, _ in remote_runs(workspace):
-        if spec.machine.name == machine.name:
+    for run, job, _ in remote_runs(workspace):
+        if job.machine.name == machine.name:
             spent += cost_of(run)
     remaining_usd = (machine.budget_usd - spent) / num_runs
     if remaining_usd <= min_budget_usd(machine):
@@ -149,7 +149,7 @@ def _within_budget(
 def with_budget_left(
     workspace: Workspace, request: StartTraining, machine: Machine
 ) -> tuple[StartTraining, list[str]]:
-    """Returns the request of a resumed training with what is left of the last budget, and a note.
+    """Returns a resuming request with what the resumed run left of its budget, and a note.
 
     A budget that the request sets is kept. Raises InputError if too little is left.
     """
@@ -187,11 +187,11 @@ def _with_remaining_budget(
     return request, [note]
 
 
-def with_spec(new: NewRun, spec: PackedJob | None) -> NewRun:
-    """Returns what a new run gets, including the files and notes of its job for another machine."""
-    if spec is None:
+def with_job(new: NewRun, job: PackedJob | None) -> NewRun:
+    """Returns `new` with the files and notes of its job for another machine, if there is one."""
+    if job is None:
         return new
-    return replace(new, copies={**new.copies, **spec.copies}, notes=[*new.notes, *spec.notes])
+    return replace(new, copies={**new.copies, **job.copies}, notes=[*new.notes, *job.notes])
 
 
 def check_not_running_elsewhere(workspace: Workspace, run_id: str) -> None:
@@ -208,7 +208,7 @@ def check_not_running_elsewhere(workspace: Workspace, run_id: str) -> None:
             f"run {run_id!r} may still be running on {machine}, which has not reported its end, so "
             "resuming it could run it twice",
             "wait until it ends (get_run). If the machine is gone for good, call cancel_run first: "
-            "this call then resumes at once from the last downloaded checkpoint, and the "
+            "this call then resumes from the last downloaded checkpoint, and the "
             f"cancellation is queued until {machine} answers",
         )
 
@@ -224,11 +224,11 @@ def check_not_written_elsewhere(workspace: Workspace, output: Path) -> None:
         with suppress(OSError, DataError):
             if folder.read().status.is_final:
                 continue
-            spec = read_json(folder.path / REMOTE_FILE, JobSpec)
-            if any(workspace.root / name == output for name in spec.outputs):
+            job = read_json(folder.path / REMOTE_FILE, JobSpec)
+            if any(workspace.root / name == output for name in job.outputs):
                 raise OutputHeldError(
                     f"{workspace.shown(output)} is being written by {folder.run_id} on "
-                    f"{spec.machine.name}",
+                    f"{job.machine.name}",
                     f"wait until it ends (get_run), or stop it with `stillroom cancel-run "
                     f"{folder.run_id}`",
                 )

@@ -52,7 +52,7 @@ def complete_rollouts(
     `rollout` section of config.yml is malformed.
     """
     prompts = workspace.existing(request.input, label="input")
-    requested, section = request.model_fields_set, _section(prompts.parent)
+    requested, section = request.model_fields_set, _rollout_section(prompts.parent)
     notes = [*_provider_notes(request), *_difference_notes(request, prompts, section)]
     defaults = {name: value for name, value in _options(section) if name not in requested}
     if (
@@ -157,7 +157,7 @@ def _provider_notes(request: RolloutOptions) -> Iterator[str]:
         )
 
 
-def _section(folder: Path) -> RolloutSection:
+def _rollout_section(folder: Path) -> RolloutSection:
     """Returns the `rollout` section of config.yml in a folder; an empty section if there is none.
 
     A config.yml of another program, which has no dataset_type, is ignored.

@@ -22,7 +22,7 @@ def write_report(
 ) -> WrittenReport:
     """Writes a self-contained HTML page about all runs, and returns its path for display.
 
-    `recipe` is the one that writes it as its last stage.
+    recipe: the recipe that writes the report as its last stage.
     """
     output, overwrite = request.output, request.overwrite
     # Imported here so that the server loads the page code only when needed.

@@ -26,7 +26,7 @@ from stillroom.types import OthersText, RunKind, RunStatus, WaitReason
 from stillroom.validation import StrictModel
 
 MAX_WAIT_S = 110.0
-"""The longest wait of a call, since hosts time out after about 120 s."""
+"""The longest wait of a call, since MCP hosts time out after about 120 s."""
 _MAX_NAME = 80
 _MAX_UNREADABLE = 20
 _CONTINUED_BY_OUTPUT = frozenset({RunKind.ROLLOUTS, RunKind.SCORE})
@@ -42,7 +42,7 @@ class GetRun(StrictModel):
     run_id: Annotated[str, Field(description="Id, or its unique beginning")]
     wait_s: Annotated[
         float,
-        Field(ge=0, le=MAX_WAIT_S, description="Wait so long for its end, an alarm or progress"),
+        Field(ge=0, le=MAX_WAIT_S, description="Seconds to wait for its end, an alarm or progress"),
     ] = 0
 
 
@@ -166,7 +166,7 @@ class LogPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def get_run(workspace: Workspace, request: GetRun) -> RunReport:
-    """Returns the current state of a run at once; waiting for `wait_s` is left to the caller."""
+    """Returns the current state of a run without waiting; the caller handles `wait_s`."""
     folder = find_run(workspace, request.run_id)
     state = supervise.read_run(folder)
     report = report_run(workspace, folder, state)
@@ -226,8 +226,8 @@ def get_run_logs(workspace: Workspace, request: GetRunLogs) -> LogPage:
 
 def report_run(workspace: Workspace, folder: RunFolder, state: RunState) -> RunReport:
     """Returns a run's state as a report, with the paths of its folder and log for display."""
-    elsewhere, recorded = read_remote_state(folder.path), folder.known_request()
-    budget_usd = elsewhere.budget_usd if elsewhere is not None else None
+    remote, recorded = read_remote_state(folder.path), folder.known_request()
+    budget_usd = remote.budget_usd if remote is not None else None
     if budget_usd is None and recorded is not None:
         budget_usd = recorded.request.get("budget_usd")
     return RunReport(
@@ -245,10 +245,10 @@ def report_run(workspace: Workspace, folder: RunFolder, state: RunState) -> RunR
         error=state.error,
         folder=workspace.shown(folder.path),
         log_path=workspace.shown(_log_of(folder)),
-        where=elsewhere.where if elsewhere else None,
-        last_contact=elsewhere.last_contact if elsewhere else None,
-        unreachable=elsewhere.problem if elsewhere else None,
-        machine_usd=elsewhere.machine_usd if elsewhere else None,
+        where=remote.where if remote else None,
+        last_contact=remote.last_contact if remote else None,
+        unreachable=remote.problem if remote else None,
+        machine_usd=remote.machine_usd if remote else None,
         budget_usd=budget_usd,
     )
 
@@ -279,7 +279,7 @@ def continuing_runs(workspace: Workspace, folder: RunFolder, kind: RunKind) -> l
 
 def _summary(workspace: Workspace, state: RunState) -> RunSummary:
     folder = RunFolder(workspace.runs / state.run_id)
-    request, elsewhere = folder.known_request(), read_remote_state(folder.path)
+    request, remote = folder.known_request(), read_remote_state(folder.path)
     name = request.given_name if request is not None else None
     return RunSummary(
         run_id=state.run_id,
@@ -290,9 +290,9 @@ def _summary(workspace: Workspace, state: RunState) -> RunSummary:
         duration_s=state.seconds,
         progress=state.progress,
         problem=state.error.problem if state.error else None,
-        where=elsewhere.where if elsewhere else None,
-        last_contact=elsewhere.last_contact if elsewhere else None,
-        machine_usd=elsewhere.machine_usd if elsewhere else None,
+        where=remote.where if remote else None,
+        last_contact=remote.last_contact if remote else None,
+        machine_usd=remote.machine_usd if remote else None,
     )
 
 
@@ -367,7 +367,7 @@ class RunWatch:
         has_progressed = (
             _progress_tenth(run) != self._progress_tenth and self._progress_tenth is not None
         )
-        # A recipe's stages are many, and none needs an answer.
+        # A recipe has many stages, and none of them needs a reaction.
         is_long = waited_s >= min(_MIN_WAIT_S, self.wait_s / 2) and run.kind is not RunKind.RECIPE
         if has_progressed and is_long and not self._ends_in_time(run, waited_s):
             return "progress"

@@ -1,7 +1,7 @@
 """What runs may cost: the budget of the workspace, calls without a limit, and prices.
 
-The budget stands in prices.yml, as `workspace: {budget_usd: 20}`, and is for all runs together:
-each one that may cost money gets at most what the others leave of it.
+The budget is set in prices.yml, as `workspace: {budget_usd: 20}`, and applies to all runs together:
+a run that may cost money gets at most what the other runs leave of it.
 """
 
 from collections.abc import Generator, Sequence
@@ -36,27 +36,26 @@ from stillroom.teachers.pricing import (
 from stillroom.teachers.providers import Endpoint
 from stillroom.types import RunKind
 
-_Limited = TypeVar("_Limited", GenerateRollouts, EvaluateModel, ScoreRollouts)
+_PaidRequest = TypeVar("_PaidRequest", GenerateRollouts, EvaluateModel, ScoreRollouts)
 _LOCK_FILE = ".stillroom/starts.lock"
-_START_LIMIT_S = 300.0
+_LOCK_TIMEOUT_S = 300.0
 
 
 @contextmanager
 def one_start_at_a_time(workspace: Workspace, machine: Machine | None) -> Generator[None]:
-    """Holds a lock if runs share a budget, of the workspace or of the machine that this is for.
+    """Holds a lock while a run is started, if the workspace or the machine has a shared budget.
 
-    What is left is counted and a run with a part of it is created within the block. Otherwise two
-    that start in the same moment could both get all of it. Raises RunError if another process
-    holds the lock for five minutes.
+    Without the lock, two runs that start in the same moment could each get the whole remaining
+    budget. Raises RunError if another process holds the lock for five minutes.
     """
     if workspace_budget_usd(workspace) is None and (machine is None or machine.budget_usd is None):
         yield
         return
     lock = FileLock(workspace.root / _LOCK_FILE)
-    if not lock.acquire_within(_START_LIMIT_S):
+    if not lock.acquire_within(_LOCK_TIMEOUT_S):
         raise RunError(
             "another process has been starting a run with a shared budget for "
-            f"{_START_LIMIT_S:.0f} seconds",
+            f"{_LOCK_TIMEOUT_S:.0f} seconds",
             f"repeat the call; if that does not help, end the process that holds {lock.path}",
         )
     try:
@@ -66,32 +65,32 @@ def one_start_at_a_time(workspace: Workspace, machine: Machine | None) -> Genera
 
 
 def within_workspace_budget(
-    workspace: Workspace, request: _Limited, plan: RolloutPlan | ScoringPlan
-) -> tuple[_Limited, list[str]]:
-    """Returns the request with a budget that the workspace's allows, and a note if that lowered it.
+    workspace: Workspace, request: _PaidRequest, plan: RolloutPlan | ScoringPlan
+) -> tuple[_PaidRequest, list[str]]:
+    """Returns the request, limited to what the workspace's budget leaves, and a note if lowered.
 
     Raises InputError if nothing is left for a run that may cost money, or if a price is unknown.
     """
     if workspace_budget_usd(workspace) is None or getattr(request, "dry_run", False):
         return request, []
     is_charged = False
-    for model, place in plan.models_called:
+    for model, location in plan.models_called:
         price = model.price(workspace)
-        is_charged |= is_paid(place) or (price is not None and price.is_charged)
+        is_charged |= is_paid(location) or (price is not None and price.is_charged)
     if not is_charged:
         return request, []
     for model, _ in plan.models_called:
         model.price(workspace, is_needed=True)
-    budget_usd, notes = limited_usd(workspace, request.budget_usd)
+    budget_usd, notes = limit_budget(workspace, request.budget_usd)
     return request.model_copy(update={"budget_usd": budget_usd}), notes
 
 
-def limited_usd(
+def limit_budget(
     workspace: Workspace, budget_usd: float | None, *, num_runs: int = 1
 ) -> tuple[float | None, list[str]]:
-    """Returns a run's budget, limited by the workspace's, and a note if that lowered it.
+    """Returns a run's budget, limited by the workspace's budget, and a note if that lowered it.
 
-    num_runs: the number of runs that share what is left. Raises InputError if nothing is left.
+    num_runs: the number of runs that share the rest. Raises InputError if nothing is left.
     """
     limit = workspace_budget_usd(workspace)
     if limit is None:
@@ -103,23 +102,23 @@ def limited_usd(
             supervise.read_run(folder)
             spent += cost_of(folder)
         except (DataError, OSError):
-            # What one with a damaged run.json has cost is not known: all of its budget counts.
+            # The cost of a run with a damaged run.json is unknown, so its whole budget counts.
             if recorded is not None and recorded.kind is not RunKind.RECIPE:
                 spent += recorded.request.get("budget_usd") or 0.0
     if spent >= limit:
         raise InputError(
             f"this workspace's runs have used or reserved ${spent:.2f} of the ${limit:g} that "
             f"{PRICES_FILE} allows (workspace: budget_usd)",
-            "ask the user to wait until a run has ended, or to raise it in that file",
+            "ask the user to wait until a run has ended, or to raise budget_usd in that file",
         )
-    left = (limit - spent) / num_runs
-    if budget_usd is not None and budget_usd <= left:
+    remaining_usd = (limit - spent) / num_runs
+    if budget_usd is not None and budget_usd <= remaining_usd:
         return budget_usd, []
     note = (
-        f"this run may cost up to ${left:.4g}: ${spent:.4g} of the ${limit:g} that the workspace's "
-        f"runs may cost together ({PRICES_FILE}) are used or reserved"
+        f"this run may cost up to ${remaining_usd:.4g}: ${spent:.4g} of the ${limit:g} that the "
+        f"workspace's runs may cost together ({PRICES_FILE}) are used or reserved"
     )
-    return left, [note]
+    return remaining_usd, [note]
 
 
 def cost_of(folder: RunFolder) -> float:
@@ -128,16 +127,16 @@ def cost_of(folder: RunFolder) -> float:
     Raises DataError or OSError if its files cannot be read.
     """
     state, view = folder.read(), read_remote_state(folder.path)
-    # The stages of a recipe are runs, which count themselves.
+    # The stages of a recipe are runs of their own, whose costs are counted there.
     if state.kind is RunKind.RECIPE:
         return 0.0
     if view is not None:
         cost, reserved = state.calls_usd + (view.spent_usd or 0.0), view.budget_usd
-        is_over = view.phase == "over"
+        has_ended = view.phase == "over"
     else:
         cost, reserved = state.calls_usd, folder.read_request().request.get("budget_usd")
-        is_over = state.status.is_final
-    return cost if is_over else max(cost, reserved or 0.0)
+        has_ended = state.status.is_final
+    return cost if has_ended else max(cost, reserved or 0.0)
 
 
 class UnlimitedSpending(msgspec.Struct, frozen=True):
@@ -148,9 +147,9 @@ class UnlimitedSpending(msgspec.Struct, frozen=True):
 
 
 def unlimited_spending(workspace: Workspace, request: BaseModel) -> UnlimitedSpending | None:
-    """Returns the endpoint that a request would pay without a limit; None if there is none.
+    """Returns the paid endpoint that a request would call without a budget; None if there is none.
 
-    The budget of the workspace is a limit.
+    A budget of the workspace counts as one.
     Raises EngineError for an invalid request, so that users do not confirm a request that cannot
     run.
     """
@@ -166,17 +165,17 @@ def unlimited_spending(workspace: Workspace, request: BaseModel) -> UnlimitedSpe
         plan = plan_generation(workspace, request).rollouts
     else:
         plan = plan_evaluation(workspace, request).rollouts
-    for model, place in plan.models_called:
-        if isinstance(place, Endpoint) and is_paid(place):
-            return UnlimitedSpending(model.model, urlsplit(place.base_url).hostname or "")
+    for model, location in plan.models_called:
+        if isinstance(location, Endpoint) and is_paid(location):
+            return UnlimitedSpending(model.model, urlsplit(location.base_url).hostname or "")
     return None
 
 
-def is_paid(place: ModelLocation | Endpoint) -> bool:
+def is_paid(location: ModelLocation | Endpoint) -> bool:
     """Returns whether calls of a model may cost money."""
-    if not isinstance(place, Endpoint) or place.provider.is_local:
+    if not isinstance(location, Endpoint) or location.provider.is_local:
         return False
-    return not is_loopback(urlsplit(place.base_url).hostname or "")
+    return not is_loopback(urlsplit(location.base_url).hostname or "")
 
 
 @dataclass(frozen=True, slots=True)

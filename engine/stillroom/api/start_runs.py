@@ -17,7 +17,7 @@ from stillroom.api.placement import (
     pack_job,
     resolve_machine,
     with_budget_left,
-    with_spec,
+    with_job,
 )
 from stillroom.api.prompts_folder import complete_evaluation, complete_rollouts
 from stillroom.api.recipe.plan import plan_recipe
@@ -157,14 +157,14 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     requests = requests_per_model(workspace, resolve_resume(workspace, request))
     plans = [plan_request(workspace, each) for each in requests]
     config, keys = plans[0].config, workspace.read_keys(plans[0].key_names)
-    spec_of = functools.partial(_training_spec, workspace, machine, num=len(plans))
+    spec_of = functools.partial(_training_job, workspace, machine, num=len(plans))
     has_wandb = config.trainer.wandb_project is not None
     variables = tracking_environment(workspace, has_wandb=has_wandb) if machine is None else {}
     kind = RunKind(config.dataset_type)
     first, *others = requests
-    copy, hidden = _without_secrets(plans[0])
+    copy, hidden = _redacted_config(plans[0])
     if config.launcher.kind != "local" and machine is None:
-        variables |= shared_variables({**keys, **hidden})  # each of its processes may need them
+        variables |= shared_variables({**keys, **hidden})  # each training process may need them
     start = functools.partial(_start, workspace, kind, keys={**keys, **hidden}, variables=variables)
     notes = [*first_notes, *plans[0].notes]
     new = NewRun(inputs=plans[0].inputs, copies=copy, notes=notes)
@@ -180,7 +180,7 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
 
 
 def _notes_on_continuations(workspace: Workspace, run_id: str) -> list[str]:
-    """Returns a note if the run was resumed before. Raises RunError while such a run is active."""
+    """Returns a note if the run was resumed before. Raises RunError if that run is still active."""
     folder = find_run(workspace, run_id)
     ids = continuing_runs(workspace, folder, folder.read().kind)
     states = [
@@ -204,7 +204,7 @@ def _notes_on_continuations(workspace: Workspace, run_id: str) -> list[str]:
     return [note]
 
 
-def _training_spec(
+def _training_job(
     workspace: Workspace,
     machine: Machine | None,
     request: StartTraining,
@@ -220,7 +220,7 @@ def _training_spec(
     return pack_job(workspace, machine, needs, budget_usd=budget, num_runs=num)
 
 
-def _without_secrets(plan: TrainingPlan) -> tuple[dict[str, bytes], dict[str, str]]:
+def _redacted_config(plan: TrainingPlan) -> tuple[dict[str, bytes], dict[str, str]]:
     """Returns the run's copy of config.yml, by name, and the secrets behind its placeholders."""
     text, hidden = plan.config_source.read_bytes(), dict[str, str]()
     for command in plan.config.rollout.mcp_servers:
@@ -271,19 +271,19 @@ def start_large_run(
 
     Raises InputError if its output is being written, or is a file of another program.
     """
-    keys, read = dict[str, str](), list(inputs)
+    keys, input_files = dict[str, str](), list(inputs)
     if isinstance(request, PlanTraining):
-        for plan in _plans(workspace, request):
+        for plan in _training_plans(workspace, request):
             keys |= workspace.read_keys(plan.key_names)
-            read += [plan.config_file, *plan.inputs]
+            input_files += [plan.config_file, *plan.inputs]
     name = getattr(request, "output", None)
     if isinstance(request, ReplacingRequest) and isinstance(name, str):
         output = workspace.output_file(name, label="output")
         check_replaceable_by_size(output, overwrite=request.overwrite)
-    return _start(workspace, kind, request, keys=keys, new=NewRun(inputs=read))
+    return _start(workspace, kind, request, keys=keys, new=NewRun(inputs=input_files))
 
 
-def _plans(workspace: Workspace, request: PlanTraining) -> list[TrainingPlan]:
+def _training_plans(workspace: Workspace, request: PlanTraining) -> list[TrainingPlan]:
     """Returns the validated plan of each training, one for each model in the config."""
     return [
         plan_request(workspace, model_request)
@@ -293,7 +293,7 @@ def _plans(workspace: Workspace, request: PlanTraining) -> list[TrainingPlan]:
 
 def planned_bytes(workspace: Workspace, request: PlanTraining) -> int:
     """Returns the size in bytes of the training files."""
-    files = {file for plan in _plans(workspace, request) for file in plan.train_files}
+    files = {file for plan in _training_plans(workspace, request) for file in plan.train_files}
     return sum(file.stat().st_size for file in files)
 
 
@@ -329,6 +329,6 @@ def _start(
         document,
         environment=run_environment(workspace.root) | dict(variables or {}),
         secrets={**(keys or {}), **(spec.secrets if spec is not None else {}), **hidden},
-        new=with_spec(new, spec),
+        new=with_job(new, spec),
     )
     return report_run(workspace, find_run(workspace, state.run_id), state)

@@ -14,7 +14,14 @@ from stillroom.evaluate.intervals import Estimate
 from stillroom.export.conversation import MAX_ROWS
 from stillroom.export.history import History, RecordedEvaluation, TrainingStage
 from stillroom.export.provenance import DataStep, Licence
-from stillroom.export.serving import TOOLS, ReadBack, UsageExample, Verified, Written, snippets
+from stillroom.export.serving import (
+    TOOLS,
+    ReadBack,
+    UsageExample,
+    VerifiedAccuracy,
+    WrittenModel,
+    snippets,
+)
 from stillroom.teachers.providers import IN_PROCESS
 
 CARD = "README.md"
@@ -39,8 +46,8 @@ class CardFacts:
     usage: UsageExample
     source: str
     """The path of the checkpoint for display."""
-    written: Written
-    verified: Sequence[Verified] = ()
+    written: WrittenModel
+    verified: Sequence[VerifiedAccuracy] = ()
     """The accuracy of the written files with each program that loaded them."""
 
 
@@ -94,7 +101,7 @@ def header(facts: CardFacts) -> dict[str, Any]:
     """Returns the card's YAML metadata for model hubs."""
     history, kind = facts.history, facts.usage.format
     fields: dict[str, Any] = {}
-    # Only hub models: others cannot find a path of this machine.
+    # Only hub models: a path on this machine means nothing to other people.
     if history.base is not None and not history.base.is_local:
         fields["base_model"] = history.base.location
         fields["base_model_relation"] = _RELATIONS[kind]
@@ -227,7 +234,7 @@ def _tools(history: History) -> str:
     last = history.conversation
     if last is None:
         return ""
-    stage = history.with_tools
+    stage = history.stage_with_tools
     trained = stage.conversation if stage is not None else None
     if stage is None or trained is None:
         num_with_tools = last.num_rows - last.tools.most_common(1)[0][1]
@@ -276,7 +283,7 @@ def _read_back(read_back: ReadBack | None, *, is_gguf: bool, is_verified: bool) 
 
 
 def _system_lines(history: History) -> Iterator[str]:
-    """Yields the facts about the system message: which rows had it, and its effect."""
+    """Yields sentences on the system message: how many rows have it, and its effect."""
     yield from _instructions(history)
     trained = history.conversation
     if trained is None:
@@ -294,7 +301,7 @@ def _system_lines(history: History) -> Iterator[str]:
 
 
 def _instructions(history: History) -> Iterator[str]:
-    """Yields the instructions that the model was trained to follow without reading them."""
+    """Yields sentences on instructions that the model learnt to follow without reading them."""
     for stage in history.stages:
         if stage.instruction is not None:
             yield (
@@ -312,7 +319,7 @@ def _instructions(history: History) -> Iterator[str]:
 
 
 def _effect_of_system(history: History, system: str) -> str:
-    """Returns the accuracies with and without the system message, if both were measured."""
+    """Returns a sentence with the accuracies with and without the system message."""
     for row in history.evaluations:
         for other in history.evaluations:
             conversation, other_conversation = row.conversation, other.conversation

@@ -46,7 +46,7 @@ class TrainedConversation:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedConversation:
-    """How the prompts of an evaluation began, according to its rollouts."""
+    """The beginning of an evaluation's prompts, according to its rollouts."""
 
     system: str | None
     """The system message of all prompts (`""` means none); None if they differ."""
@@ -63,8 +63,8 @@ def trained_conversation(workspace: Workspace, rows: FileRecord) -> TrainedConve
     removed, rollout_ids = Counter[RemovedSystem](), set[str]()
     for row in itertools.islice(_rows(path), MAX_ROWS):
         systems[_system(row) or ""] += 1
-        if (was_removed := _removed(row)) is not None:
-            removed[was_removed] += 1
+        if (instruction := _removed_system(row)) is not None:
+            removed[instruction] += 1
         tools[msgspec.json.encode(_schemas(row))] += 1
         if isinstance(rollout_id := row.get("rollout_id"), str):
             rollout_ids.add(rollout_id)
@@ -75,7 +75,7 @@ def trained_conversation(workspace: Workspace, rows: FileRecord) -> TrainedConve
 
 
 def evaluated_conversation(rollouts: Path) -> EvaluatedConversation | None:
-    """Returns how the prompts of an evaluation began; None if its rollouts no longer exist."""
+    """Returns the beginning of an evaluation's prompts; None if its rollouts no longer exist."""
     systems, questions = set[str](), set[str]()
     try:
         for row in itertools.islice(_rows(rollouts), MAX_ROWS):
@@ -107,13 +107,13 @@ def _messages(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _system(row: dict[str, Any]) -> str | None:
-    """Returns the system message of a row; None if its first message is another one."""
+    """Returns the system message of a row; None if it does not begin with one."""
     first = next(iter(_messages(row)), {})
     content = first.get("content") if first.get("role") == "system" else None
     return content if isinstance(content, str) else None
 
 
-def _removed(row: dict[str, Any]) -> RemovedSystem | None:
+def _removed_system(row: dict[str, Any]) -> RemovedSystem | None:
     """Returns the record of the system message that was removed from a row; None without one."""
     try:
         return msgspec.convert(row.get("removed_system"), RemovedSystem | None)

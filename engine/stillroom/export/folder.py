@@ -19,8 +19,8 @@ from stillroom.places import make_folder, rename_folder
 from stillroom.run_folder import OWNER_LOCK
 
 MANIFEST = "export.json"
-# Large files are compared only by size; files that people edit are small.
-_HASHED_BYTES = 1 << 20
+# Larger files are compared only by size; files that people edit are small.
+_MAX_HASHED_BYTES = 1 << 20
 _SPARE_BYTES = 64 << 20
 
 
@@ -73,8 +73,8 @@ def check_output(folder: Path, *, overwrite: bool = False) -> None:
     manifest = read_export(folder) if folder.is_dir() else None
     if manifest is None:
         raise InputError(f"output {str(folder)!r} exists and is not an export", "give a new folder")
-    if not overwrite and (others := _changed_files(folder, manifest)):
-        listing = ", ".join(others[:4]) + (", …" if len(others) > 4 else "")
+    if not overwrite and (changed_files := _changed_files(folder, manifest)):
+        listing = ", ".join(changed_files[:4]) + (", …" if len(changed_files) > 4 else "")
         raise InputError(
             f"output {str(folder)!r} has files added or changed since the export: {listing}",
             "move them elsewhere, give another folder, or set overwrite: true (--overwrite)",
@@ -92,7 +92,7 @@ def _changed_files(folder: Path, manifest: ExportManifest) -> Sequence[str]:
 def _is_same(path: Path, record: FileRecord | None) -> bool:
     if record is None or path.stat().st_size != record.num_bytes:
         return False
-    return record.num_bytes > _HASHED_BYTES or file_sha256(path) == record.sha256
+    return record.num_bytes > _MAX_HASHED_BYTES or file_sha256(path) == record.sha256
 
 
 def require_space(output: Path, num_bytes: int) -> None:
@@ -112,8 +112,8 @@ def require_space(output: Path, num_bytes: int) -> None:
 def export_folder(output: Path, *, run: Path, overwrite: bool = False) -> Generator[Path]:
     """Yields a new folder that becomes `output` if the block raises no error.
 
-    An existing export is replaced. `run` is the folder of the run that writes; files of dead runs
-    are removed.
+    An existing export is replaced. `run` is the folder of the writing run; files that killed runs
+    left behind are removed.
     Raises InputError if another process writes the output.
     """
     with output_lock(output, "export_model", run_id=run.name):
@@ -184,7 +184,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 _LENGTH_BYTES = 8
-_LONGEST_HEADER = bounds.TENSOR_HEADER.limit
+_MAX_HEADER_BYTES = bounds.TENSOR_HEADER.limit
 _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}
 _PRECISION_BITS = {"fp32": 32, "bf16": 16}
 
@@ -211,14 +211,14 @@ def stored_bytes(folder: Path, precision: Precision) -> int:
 
 
 def read_header(file: Path) -> dict[str, _Tensor]:
-    """Returns the tensors of a file by name. Raises TensorFileError for a damaged file."""
+    """Returns a safetensors file's tensors by name. Raises TensorFileError if it is damaged."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
-        if length > min(size, _LONGEST_HEADER):
+        if length > min(size, _MAX_HEADER_BYTES):
             raise TensorFileError(
                 f"{file} is damaged: it gives a header length of {length} bytes, more than the "
-                f"file's size or the limit of {_LONGEST_HEADER >> 20} MiB"
+                f"file's size or the limit of {_MAX_HEADER_BYTES >> 20} MiB"
             )
         header = stream.read(length)
     try:

@@ -78,11 +78,11 @@ class RecordedEvaluation:
     teacher: str | None
     teacher_kl: Estimate | None
     conversation: EvaluatedConversation | None = None
-    """How its prompts began; None if its rollouts no longer exist."""
+    """The system message and questions of its prompts; None if its rollouts no longer exist."""
     other_measures: tuple[str, ...] = ()
     """Short descriptions of its other measurements."""
     temperature: float | None = None
-    """That of its answers; None if it is unknown."""
+    """The sampling temperature of its answers; None if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class History:
         return next((s.stated_licence for s in self.stages if s.stated_licence), None)
 
     @property
-    def with_tools(self) -> TrainingStage | None:
+    def stage_with_tools(self) -> TrainingStage | None:
         """The last training if its rows have tools; otherwise None.
 
         Prompts of on-policy distillation do not list tools, so the training before it is used.
@@ -126,7 +126,7 @@ class History:
 
     @property
     def is_synthetic(self) -> bool:
-        """Whether a model wrote or scored the training data, as far as is known."""
+        """Whether a model is known to have written or scored training data."""
         authors = (step.authors for stage in self.stages for step in stage.data)
         scored = (stage.method == "distill" or stage.soft_targets for stage in self.stages)
         return any(authors) or any(scored) or self.is_instructed
@@ -201,7 +201,7 @@ def read_history(
 def models_behind(workspace: Workspace, checkpoint: ModelLocation) -> Iterator[ModelLocation]:
     """Yields a checkpoint and the models that it was trained from, latest first, its base last.
 
-    A model that was moved or deleted is left out, with those that it was trained from.
+    A model that was moved or deleted ends the sequence.
     """
     location, seen = checkpoint, set[str]()
     while location is not None and location.location not in seen and len(seen) <= _MAX_STAGES:
@@ -373,7 +373,7 @@ def _evaluations(workspace: Workspace, checkpoint: ModelLocation) -> tuple[Recor
             continue
         result = evaluation.result
         if evaluated_model(workspace, evaluation, checkpoint) is not None:
-            entry = RecordedEvaluation(
+            recorded = RecordedEvaluation(
                 file.parent.name,
                 public_name(workspace, result.name),
                 public_name(workspace, result.data),
@@ -384,7 +384,7 @@ def _evaluations(workspace: Workspace, checkpoint: ModelLocation) -> tuple[Recor
                 tuple(other_measures(result)),
                 result.temperature,
             )
-            dated.append((state.created_at, entry))
+            dated.append((state.created_at, recorded))
     dated.sort(key=lambda item: item[0], reverse=True)
     return tuple(entry for _, entry in dated)
 

@@ -210,13 +210,15 @@ def _text_names(names: Sequence[str], text: Mapping[str, Tensor]) -> dict[str, s
     return {name: new for name, new in renamed.items() if new in text}
 
 
-def _check_none_missing(base: MultimodalBase, text: Mapping[str, Tensor], found: set[str]) -> None:
+def _check_none_missing(
+    base: MultimodalBase, text: Mapping[str, Tensor], in_files: set[str]
+) -> None:
     """Raises ModelError if a weight of the text model is missing in the files.
 
-    found: the names of the weights that the files have. Tied weights share memory, so one of
-    them is enough.
+    in_files: the names of the text weights that the files have. Of tied weights, which share
+    memory, one is enough.
     """
-    addresses = {text[name].data_ptr() for name in found}
+    addresses = {text[name].data_ptr() for name in in_files}
     missing = sorted(name for name, tensor in text.items() if tensor.data_ptr() not in addresses)
     if missing:
         raise ModelError(

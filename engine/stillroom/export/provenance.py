@@ -1,4 +1,4 @@
-"""The origin of training rows, traced through manifests by content hash, and licences."""
+"""Traces training rows to their origin by the hashes in manifests, and finds licences."""
 
 import importlib
 from collections.abc import Collection, Iterator, Mapping
@@ -53,7 +53,7 @@ class DataStep:
 
     @property
     def authors(self) -> tuple[str, ...]:
-        """All known models that wrote rows, without duplicates."""
+        """The known models that wrote rows, without duplicates."""
         return (
             () if self.teacher is None else tuple(dict.fromkeys((self.teacher, *self.other_models)))
         )
@@ -89,11 +89,11 @@ def data_steps(workspace: Workspace, rows: FileRecord) -> Iterator[DataStep]:
             other_models=tuple(name for name in others if name is not None),
         )
         # The path is compared too, since a filter that keeps all rows copies the content.
-        new = [
+        new_inputs = [
             source for source in _row_inputs(manifest) if (source.path, source.sha256) not in seen
         ]
-        waiting += new
-        seen.update((source.path, source.sha256) for source in new)
+        waiting += new_inputs
+        seen.update((source.path, source.sha256) for source in new_inputs)
 
 
 def answering_models(
@@ -155,7 +155,7 @@ class _AnsweredRow(msgspec.Struct):
 
 
 def file_with_content(workspace: Workspace, record: FileRecord) -> Path | None:
-    """Returns a file with a recorded content: the file itself, or a tagged copy of it."""
+    """Returns a file that still has the recorded content: the file itself, or a tagged copy."""
     copies = (
         copy_of(workspace.root, version) for version in versions_with(workspace.root, record.sha256)
     )
@@ -167,20 +167,20 @@ def _row_inputs(manifest: Manifest) -> list[FileRecord]:
 
     Files that a filter used for decontamination, such as held-out prompts, are left out.
     """
-    compared = {Path(name).parts for name in manifest.request.get("decontaminate") or ()}
+    compared_paths = {Path(name).parts for name in manifest.request.get("decontaminate") or ()}
     inputs = manifest.request.get("input")
     for name in inputs if isinstance(inputs, list) else [inputs]:
-        compared.discard(Path(str(name)).parts)
+        compared_paths.discard(Path(str(name)).parts)
     # Only the ends of the paths are compared, since the project may have been moved.
     return [
         source
         for source in manifest.inputs
-        if not any(Path(source.path).parts[-len(parts) :] == parts for parts in compared)
+        if not any(Path(source.path).parts[-len(parts) :] == parts for parts in compared_paths)
     ]
 
 
 def _imported_models(manifest: Manifest) -> list[str | None]:
-    """Returns the models that answered in imported rows of other systems."""
+    """Returns the models that answered in rows imported from other systems."""
     return [model.name for model in manifest.models if model.role == "policy"]
 
 
@@ -191,7 +191,7 @@ def _answerers(manifest: Manifest) -> Iterator[AnsweringModel]:
 
 
 def _manifest_of(workspace: Workspace, record: FileRecord) -> Manifest | None:
-    """Returns the manifest of a recorded content, or None if it is not known."""
+    """Returns the manifest of a file with this recorded content; None if there is none."""
     try:
         manifest = read_manifest(record.file)
     except DataError:
@@ -209,7 +209,7 @@ def _manifest_of(workspace: Workspace, record: FileRecord) -> Manifest | None:
 
 
 def _provider(request: dict[str, Any]) -> str | None:
-    """Returns the name of a request's provider; of an unknown address only the API that it has."""
+    """Returns a request's provider; for an unknown address, a description with its API."""
     provider, address = request.get("provider"), request.get("base_url")
     if not address or provider is None:
         return provider
@@ -224,7 +224,7 @@ def _known_provider(address: str) -> str | None:
 def _teacher(workspace: Workspace, request: dict[str, Any]) -> str:
     """Returns the display name of a request's model: `provider/model`, or the model's name alone.
 
-    That is so for a local model, and for one at an address that is no provider's.
+    Local models, and models at an address of no known provider, have only their name.
     """
     provider = request.get("provider", "")
     if address := request.get("base_url"):
@@ -237,7 +237,7 @@ def _teacher(workspace: Workspace, request: dict[str, Any]) -> str:
 _CARD = "README.md"
 _DEMO_LICENCE = "apache-2.0"
 """The licence of the demo models, which are part of this package."""
-_LONGEST = bounds.LICENCE.limit
+_MAX_LICENCE_CHARS = bounds.LICENCE.limit
 _LICENCE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "COPYING")
 _LICENCE_TEXTS = {
     "apache license version 2.0": "apache-2.0",
@@ -263,7 +263,7 @@ class Licence:
 def licence_of(base: ModelLocation | None, stated: Licence | None = None) -> Licence | None:
     """Returns the licence of the base from its model card, else from its LICENSE file.
 
-    If neither states a licence, it is the one that the user `stated`, or None.
+    If neither states a licence, returns `stated`, the one that the user gave.
     """
     licence = None
     if base is not None and base.name in DEMO_MODELS:
@@ -289,7 +289,7 @@ def _licence_in_gguf(path: Path) -> Licence | None:
 
 def _read_beginning(path: Path) -> str:
     with path.open(encoding="utf-8", errors="replace") as stream:
-        return stream.read(_LONGEST)
+        return stream.read(_MAX_LICENCE_CHARS)
 
 
 def _licence_file(folder: Path) -> Licence | None:

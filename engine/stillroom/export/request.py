@@ -38,8 +38,8 @@ class ExportModel(PlacedRequest, ReplacingRequest):
     llama_cpp: str | None = None
     """For gguf: a checkout of llama.cpp, whose converter is then used.
 
-    Models that Stillroom cannot convert itself need a converter; without this option, it is
-    searched in LLAMA_CPP and on the PATH.
+    Models that Stillroom cannot convert itself need a converter; without this option, one in
+    LLAMA_CPP or on the PATH is used.
     """
     licence: Annotated[str | None, Field(description="Id, if the base has none")] = None
     """The id of the base's licence, such as apache-2.0, if its own files do not state it."""
@@ -69,7 +69,7 @@ class ExportPlan:
 
     @property
     def text_part_of(self) -> ModelRecord | None:
-        """The multimodal model whose text part was trained, as recorded in training."""
+        """The multimodal model whose text part was trained; None if none is recorded."""
         record = self.checkpoint.record
         return record.text_part_of if record is not None else None
 
@@ -112,7 +112,7 @@ def plan_export(workspace: Workspace, request: ExportModel) -> ExportPlan:
     plan = ExportPlan(checkpoint, base, output, converter, verification)
     if request.format in ("merged", "gguf"):
         _check_multimodal_model(plan)
-    if (num_bytes := _size(request, plan)) is not None:
+    if (num_bytes := _export_bytes(request, plan)) is not None:
         require_space(output, num_bytes)
     return plan
 
@@ -122,12 +122,12 @@ def _converter(
 ) -> Sequence[str] | None:
     """Returns the command of llama.cpp's converter; None if Stillroom converts the model itself."""
     kind = _model_type(model)
-    is_known = kind is None or kind in ARCHITECTURES
-    if request.llama_cpp is None and is_known and importlib.util.find_spec("gguf") is not None:
+    is_built_in = kind is None or kind in ARCHITECTURES
+    if request.llama_cpp is None and is_built_in and importlib.util.find_spec("gguf") is not None:
         return None
     if (converter := find_converter(workspace, request.llama_cpp)) is not None:
         return converter
-    if is_known:
+    if is_built_in:
         raise missing_extra("gguf", "format gguf")
     raise InputError(
         f"stillroom converts {FAMILY_NAMES} models to GGUF; {model.name!r} is of type {kind!r}, "
@@ -206,7 +206,7 @@ def _weight_bytes(files: Path, precision: Precision) -> int:
     return stored_bytes(files, precision)
 
 
-def _size(request: ExportModel, plan: ExportPlan) -> int | None:
+def _export_bytes(request: ExportModel, plan: ExportPlan) -> int | None:
     """Returns the maximum size of the export in bytes; None if the base is only on the hub."""
     source = plan.checkpoint if request.format == "adapter" else plan.base or plan.checkpoint
     folders = [source.folder] if source.is_local else []

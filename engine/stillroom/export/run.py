@@ -17,7 +17,14 @@ from stillroom.export.history import History, read_history
 from stillroom.export.multimodal import find_multimodal_base, is_multimodal
 from stillroom.export.provenance import Licence, licence_of, public_name
 from stillroom.export.request import ExportModel, ExportPlan, plan_export
-from stillroom.export.serving import TOOLS, ReadBack, Served, UsageExample, Verified, Written
+from stillroom.export.serving import (
+    TOOLS,
+    ReadBack,
+    ServingFacts,
+    UsageExample,
+    VerifiedAccuracy,
+    WrittenModel,
+)
 from stillroom.export.weights import write_adapter, write_merged
 from stillroom.files import write_atomic, write_json
 from stillroom.home_paths import restore_home_paths
@@ -29,7 +36,9 @@ from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 
 LOG = "llama_cpp.txt"
-_NOT_LOADED = "the GGUF file itself was not loaded, only the weights behind it: test it before use"
+_NOT_LOADED = (
+    "the GGUF file itself was not loaded, only the weights it was made from: test it before use"
+)
 
 
 class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,13 +61,13 @@ class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
     """The number of evaluations in the model card."""
     read_back: ReadBack | None
     other_parts: str | None
-    """What happened to the untrained parts of a multimodal model; None if there are none."""
+    """What was done with the untrained parts of a multimodal model; None if there are none."""
     serve: str | None
     """The command that serves the export."""
     warnings: list[str]
     seconds: float
     """The seconds of the work; on another machine without installation and transfers."""
-    verified: list[Verified] = []
+    verified: list[VerifiedAccuracy] = []
     """The accuracy of the written files with each program; empty without verify."""
 
 
@@ -90,7 +99,7 @@ def export_model(
     with export_folder(plan.output, run=folder, overwrite=request.overwrite) as target:
         written, gguf_file = _write(export, target, folder, reporter)
         RunFolder(folder).check_inputs()
-        served = _served(export, written)
+        served = _serving_facts(export, written)
         verified = []
         if plan.verification is not None:
             # Imported here, since only this needs the rollouts' code.
@@ -99,16 +108,16 @@ def export_model(
             local = replace(served, path=str(target), base=_base_path(plan, served))
             files = WrittenFiles(target, gguf_file, local, folder, written.max_context)
             verified = verify_files(workspace, plan.verification, files, reporter)
-        trained, with_tools = history.conversation, history.with_tools
-        if with_tools is not None and with_tools.conversation is not None:
-            write_json(target / TOOLS, with_tools.conversation.tool_schemas)
+        conversation, stage_with_tools = history.conversation, history.stage_with_tools
+        if stage_with_tools is not None and stage_with_tools.conversation is not None:
+            write_json(target / TOOLS, stage_with_tools.conversation.tool_schemas)
         usage = UsageExample(
             request.format,
             plan.output.name,
             served,
             gguf_file,
-            system=trained.system if trained is not None else None,
-            has_tools=with_tools is not None,
+            system=conversation.system if conversation is not None else None,
+            has_tools=stage_with_tools is not None,
             is_multimodal=written.is_multimodal,
         )
         facts = CardFacts(history, export.licence, usage, export.source, written, verified)
@@ -137,7 +146,7 @@ def _stated_licence(request: ExportModel, history: History) -> Licence | None:
 
 def _result(
     export: _Export,
-    written: Written,
+    written: WrittenModel,
     manifest: ExportManifest,
     usage: UsageExample,
     *,
@@ -168,24 +177,24 @@ def _result(
 
 def _write(
     export: _Export, target: Path, run: Path, reporter: Reporter
-) -> tuple[Written, str | None]:
+) -> tuple[WrittenModel, str | None]:
     """Writes the model's files; returns their facts, and the name of the GGUF file if any."""
     plan, request = export.plan, export.request
     precision = request.number_format
     if request.format == "adapter" and plan.base is not None:
-        return _add_multimodal_note(export, write_adapter(plan.checkpoint, plan.base, target)), None
+        return _with_parts_note(export, write_adapter(plan.checkpoint, plan.base, target)), None
     if request.format == "gguf":
         return _write_gguf(export, target, run, reporter)
     multimodal = find_multimodal_base(export.workspace, plan) if request.format != "text" else None
     written = write_merged(
         plan, target, precision=precision, reporter=reporter, multimodal=multimodal
     )
-    return _add_multimodal_note(export, written), None
+    return _with_parts_note(export, written), None
 
 
 def _write_gguf(
     export: _Export, target: Path, run: Path, reporter: Reporter
-) -> tuple[Written, str | None]:
+) -> tuple[WrittenModel, str | None]:
     """Writes the GGUF file of the merged model; returns its facts and its name."""
     plan, request = export.plan, export.request
     multimodal = find_multimodal_base(export.workspace, plan)
@@ -211,10 +220,10 @@ def _write_gguf(
         convert(plan.converter, merged, output, precision=precision, log=log, reporter=reporter)
     shutil.rmtree(merged)
     written = replace(written, precision=precision, is_multimodal=multimodal is not None)
-    return _add_multimodal_note(export, written), output.name
+    return _with_parts_note(export, written), output.name
 
 
-def _add_multimodal_note(export: _Export, written: Written) -> Written:
+def _with_parts_note(export: _Export, written: WrittenModel) -> WrittenModel:
     """Returns `written` with a note on a multimodal model's parts that were not trained."""
     plan = export.plan
     record = plan.text_part_of
@@ -223,42 +232,42 @@ def _add_multimodal_note(export: _Export, written: Written) -> Written:
     name = public_name(export.workspace, location)
     match export.request.format:
         case "adapter" if written.is_multimodal:
-            sentence = f"the adapter changes only the text part of {name}"
+            note = f"the adapter changes only the text part of {name}"
         case "gguf" if written.is_multimodal:
-            sentence = (
+            note = (
                 f"the GGUF file contains the text part of {name}; for the unchanged vision part, "
                 f"run llama.cpp's {SCRIPT} with --mmproj on {name}"
             )
         case "text" if record is not None or is_multimodal(base):
-            sentence = f"left out: this is only the text part of {name}"
+            note = f"left out: this is only the text part of {name}"
         case _:
             return written
-    return replace(written, other_parts=sentence)
+    return replace(written, other_parts=note)
 
 
-def _served(export: _Export, written: Written) -> Served:
-    """Returns the facts for serving, with paths relative to the parent folder of the export."""
+def _serving_facts(export: _Export, written: WrittenModel) -> ServingFacts:
+    """Returns the facts for the serving command, with paths relative to the export's parent."""
     plan, stages = export.plan, export.history.stages
     lengths = [written.max_context, stages[-1].max_length if stages else None]
     # Merged weights do not need the base.
     base = plan.base if written.read_back is None else None
-    return Served(
+    return ServingFacts(
         path=f"./{plan.output.name}",
         name=plan.output.name,
         precision=written.precision,
         max_length=min((length for length in lengths if length is not None), default=None),
         tool_parser=written.tool_parser,
         base=public_name(export.workspace, base.location) if base is not None else None,
-        rank=_rank(plan),
+        rank=_adapter_rank(plan),
     )
 
 
-def _base_path(plan: ExportPlan, served: Served) -> str | None:
+def _base_path(plan: ExportPlan, served: ServingFacts) -> str | None:
     """Returns the location of an adapter's base on this machine."""
     return pretrained_path(plan.base) if plan.base is not None and served.base is not None else None
 
 
-def _rank(plan: ExportPlan) -> int | None:
+def _adapter_rank(plan: ExportPlan) -> int | None:
     """Returns the highest rank of an adapter; None without an adapter."""
     if plan.base is None:
         return None
@@ -268,7 +277,7 @@ def _rank(plan: ExportPlan) -> int | None:
     return max((rank for rank in ranks if isinstance(rank, int)), default=None)
 
 
-def _manifest(export: _Export, written: Written, files: list[FileRecord]) -> ExportManifest:
+def _manifest(export: _Export, written: WrittenModel, files: list[FileRecord]) -> ExportManifest:
     record = export.plan.checkpoint.record
     return ExportManifest(
         format=export.request.format,
@@ -305,12 +314,12 @@ def _warnings(
     history: History,
     licence: Licence | None,
     usage: UsageExample,
-    written: Written,
+    written: WrittenModel,
 ) -> Iterator[str]:
     if licence is None:
         yield (
             f"the licence of {history.base_name} is unknown: look it up before publishing, "
-            "then export again with licence=<its id>; model.license in config.yml states it too"
+            "then export again with licence=<its id>, or train with model.license in config.yml"
         )
     stated = history.stated_licence
     if licence is not None and stated not in (None, licence.id):

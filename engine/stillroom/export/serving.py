@@ -15,10 +15,10 @@ from stillroom.serving.model_server import vllm_lora_rank
 SENTINEL = "0123456789"
 """The argument of the tool call that a chat template writes in the probe."""
 PROBE_TOOL = "probe_tool"
-_NUMBERS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_VLLM_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 # vLLM's names of tool-call formats, and what their chat templates write before the argument.
-_FORMATS: Sequence[tuple[str, re.Pattern[str]]] = (
+_TOOL_CALL_FORMATS: Sequence[tuple[str, re.Pattern[str]]] = (
     ("hermes", re.compile(r'<tool_call>\s*\{\s*"name":\s*"probe_tool",\s*"arguments":')),
     ("qwen3_coder", re.compile(r"<tool_call>\s*<function=probe_tool>")),
     ("glm45", re.compile(r"<tool_call>\s*probe_tool\s*<arg_key>")),
@@ -43,8 +43,8 @@ class ReadBack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """The facts about a model that are known once its files are written."""
+class WrittenModel:
+    """The facts about an exported model that are known once its files are written."""
 
     precision: str
     """fp32, bf16 or fp16; auto means the number format of the base."""
@@ -57,10 +57,10 @@ class Written:
     is_multimodal: bool = False
     """Whether the files (or those of an adapter's base) are a multimodal model."""
     other_parts: str | None = None
-    """What happened to the untrained parts of a multimodal model."""
+    """What was done with the untrained parts of a multimodal model."""
 
 
-class Verified(msgspec.Struct, frozen=True, kw_only=True):
+class VerifiedAccuracy(msgspec.Struct, frozen=True, kw_only=True):
     """The accuracy of the written files on prompts from an evaluation of the checkpoint."""
 
     served_by: str
@@ -89,7 +89,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServingFacts:
     """The facts about a model that its serving command needs."""
 
     path: str
@@ -104,7 +104,7 @@ class Served:
     rank: int | None = None
 
 
-def serve_command(served: Served) -> str | None:
+def serve_command(served: ServingFacts) -> str | None:
     """Returns the `vllm serve` command, or None for an adapter whose rank vLLM does not support."""
     command = ["vllm", "serve", served.base or served.path]
     if served.base is not None:
@@ -114,8 +114,8 @@ def serve_command(served: Served) -> str | None:
         command += ["--lora-modules", f"{served.name}={served.path}"]
     else:
         command += ["--served-model-name", served.name]
-    if served.precision in _NUMBERS:
-        command += ["--dtype", _NUMBERS[served.precision]]
+    if served.precision in _VLLM_DTYPES:
+        command += ["--dtype", _VLLM_DTYPES[served.precision]]
     if served.max_length is not None:
         command += ["--max-model-len", str(served.max_length)]
     if served.tool_parser is not None:
@@ -129,7 +129,7 @@ def tool_parser(conversation: str) -> str | None:
     conversation: the rendered call of PROBE_TOOL with the argument SENTINEL.
     """
     text_before = conversation[: max(0, conversation.rfind(SENTINEL))][-200:]
-    return next((name for name, pattern in _FORMATS if pattern.search(text_before)), None)
+    return next((name for name, pattern in _TOOL_CALL_FORMATS if pattern.search(text_before)), None)
 
 
 TOOLS = "tools.json"
@@ -150,7 +150,7 @@ class UsageExample:
     format: ExportFormat
     name: str
     """The name of the export's folder."""
-    served: Served
+    served: ServingFacts
     gguf_file: str | None = None
     system: str | None = None
     """The system message of most training rows."""

@@ -21,7 +21,7 @@ from stillroom.evaluate.files import TaskScore
 from stillroom.evaluate.intervals import excludes_zero, mean_estimate
 from stillroom.evaluate.scores import score_tasks
 from stillroom.export.programs import running_server
-from stillroom.export.serving import Served, Verified, serve_command
+from stillroom.export.serving import ServingFacts, VerifiedAccuracy, serve_command
 from stillroom.export.verify_plan import Verification
 from stillroom.lines import read_lines
 from stillroom.reporting import Reporter
@@ -31,8 +31,8 @@ from stillroom.types import Message, Trajectory
 
 _MIN_TASKS = 2
 _LLAMA_CONTEXT = 16384
-_CALL_S = 600.0
-"""Without a GPU an answer may take minutes."""
+_MIN_TIMEOUT_S = 600.0
+"""The least seconds per call, since an answer may take minutes without a GPU."""
 _REMEDIES = {
     "transformers": "export with precision fp32, or format adapter; if that also fails, the tools, "
     "rewards or settings have changed since the evaluation: repeat the evaluation",
@@ -50,7 +50,7 @@ class WrittenFiles:
 
     folder: Path
     gguf_file: str | None
-    served: Served
+    served: ServingFacts
     """The facts for serving the files, with local paths of the folder and the base."""
     log_folder: Path
     """The folder of the run, for the logs of servers."""
@@ -60,7 +60,7 @@ class WrittenFiles:
 
 def verify_files(
     workspace: Workspace, verification: Verification, files: WrittenFiles, reporter: Reporter
-) -> list[Verified]:
+) -> list[VerifiedAccuracy]:
     """Evaluates the written files with each program that can load them, and returns the results.
 
     llama.cpp loads a GGUF file; transformers loads other files, and vLLM too if it is installed
@@ -92,10 +92,10 @@ def _evaluate_files(
     model: str,
     address: str | None,
     **options: int,
-) -> Verified:
+) -> VerifiedAccuracy:
     """Evaluates the written files: on a server at `address`, else in this process."""
     provider = "hf" if address is None else "openai"
-    timeout_s = max(verification.request.request_timeout, _CALL_S)
+    timeout_s = max(verification.request.request_timeout, _MIN_TIMEOUT_S)
     plan = verification.plan_for_files(
         workspace,
         model=model,
@@ -116,11 +116,11 @@ def _evaluate_files(
             f"read the run's log for the failures; if the prompts of run {verification.run_id} "
             "have changed, evaluate the checkpoint again",
         )
-    same = same_answers(verification, answers.rollouts) if temperature == 0 else None
-    return _compare_with_checkpoint(program, pairs, verification, same)
+    same_share = same_answers(verification, answers.rollouts) if temperature == 0 else None
+    return _compare_with_checkpoint(program, pairs, verification, same_share)
 
 
-class _Answers(msgspec.Struct):
+class _ComparedRollout(msgspec.Struct):
     """The fields of an evaluation's rollout that are compared."""
 
     task_id: str
@@ -134,18 +134,18 @@ def same_answers(verification: Verification, rollouts: Sequence[Trajectory]) -> 
     """
     name = Path(verification.evaluation.result.rollouts).name
     path = verification.run_folder / name
-    before: dict[str, list[Any]] = {}
+    expected: dict[str, list[Any]] = {}
     try:
         for line in read_lines(path):
             with suppress(msgspec.DecodeError, RecursionError):
-                row = msgspec.json.decode(line.data, type=_Answers)
-                before.setdefault(row.task_id, _turn_contents(row.messages))
+                row = msgspec.json.decode(line.data, type=_ComparedRollout)
+                expected.setdefault(row.task_id, _turn_contents(row.messages))
     except OSError:
         return None
-    known = [rollout for rollout in rollouts if rollout.task_id in before]
-    if not known:
+    shared = [rollout for rollout in rollouts if rollout.task_id in expected]
+    if not shared:
         return None
-    return fmean(_turn_contents(rollout.messages) == before[rollout.task_id] for rollout in known)
+    return fmean(_turn_contents(one.messages) == expected[one.task_id] for one in shared)
 
 
 def _turn_contents(messages: Sequence[Message]) -> list[Any]:
@@ -163,27 +163,27 @@ def _compare_with_checkpoint(
     program: str,
     pairs: Sequence[tuple[TaskScore, TaskScore]],
     verification: Verification,
-    same: float | None,
-) -> Verified:
+    same_share: float | None,
+) -> VerifiedAccuracy:
     """Returns the accuracy of the written files next to the checkpoint's.
 
-    pairs: each task's score with the checkpoint and with the files. same: the share of equal
-    answers.
+    pairs: each task's score with the checkpoint and with the files. same_share: the share of
+    answers that are the same.
     Raises RunError if the files are clearly less accurate.
     """
     difference = mean_estimate([new.success - old.success for old, new in pairs], limits=(-1, 1))
-    verified = Verified(
+    verified = VerifiedAccuracy(
         served_by=program,
         tasks=len(pairs),
         accuracy=fmean(new.success for _, new in pairs),
         checkpoint_accuracy=fmean(old.success for old, _ in pairs),
         difference=difference,
-        same_answers=same,
+        same_answers=same_share,
         evaluation=verification.run_id,
     )
     is_worse = difference.value < 0 and (excludes_zero(difference) or verified.accuracy == 0)
     # If neither solves a task, only equal answers show that the files work.
-    if is_worse or (verified.accuracy == 0 and same == 0):
+    if is_worse or (verified.accuracy == 0 and same_share == 0):
         raise RunError(
             f"with {program}, the written files solve {verified.accuracy:.0%} of {len(pairs)} "
             f"tasks and the checkpoint {verified.checkpoint_accuracy:.0%}, so the files were "

@@ -1,4 +1,4 @@
-"""The plan for verifying an export: the last evaluation of its checkpoint, and the programs."""
+"""Plans the verification of an export: the evaluation to repeat, and the program to load it."""
 
 import importlib.util
 import shutil
@@ -20,7 +20,7 @@ from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 
 LLAMA_SERVER = "llama-server"
-_IN_CHECKOUT = ("build/bin", "bin", ".")
+_SERVER_FOLDERS = ("build/bin", "bin", ".")
 XLLAMACPP_SERVER = (sys.executable, "-P", "-m", "stillroom.export.gguf.server")
 
 
@@ -50,7 +50,7 @@ class Verification:
 def plan_verification(
     workspace: Workspace, checkpoint: ModelLocation, *, n: int, is_gguf: bool, checkout: str | None
 ) -> Verification:
-    """Returns the plan for verifying an export.
+    """Returns the plan for verifying an export. checkout: a folder of llama.cpp, for its server.
 
     Raises InputError if the checkpoint was not evaluated, or if llama.cpp's server is not
     installed, which verifies GGUF files.
@@ -85,8 +85,8 @@ def _request_of(file: Path) -> EvaluateModel | None:
     """Returns the request of an evaluation, reduced to one answer per task."""
     try:
         document: Mapping[str, Any] = RunFolder(file.parent).read_request().request
-        only = {"sampled_prompts": 0, "guard": None, "teacher": None, "budget_usd": None}
-        return EvaluateModel.model_validate({**document, **only, "samples_per_prompt": 1})
+        overrides = {"sampled_prompts": 0, "guard": None, "teacher": None, "budget_usd": None}
+        return EvaluateModel.model_validate({**document, **overrides, "samples_per_prompt": 1})
     except (OSError, DataError, ValidationError):
         return None
 
@@ -113,7 +113,7 @@ def _llama_server(workspace: Workspace, checkout: str | None) -> Sequence[str]:
     folders = (
         []
         if checkout is None
-        else [workspace.path(checkout) / subfolder for subfolder in _IN_CHECKOUT]
+        else [workspace.path(checkout) / subfolder for subfolder in _SERVER_FOLDERS]
     )
     built = next((f / LLAMA_SERVER for f in folders if (f / LLAMA_SERVER).is_file()), None)
     installed = built or shutil.which(LLAMA_SERVER)

@@ -23,7 +23,7 @@ from stillroom.errors import ModelError, RunError
 from stillroom.export.folder import require_space
 from stillroom.export.multimodal import MultimodalBase, write_multimodal
 from stillroom.export.request import ExportPlan
-from stillroom.export.serving import PROBE_TOOL, SENTINEL, ReadBack, Written, tool_parser
+from stillroom.export.serving import PROBE_TOOL, SENTINEL, ReadBack, WrittenModel, tool_parser
 from stillroom.files import write_json
 from stillroom.models.gguf.folder import pretrained_path
 from stillroom.models.load import attach_adapter, load_tokenizer, read_weights, stop_token_ids
@@ -81,7 +81,7 @@ def write_merged(
     reporter: Reporter,
     multimodal: MultimodalBase | None = None,
     shard_size: str = SHARD_SIZE,
-) -> Written:
+) -> WrittenModel:
     """Writes all weights, configuration, tokenizer and chat template to the folder `target`.
 
     An adapter is merged into its base in the base's number format, so each weight is rounded once.
@@ -100,11 +100,11 @@ def write_merged(
     if multimodal is None:
         written = _save(model, tokenizer, target, shard_size, name=name)
     else:
-        others = write_multimodal(
+        other_parts = write_multimodal(
             multimodal, model, tokenizer, target, is_converted=precision != "auto"
         )
-        sentence = others.sentence(multimodal.name)
-        written = replace(_facts_of(model, tokenizer), is_multimodal=True, other_parts=sentence)
+        note = other_parts.sentence(multimodal.name)
+        written = replace(_facts_of(model, tokenizer), is_multimodal=True, other_parts=note)
     # Avoids two models in memory.
     del model
     gc.collect()
@@ -121,7 +121,7 @@ def _merge(model: Any, precision: Precision, *, is_adapter: bool) -> Any:
     return merged if precision == "auto" else merged.to(_DTYPES[precision])
 
 
-def _save(model: Any, tokenizer: Any, target: Path, shard_size: str, *, name: str) -> Written:
+def _save(model: Any, tokenizer: Any, target: Path, shard_size: str, *, name: str) -> WrittenModel:
     """Writes a model and its tokenizer. Raises RunError if transformers cannot write them."""
     # The base's end-of-text token often differs from the token with which the template ends turns.
     model.generation_config.eos_token_id = sorted(stop_token_ids(model, tokenizer))
@@ -134,12 +134,12 @@ def _save(model: Any, tokenizer: Any, target: Path, shard_size: str, *, name: st
             f"the weights of {name!r} cannot be written: {error}",
             "check the disk's free space and the model's generation_config.json",
         ) from error
-    add_old_names(target)
+    add_old_setting_names(target)
     return _facts_of(model, tokenizer)
 
 
-def _facts_of(model: Any, tokenizer: Any) -> Written:
-    return Written(
+def _facts_of(model: Any, tokenizer: Any) -> WrittenModel:
+    return WrittenModel(
         _NAMES.get(model.dtype, str(model.dtype)),
         find_tool_parser(tokenizer),
         max_context=getattr(model.config.get_text_config(), "max_position_embeddings", None),
@@ -175,17 +175,17 @@ def _load_model(plan: ExportPlan, precision: Precision) -> Any:
             f"the base model {base.name!r} is quantised, so no adapter can be merged into it",
             "use format adapter, or train on the base's unquantised files",
         )
-    if others := trained_other_weights(plan.checkpoint.folder):
+    if other_parts := trained_other_weights(plan.checkpoint.folder):
         raise ModelError(
             f"the adapter {plan.checkpoint.name!r} also changes other parts of a multimodal model, "
-            f"e.g. {others[0]}, but stillroom merges only text parts",
+            f"e.g. {other_parts[0]}, but stillroom merges only text parts",
             "use format adapter, or merge it with peft",
         )
     model = read_weights(base, dtype=torch.float32 if precision == "fp32" else "auto")
     return attach_adapter(model, plan.checkpoint).eval()
 
 
-def write_adapter(checkpoint: ModelLocation, base: ModelLocation, target: Path) -> Written:
+def write_adapter(checkpoint: ModelLocation, base: ModelLocation, target: Path) -> WrittenModel:
     """Writes a peft adapter with its tokenizer and chat template to the folder `target`.
 
     An adapter of a multimodal model's text part is converted to an adapter of the whole model.
@@ -207,8 +207,8 @@ def write_adapter(checkpoint: ModelLocation, base: ModelLocation, target: Path) 
         convert_to_multimodal(target, multimodal.model_type)
     tokenizer = load_tokenizer(checkpoint)
     tokenizer.save_pretrained(target)
-    add_old_names(target)
-    return Written(
+    add_old_setting_names(target)
+    return WrittenModel(
         _stored_dtype(base), find_tool_parser(tokenizer), is_multimodal=multimodal is not None
     )
 
@@ -265,7 +265,7 @@ def _report_phase(reporter: Reporter, done: int) -> None:
     reporter.progress(done, len(PHASES), unit="steps", phase=PHASES[min(done, 2)])
 
 
-def add_old_names(folder: Path) -> None:
+def add_old_setting_names(folder: Path) -> None:
     """Adds the old names of settings to a model folder; transformers 5 reads both names."""
     for name, add_names in (
         ("config.json", model_settings),

@@ -6,7 +6,7 @@ import msgspec
 
 from stillroom.recording.admission import RefusedError
 from stillroom.recording.records import RecordedCall, decode_call
-from stillroom.teachers.budget import NOTHING, Budget, BudgetSpentError, Cost
+from stillroom.teachers.budget import NO_COST, Budget, BudgetSpentError, Cost
 from stillroom.teachers.pricing import Price
 from stillroom.types import Usage
 
@@ -139,4 +139,4 @@ class Reservation:
 
     def release(self) -> None:
         """Frees the reservation of a call that did not reach its endpoint."""
-        self._budget.budget.settle(self.max_cost, NOTHING)
+        self._budget.budget.settle(self.max_cost, NO_COST)

@@ -228,7 +228,9 @@ class _Models:
             return await self._load_local(location, sampling)
         calls = CallSettings(
             timeout_s=options.request_timeout,
-            limits=LimitSettings(start=options.concurrency, most=options.highest_concurrency),
+            limits=LimitSettings(
+                initial_in_flight=options.concurrency, max_in_flight=options.highest_concurrency
+            ),
             returns_thinking=options.include_thinking,
         )
         return await self._open_endpoint(location, options.model, sampling, calls, self.spending)
@@ -344,7 +346,7 @@ class MeteredConversation:
             turn = await self._conversation.sample()
         except BaseException:
             # An unfinished turn costs nothing, since a model in this process is not billed.
-            budget.give_back(worst)
+            budget.release(worst)
             raise
         budget.settle(worst, Cost.of(turn.usage, turn.cost_usd), was_sent=False)
         self._set_max_prompt_tokens(turn)

@@ -13,8 +13,8 @@ from stillroom import bounds
 from stillroom.errors import CallFailedError, FailureClass, InputError, TeacherError
 from stillroom.secrecy.redaction import Redactor
 from stillroom.teachers.endpoint.attempts import (
+    MAX_QUOTED_CHARS,
     PATIENCE_S,
-    SHOWN,
     Attempts,
     Retry,
     open_channel,
@@ -85,7 +85,9 @@ class ModelServer:
         self._key, self._sleep = key, sleep
         self.settings = settings or ServerSettings()
         concurrency = self.settings.concurrency
-        self._limiter = Limiter(LimitSettings(start=concurrency, most=concurrency))
+        self._limiter = Limiter(
+            LimitSettings(initial_in_flight=concurrency, max_in_flight=concurrency)
+        )
         self._redactor = Redactor([key])
         channel = open_channel(self.root, endpoint.key_headers(key))
         self._channel = RedactedChannel(channel, self._redactor)
@@ -186,7 +188,7 @@ class ModelServer:
             ) from error
         data = self._redactor.data(bytes(body))
         if response.status_code != 200:
-            text = data.decode(errors="replace").strip()[:SHOWN]
+            text = data.decode(errors="replace").strip()[:MAX_QUOTED_CHARS]
             raise TeacherError(
                 f"{url} returned HTTP {response.status_code}: {text}",
                 "check base_url and the key that api_key_env names",
@@ -240,7 +242,7 @@ class ModelServer:
         Raises TeacherError or CallFailedError if it cannot.
         """
         status = reply.status
-        message = f"HTTP {status}: {text_of(reply)[:SHOWN]}"
+        message = f"HTTP {status}: {text_of(reply)[:MAX_QUOTED_CHARS]}"
         if (retry := retry_of(reply, message)) is not None:
             return retry
         if status in (401, 403):

@@ -48,7 +48,7 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
         return Cost(self.tokens + other.tokens, self.usd + other.usd)
 
 
-NOTHING = Cost()
+NO_COST = Cost()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Outstanding:
 
     calls: int = 0
     """The number of calls."""
-    worst: Cost = NOTHING
+    worst: Cost = NO_COST
     """The most that the calls can cost together."""
 
     def __add__(self, other: "Outstanding") -> "Outstanding":
@@ -68,8 +68,8 @@ class Outstanding:
 class Budget:
     """The limits on all calls of a run together, and the amounts spent and reserved so far.
 
-    Each call goes through `reserve`, `record_sent` and `settle` in this order; `give_back` frees
-    the reservation of a call that is not sent after all.
+    Each call goes through `reserve`, `record_sent` and `settle` in this order; `release` frees the
+    reservation of a call that is not sent after all.
     """
 
     usd: float = math.inf
@@ -77,10 +77,10 @@ class Budget:
     tokens: float = math.inf
     """The most tokens that may be used."""
     minutes: float = math.inf
-    """The most minutes that calls may be made, from the first reservation on."""
-    spent: Cost = NOTHING
+    """The most minutes during which calls may be made, from the first reservation on."""
+    spent: Cost = NO_COST
     """The cost of all finished calls, including those of earlier processes of the run."""
-    unconfirmed: Cost = NOTHING
+    unconfirmed: Cost = NO_COST
     """The part of `spent` that may not have been billed: the worst-case cost of interrupted calls,
     and of responses that did not state their usage."""
     other_usd: Callable[[], float] = lambda: 0.0
@@ -94,13 +94,13 @@ class Budget:
 
     It is called before a call is sent. If this process dies, this amount may have been billed.
     """
-    reserved: Cost = NOTHING
+    reserved: Cost = NO_COST
     """The worst-case cost of all calls that are reserved and not yet settled, sent or not."""
     num_reserved: int = 0
     """The number of calls that are reserved and not yet settled."""
-    _out: Cost = NOTHING
+    _in_flight: Cost = NO_COST
     """The part of `reserved` that belongs to calls that were sent."""
-    _num_out: int = 0
+    _num_in_flight: int = 0
     """The number of calls that were sent and are not yet settled."""
     _announced: Outstanding = Outstanding()
     """The amount last passed to `on_outstanding`."""
@@ -110,7 +110,7 @@ class Budget:
     _freed: anyio.Event | None = None
     """The event that is set when a reservation is freed; None if no call waits for it."""
     _started: float | None = None
-    """The clock's time of the first reservation; None before it."""
+    """The time of the first reservation according to `clock`; None before it."""
 
     async def reserve(self, worst: Cost) -> None:
         """Reserves the worst-case cost of a call, and waits until enough of the budget is free.
@@ -129,7 +129,7 @@ class Budget:
         self.num_reserved += 1
 
     def within_time(self) -> AbstractContextManager[None]:
-        """Returns a context manager that cancels its body when the minutes are over.
+        """Returns a context manager that cancels its body once `minutes` have passed.
 
         It then raises BudgetSpentError. Use it only around a wait, which costs nothing to cancel.
         """
@@ -137,7 +137,7 @@ class Budget:
 
     @contextmanager
     def _until_time_is_over(self) -> Generator[None]:
-        """Cancels the block when the minutes are over, and then raises BudgetSpentError."""
+        """Cancels the block once `minutes` have passed, and then raises BudgetSpentError."""
         with anyio.move_on_after(self._seconds_left()) as scope:
             yield
         if scope.cancelled_caught:
@@ -149,8 +149,8 @@ class Budget:
 
     def record_sent(self, worst: Cost) -> None:
         """Records that the call for which `worst` was reserved is about to be sent."""
-        calls, tokens, usd = self._num_out + 1, self._out.tokens + worst.tokens, worst.usd
-        usd += self._out.usd
+        calls, tokens = self._num_in_flight + 1, self._in_flight.tokens + worst.tokens
+        usd = self._in_flight.usd + worst.usd
         announced = self._announced
         if calls > announced.calls or tokens > announced.worst.tokens or usd > announced.worst.usd:
             self._announce(calls, tokens, usd)
@@ -160,7 +160,7 @@ class Budget:
                 self._announce(calls, tokens, usd)
         else:
             self._num_far_below = 0
-        self._num_out, self._out = calls, Cost(tokens, usd)
+        self._num_in_flight, self._in_flight = calls, Cost(tokens, usd)
 
     def _announce(self, calls: int, tokens: int, usd: float) -> None:
         """Passes the amount in flight, plus a margin within the budget, to `on_outstanding`."""
@@ -172,7 +172,7 @@ class Budget:
         self.on_outstanding(announced)
         self._announced, self._num_far_below = announced, 0
 
-    def give_back(self, worst: Cost) -> None:
+    def release(self, worst: Cost) -> None:
         """Frees a call's reservation. Call it directly only for a call that was not sent."""
         self.num_reserved -= 1
         # Starting again from exactly 0 keeps rounding errors from adding up over a long run.
@@ -184,27 +184,27 @@ class Budget:
             self._freed = None
 
     def settle(
-        self, worst: Cost, actual: Cost, *, unconfirmed: Cost = NOTHING, was_sent: bool = True
+        self, worst: Cost, actual: Cost, *, unconfirmed: Cost = NO_COST, was_sent: bool = True
     ) -> None:
         """Replaces a call's reservation with its actual cost.
 
         `unconfirmed` is a possible additional cost. `was_sent` is False if `record_sent` was not
         called for it.
         """
-        if unconfirmed != NOTHING:
+        if unconfirmed != NO_COST:
             self.unconfirmed = self.unconfirmed + unconfirmed
             self.on_unconfirmed(unconfirmed)
             actual = actual + unconfirmed
         self.spent = self.spent + actual
         if was_sent:
-            self._num_out -= 1
-            usd = self._out.usd - worst.usd if self._num_out else 0.0
-            self._out = Cost(self._out.tokens - worst.tokens, usd)
-        self.give_back(worst)
+            self._num_in_flight -= 1
+            usd = self._in_flight.usd - worst.usd if self._num_in_flight else 0.0
+            self._in_flight = Cost(self._in_flight.tokens - worst.tokens, usd)
+        self.release(worst)
 
     def settle_unconfirmed(self, worst: Cost) -> None:
         """Counts the worst case as spent, for a call that was interrupted after it was sent."""
-        self.settle(worst, NOTHING, unconfirmed=worst)
+        self.settle(worst, NO_COST, unconfirmed=worst)
 
     def _exceeded(self, worst: Cost) -> str | None:
         """Returns the name of the limit that a call could exceed; None if it fits the budget."""

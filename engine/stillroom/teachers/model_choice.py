@@ -36,13 +36,13 @@ class ModelChoice(StrictModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _provider_by_name(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _provider_by_name(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """Sets a missing provider: openai if there is a base_url, else by the model's name."""
-        if not isinstance(given, dict) or "provider" in given:
-            return handler(given)
-        fields = cast("dict[str, Any]", given)
-        own_address = fields.get("base_url") is not None
-        provider = "openai" if own_address else provider_of(str(fields.get("model", "")))
+        if not isinstance(data, dict) or "provider" in data:
+            return handler(data)
+        fields = cast("dict[str, Any]", data)
+        has_base_url = fields.get("base_url") is not None
+        provider = "openai" if has_base_url else provider_of(str(fields.get("model", "")))
         if provider is None:
             return handler(fields)
         choice = handler({**fields, "provider": provider})
@@ -52,8 +52,8 @@ class ModelChoice(StrictModel):
     @property
     def is_provider_inferred(self) -> bool:
         """Whether the provider was inferred from the model's name."""
-        is_given = "provider" in self.model_fields_set or self.base_url is not None
-        return not is_given and provider_of(self.model) is not None
+        is_set = "provider" in self.model_fields_set or self.base_url is not None
+        return not is_set and provider_of(self.model) is not None
 
     @property
     def is_in_process(self) -> bool:

@@ -41,7 +41,7 @@ _MAX_BYTES = bounds.PRICE_LIST.limit
 _MAKERS = frozenset(provider.name for provider in PROVIDERS.values() if provider.makes_models)
 _NAME = re.compile(r"[\w.:~/-]{1,120}")
 _HEADER = """# Prices of models in US dollars per million tokens, as OpenRouter lists them.
-# Written by `stillroom prices --refresh`; write your own prices into prices.yml, which wins.
+# Written by `stillroom prices --refresh`; your own prices in prices.yml take precedence.
 """
 
 
@@ -74,7 +74,7 @@ class PriceList:
     models: Mapping[str, Price]
 
     def find(self, model: str) -> Price | None:
-        """Returns the price of a model, by its whole name or without its maker and date."""
+        """Returns the price of a model, by its full name or without its maker and date."""
         # Some dated models have their own price, so the name with its date is looked up first.
         names = (model, model.rpartition("/")[2], base_model_name(model))
         return next((self.models[name] for name in names if name in self.models), None)
@@ -88,8 +88,8 @@ def price_list(workspace: Workspace) -> PriceList:
     path, shipped = workspace.root / LIST_FILE, _shipped()
     if not path.exists():
         return shipped
-    own = read_price_list(path)
-    return own if own.as_of >= shipped.as_of else shipped
+    refreshed = read_price_list(path)
+    return refreshed if refreshed.as_of >= shipped.as_of else shipped
 
 
 @functools.cache
@@ -101,10 +101,10 @@ def read_price_list(path: Path) -> PriceList:
     """Returns the list in a file. Raises DocumentError if it is malformed."""
     check_readable(path)
     try:
-        read: dict[str, Any] = dict(read_yaml(path.read_text(encoding="utf-8")))
-        models: dict[Any, Any] = dict(read["models"])
+        content: dict[str, Any] = dict(read_yaml(path.read_text(encoding="utf-8")))
+        models: dict[Any, Any] = dict(content["models"])
         prices = {str(name): _price_of_entry(entry) for name, entry in models.items()}
-        return PriceList(str(read["as_of"]), prices)
+        return PriceList(str(content["as_of"]), prices)
     except (yaml.YAMLError, AttributeError, TypeError, ValueError, KeyError) as error:
         raise DocumentError(
             parse_error_message(path, error), "recreate it with `stillroom prices --refresh`"
@@ -116,8 +116,8 @@ def price_for(workspace: Workspace, model: str) -> Price | None:
 
     Raises InputError if prices.yml exists and is malformed.
     """
-    own = _read_prices(workspace).models
-    return own.get(model) or price_list(workspace).find(model)
+    user_prices = _read_prices(workspace).models
+    return user_prices.get(model) or price_list(workspace).find(model)
 
 
 def require_price(workspace: Workspace, model: str) -> Price:
@@ -129,8 +129,8 @@ def require_price(workspace: Workspace, model: str) -> Price:
     if price is not None:
         return price
     raise InputError(
-        f"budget_usd needs the price of {model!r}, which is not in the list of "
-        f"{price_list(workspace).as_of}",
+        f"budget_usd needs the price of {model!r}, which neither {PRICES_FILE} nor the list of "
+        f"{price_list(workspace).as_of} has",
         "get a newer list with `stillroom prices --refresh`, or write the price to "
         f"{workspace.root / PRICES_FILE}, in US dollars per million tokens: "
         f'"{model}": {{input: 0.15, output: 0.60}}',
@@ -176,10 +176,10 @@ def _read_prices(workspace: Workspace) -> _PricesFile:
         return _PricesFile({})
     check_readable(path)
     try:
-        read: dict[Any, Any] = dict(read_yaml(path.read_text(encoding="utf-8")) or {})
-        hourly = _amount(read.pop(MACHINE, None), "usd_per_hour")
-        budget = _amount(read.pop(WORKSPACE, None), "budget_usd")
-        models = {str(name): _price_of_entry(entry) for name, entry in read.items()}
+        content: dict[Any, Any] = dict(read_yaml(path.read_text(encoding="utf-8")) or {})
+        hourly = _amount(content.pop(MACHINE, None), "usd_per_hour")
+        budget = _amount(content.pop(WORKSPACE, None), "budget_usd")
+        models = {str(name): _price_of_entry(entry) for name, entry in content.items()}
         return _PricesFile(models, hourly, budget)
     except (yaml.YAMLError, AttributeError, TypeError, ValueError, KeyError) as error:
         raise DocumentError(

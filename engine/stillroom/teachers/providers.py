@@ -47,7 +47,7 @@ class Provider:
     takes_seed: bool = True
     """Whether requests may have a `seed`."""
     max_tokens_field: str = "max_tokens"
-    """The request's field for the most tokens of a completion."""
+    """The request's field for the maximum number of tokens of a completion."""
     models_without_temperature: re.Pattern[str] | None = None
     """The prefixes of the names of models that reject `temperature` and `top_p`."""
     nests_effort: bool = False
@@ -194,8 +194,8 @@ def provider_serving(named: str | None, address: str | None) -> str | None:
         return named
     if _AZURE_HOST.search(host):
         return "azure"
-    own = PROVIDERS[named].base_url if named is not None and named in PROVIDERS else None
-    is_elsewhere = own is not None and _domain(urlsplit(own).hostname or "") != _domain(host)
+    url = PROVIDERS[named].base_url if named is not None and named in PROVIDERS else None
+    is_elsewhere = url is not None and _domain(urlsplit(url).hostname or "") != _domain(host)
     return provider_at(host) or (host if is_elsewhere else named)
 
 
@@ -223,20 +223,20 @@ def endpoint_for(
     Raises InputError if the address cannot be used, if the key may not be sent there, or if it is
     missing or malformed.
     """
-    called = PROVIDERS[provider]
-    parts = _address(base_url or called.base_url)
+    resolved = PROVIDERS[provider]
+    parts = _address(base_url or resolved.base_url)
     is_own = base_url is None
     if provider == "openai" and base_url is not None:
         is_own = _AZURE_HOST.search(parts.hostname or "") is not None
         # A gateway in front of Azure (its URL has an api-version) expects Azure's header as well,
         # but its key is not Azure's, so one is sent only if api_key_env names it.
-        called = AZURE if is_own or _VERSION in parts.query else ANY_ENDPOINT
-    if called is AZURE:
+        resolved = AZURE if is_own or _VERSION in parts.query else ANY_ENDPOINT
+    if resolved is AZURE:
         _check_azure(parts)
     endpoint = Endpoint(
         base_url=parts._replace(query="").geturl().rstrip("/").removesuffix(_CHAT),
-        api_key_env=api_key_env or (called.api_key_env if is_own else None),
-        provider=called,
+        api_key_env=api_key_env or (resolved.api_key_env if is_own else None),
+        provider=resolved,
         query=parts.query,
     )
     name = endpoint.api_key_env
@@ -250,18 +250,18 @@ def endpoint_for(
 def _check_host(workspace: Workspace, name: str, parts: SplitResult) -> None:
     """Raises InputError if the key in variable `name` may not be sent to an address."""
     host = parts.hostname or ""
-    # On another machine, a key that was handed over was checked where the run was started.
+    # On another machine, the keys that came with the run were checked where it was started.
     is_checked = is_remote_process() and name in workspace.secrets
     if is_checked or not {host, f"{host}:{parts.port}"}.isdisjoint(workspace.key_hosts(name)):
         return
-    own = [
+    variables = [
         provider.api_key_env
         for provider in PROVIDERS.values()
         if provider.api_key_env is not None and urlsplit(provider.base_url).hostname == host
     ]
     if AZURE.api_key_env is not None and _AZURE_HOST.search(host):
-        own.append(AZURE.api_key_env)
-    check_host(name, host, parts.port, workspace=workspace.root, provider_variables=own)
+        variables.append(AZURE.api_key_env)
+    check_host(name, host, parts.port, workspace=workspace.root, provider_variables=variables)
 
 
 def terms_of(provider: ProviderName, base_url: str | None) -> str | None:
@@ -281,11 +281,11 @@ def _address(url: str) -> SplitResult:
             "remove the login, and set api_key_env to the variable that holds the key",
         )
     if parts is not None and not parts.fragment:
-        more = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)} - {_VERSION}
-        if not more:
+        extra = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)} - {_VERSION}
+        if not extra:
             return parts
         # Such a parameter may be a key, and reports record the address with its query.
-        fix = f"remove {min(more)!r} from the query, and name a key with api_key_env"
+        fix = f"remove {min(extra)!r} from the query, and name a key with api_key_env"
     raise InputError(
         f"base_url {url!r} is not an http(s) URL to which {_CHAT} can be appended", fix
     )
@@ -321,8 +321,8 @@ def sampling_fields(endpoint: Endpoint, model: str, sampling: SamplingSettings) 
     """Returns the request fields that set how this endpoint samples, without the seed."""
     provider, effort = endpoint.provider, sampling.reasoning_effort
     fields: dict[str, Any] = {provider.max_tokens_field: sampling.max_tokens}
-    without = provider.models_without_temperature
-    if without is None or not without.match(model):
+    rejecting = provider.models_without_temperature
+    if rejecting is None or not rejecting.match(model):
         fields["temperature"] = sampling.temperature
         if sampling.top_p < 1:
             fields["top_p"] = sampling.top_p

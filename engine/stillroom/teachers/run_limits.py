@@ -67,9 +67,9 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
         used_s = now - self.started
         if self.hours is not None and used_s >= self.hours * _HOUR_S + _KILLED_AFTER_S:
             return True
-        # Half of the reserve is for copying the outputs back.
-        half = self.machine_usd(now) + (self.price_per_hour or 0.0) * self.reserve_s / 2 / _HOUR_S
-        return self.budget_usd is not None and half + teacher_usd >= self.budget_usd
+        # Half of the reserved time is for copying the outputs back.
+        spent = self.machine_usd(now) + (self.price_per_hour or 0.0) * self.reserve_s / 2 / _HOUR_S
+        return self.budget_usd is not None and spent + teacher_usd >= self.budget_usd
 
 
 def read_limits(folder: Path) -> RunLimits | None:
@@ -85,7 +85,7 @@ def read_limits(folder: Path) -> RunLimits | None:
 def usd_per_hour_of(workspace: Workspace, folder: Path) -> float | None:
     """Returns the hourly price of the machine that does this run; None if it is unknown.
 
-    The machine in prices.yml is the user's own.
+    prices.yml gives the price of the machine that Stillroom itself runs on.
     """
     if not is_remote_process():
         return machine_usd_per_hour(workspace)

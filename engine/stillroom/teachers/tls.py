@@ -1,4 +1,4 @@
-"""Which certificates the HTTP clients of this process trust."""
+"""The certificates that the HTTP clients of this process trust."""
 
 import functools
 import os
@@ -10,9 +10,9 @@ from stillroom.errors import InputError
 def client_context() -> ssl.SSLContext:
     """Returns the context with which each client verifies the certificates of servers.
 
-    It trusts the certificates of the system, a company's own among them, and those of certifi, for
-    a system that has none. Those in SSL_CERT_FILE or SSL_CERT_DIR replace both. Reading them takes
-    50 ms, so it is done once. Raises InputError if they cannot be read.
+    It trusts the certificates of the system, which may include a company's own, and those of
+    certifi, since some systems have none. SSL_CERT_FILE or SSL_CERT_DIR replaces both. Reading them
+    takes 50 ms, so it is done once. Raises InputError if they cannot be read.
     """
     return _context(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
 

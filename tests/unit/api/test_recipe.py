@@ -40,9 +40,9 @@ from fakes.run_folders import evaluation_result, write_run
 from fakes.runs_here import do_runs_here
 from stillroom.api import run_recipe
 from stillroom.api.recipe.measuring import (
-    Evaluated,
+    ModelEvaluation,
     add_field_accuracies,
-    check_answers,
+    check_not_one_answer,
     note_never_right,
 )
 from stillroom.api.recipe.run import make_student
@@ -167,12 +167,12 @@ def test_a_student_that_was_trained_is_measured_although_its_time_is_over(
     write_rows(tmp_path / "logs" / "calls.jsonl", rows)
     recipe = logs_request(tiny_models, minutes=30)
     with monkeypatch.context() as cut:
-        cut.setattr("stillroom.api.recipe.run.measure_after", _cut_off)
+        cut.setattr("stillroom.api.recipe.run.measure_chosen_student", _cut_off)
         with pytest.raises(KeyboardInterrupt):
             run(workspace, recipe)
     assert started.count("sft") == 2
     started.clear()
-    monkeypatch.setattr(Stages, "left_s", 5.0)
+    monkeypatch.setattr(Stages, "remaining_s", 5.0)
 
     result = run(workspace, recipe.model_copy(update={"minutes": 31}))
 
@@ -290,7 +290,7 @@ def test_what_is_missing_in_the_runs_of_a_stage_is_said_once(tmp_path: Path) -> 
     ("num_right", "num_commonest", "num_never", "problem"),
     [
         (26, 19, 64, "never gives the right answer to 64 of 96"),
-        (26, 26, 30, "right on 27% of 96 test prompts, and .* commonest answer on 27%"),
+        (26, 26, 30, "right on 27% of 96 test prompts, and .* commonest answer is right on 27%"),
         (96, 92, 0, None),
         (60, 40, 10, None),
     ],
@@ -313,8 +313,8 @@ def test_a_student_that_may_have_learnt_one_answer_is_not_exported_as_a_success(
     )
 
     with pytest.raises(RunError, match=problem) if problem else nullcontext():
-        num = note_never_right(session, Evaluated("student", "evaluate-a", result))
-        check_answers(session, result, num_never=num)
+        num = note_never_right(session, ModelEvaluation("student", "evaluate-a", result))
+        check_not_one_answer(session, result, num_never=num)
 
     assert notes == session.caveats
     assert len(notes) == bool(num_never)
@@ -381,7 +381,7 @@ def test_a_stage_on_large_files_that_a_killed_recipe_has_left_running_is_waited_
     limits = RecipeLimits(tmp_path / "student", None, since="")
     stages = Stages(workspace, KeptReporter(), ["convert"], limits)
 
-    assert stages.do("convert", "convert_rollouts", conversion, Rows).rows == 7
+    assert stages.call("convert", "convert_rollouts", conversion, Rows).rows == 7
     assert not started
 
 
@@ -413,7 +413,7 @@ def test_damaged_runs_count_with_their_budget_and_are_done_again(
     again = run_recipe(workspace, recipe)
 
     assert again.result is not None, again.error
-    caveat = f"what {asked} cost is not known, as its run.json is damaged: all of its budget_usd"
+    caveat = f"the cost of {asked} is unknown, as its run.json is damaged: its whole budget_usd"
     assert any(text.startswith(caveat) for text in again.result["caveats"])
     assert again.result["spent_usd"] >= budget
     assert again.result["accuracy"] == first.result["accuracy"]
@@ -520,7 +520,7 @@ def test_without_labels_the_teachers_answers_count_as_right(
 
     by_name = {one.name: one.accuracy.value for one in result.accuracy}
     assert by_name["teacher"] == 1.0
-    assert "got the teacher's answer as one" in " ".join(result.caveats)
+    assert "got the teacher's answer as a label" in " ".join(result.caveats)
     # It cannot be told from its own answers how the student compares with it.
     assert result.above_teacher is None
     assert result.answers.trained > 40
@@ -772,7 +772,7 @@ def test_answers_with_a_thumb_down_are_neither_trained_on_nor_measured_with(
     num_left_out = left_out["the reward says it is wrong"]
     assert 0 < num_left_out < 17
     caveats = " ".join(ended.result["caveats"])
-    assert f"{17 - num_left_out} prompts to evaluate with have no right answer" in caveats
+    assert f"{17 - num_left_out} evaluation prompts have no right answer" in caveats
     assert "purple" not in (tmp_path / "student/sft-1.jsonl").read_text(encoding="utf-8")
     assert "purple" not in (tmp_path / "student/test.jsonl").read_text(encoding="utf-8")
 

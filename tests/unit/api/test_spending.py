@@ -8,7 +8,7 @@ import pytest
 
 from fakes.run_folders import write_run
 from stillroom.api.placement import pack_job
-from stillroom.api.spending import limited_usd, within_workspace_budget
+from stillroom.api.spending import limit_budget, within_workspace_budget
 from stillroom.api.start_runs import generate_rollouts
 from stillroom.errors import DocumentError, InputError
 from stillroom.files import write_json
@@ -69,13 +69,13 @@ def test_each_run_gets_at_most_what_the_others_leave(workspace: Workspace) -> No
 
     assert limited(workspace, **CALLED, output="other.jsonl")[0] == pytest.approx(1.2)
     assert limited(workspace, **CALLED, budget_usd=1) == (1, "")
-    assert limited_usd(workspace, None, num_runs=2)[0] == pytest.approx(0.6)
+    assert limit_budget(workspace, None, num_runs=2)[0] == pytest.approx(0.6)
 
     # One whose process is gone has no more to spend; a damaged one may have spent all.
     owner.release()
-    assert limited_usd(workspace, None)[0] == pytest.approx(1.5)
+    assert limit_budget(workspace, None)[0] == pytest.approx(1.5)
     (active / "run.json").write_text("{", encoding="utf-8")
-    assert limited_usd(workspace, None)[0] == pytest.approx(1.2)
+    assert limit_budget(workspace, None)[0] == pytest.approx(1.2)
 
 
 def test_two_starts_in_one_moment_share_what_is_left(

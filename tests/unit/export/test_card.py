@@ -11,7 +11,7 @@ from stillroom.export.card import CardFacts, render_card
 from stillroom.export.conversation import EvaluatedConversation, TrainedConversation
 from stillroom.export.history import History, RecordedEvaluation, TrainingStage
 from stillroom.export.provenance import DataStep, Licence, licence_of, read_licence
-from stillroom.export.serving import ReadBack, Served, UsageExample, Written
+from stillroom.export.serving import ReadBack, ServingFacts, UsageExample, WrittenModel
 from stillroom.models.resolve import ModelLocation
 
 BASE = ModelLocation("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B", is_local=False)
@@ -30,7 +30,7 @@ KL = Estimate(value=0.02, low=0.01, high=0.03, n=90)
 def facts(
     kind="merged", *, stages=(SFT, DISTILL), base=BASE, licence=None, measured=(), system=None
 ):
-    served = Served(
+    served = ServingFacts(
         "./out", "out", "bf16", 4096, "hermes", "base" if kind == "adapter" else None, 8
     )
     return CardFacts(
@@ -38,7 +38,9 @@ def facts(
         licence,
         UsageExample(kind, "out", served, "out.gguf" if kind == "gguf" else None, system=system),
         "runs/distill-1/checkpoints/final",
-        Written("bf16", "hermes", read_back=ReadBack(positions=200, same_token=0.995, kl=1e-4)),
+        WrittenModel(
+            "bf16", "hermes", read_back=ReadBack(positions=200, same_token=0.995, kl=1e-4)
+        ),
     )
 
 

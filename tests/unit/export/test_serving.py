@@ -7,7 +7,7 @@ from fakes.mask_families import MASK_FAMILIES, mask_tokenizer
 from stillroom.export.serving import (
     PROBE_TOOL,
     SENTINEL,
-    Served,
+    ServingFacts,
     UsageExample,
     serve_command,
     snippets,
@@ -67,7 +67,7 @@ def test_an_example_of_calls_in_the_system_prompt_is_no_call():
 def served(**fields):
     known = {"path": "./out", "name": "out", "precision": "bf16", "max_length": 4096,
              "tool_parser": "hermes"}  # fmt: skip
-    return Served(**{**known, **fields})
+    return ServingFacts(**{**known, **fields})
 
 
 def test_the_command_says_only_what_is_known():

@@ -18,7 +18,7 @@ from stillroom.api.placement import (
     pack_job,
     resolve_machine,
     with_budget_left,
-    with_spec,
+    with_job,
 )
 from stillroom.errors import EngineError, InputError, RunError
 from stillroom.evaluate.request import EvaluateModel
@@ -174,7 +174,7 @@ def test_what_a_run_lacks_here_is_no_reason_not_to_do_it_elsewhere(workspace, ti
 def test_an_output_that_is_written_elsewhere_is_not_written_here_too(workspace):
     plan = plan_generation(workspace, generate(model="teacher", provider="demo"))
     spec = pack_job(workspace, box(workspace), lambda: needs_of_generation(plan))
-    run = create_run(workspace, RunKind.ROLLOUTS, {}, with_spec(NewRun(), spec))
+    run = create_run(workspace, RunKind.ROLLOUTS, {}, with_job(NewRun(), spec))
     with pytest.raises(OutputHeldError, match=f"is being written by {run.run_id} on box"):
         check_not_written_elsewhere(workspace, plan.output)
     check_not_written_elsewhere(workspace, workspace.root / "other.jsonl")
@@ -196,12 +196,12 @@ def test_an_export_elsewhere_goes_to_a_new_folder(workspace, tiny_models):
 
 def test_a_run_that_may_go_on_elsewhere_is_resumed_only_once_it_was_asked_to_stop(workspace):
     spec = pack_job(workspace, box(workspace), Needs)
-    run = create_run(workspace, RunKind.SFT, {}, with_spec(NewRun(), spec))
+    run = create_run(workspace, RunKind.SFT, {}, with_job(NewRun(), spec))
     with pytest.raises(RunError, match=r"may still be running on box.*could run it twice"):
         check_not_running_elsewhere(workspace, run.run_id)
     run.ask_to_cancel()
     check_not_running_elsewhere(workspace, run.run_id)
-    ended = create_run(workspace, RunKind.SFT, {}, with_spec(NewRun(), spec))
+    ended = create_run(workspace, RunKind.SFT, {}, with_job(NewRun(), spec))
     state = msgspec.structs.replace(ended.read(), status=RunStatus.INTERRUPTED)
     ended.write(state)
     check_not_running_elsewhere(workspace, ended.run_id)

@@ -198,7 +198,7 @@ def test_what_is_out_is_never_more_than_was_told_before(
                 break
             await budget.reserve(worst)
             if not is_sent:
-                budget.give_back(worst)
+                budget.release(worst)
                 continue
             budget.record_sent(worst)
             out.append(worst)

@@ -11,7 +11,7 @@ from stillroom.api.recipe.measuring import (
     PROMPTS,
     TEST,
     TEST_EXAMPLES,
-    Evaluated,
+    ModelEvaluation,
     evaluate,
 )
 from stillroom.api.recipe.session import RecipeSession
@@ -26,26 +26,26 @@ from stillroom.rollout.request import NO_FILE
 from stillroom.run_folder import find_run
 
 TEACHER, UNTRAINED, EXAMPLES = "evaluate teacher", "evaluate untrained", "evaluate few-shot"
-_NUM_EXAMPLES, _MIN_EXAMPLES, _MAX_OF_LABELS = 5, 2, 10
+_NUM_EXAMPLES, _MIN_EXAMPLES, _MAX_LABEL_EXAMPLES = 5, 2, 10
 _ANSWER_LINE = "\nAnswer: "
-_MIN_TEACHER = 0.5
-_EXAMPLES_SHARE, _EXAMPLES_TIMES = 0.1, 3.0
-"""The share of the time that is left for measuring with examples, which take so much longer."""
+_MIN_TEACHER_ACCURACY = 0.5
+_EXAMPLES_SHARE, _EXAMPLES_SLOWDOWN = 0.1, 3.0
+"""The share of the remaining time for the few-shot evaluation, whose prompts take longer."""
 _MIN_TEACHER_TOKENS = 256
-_USUAL_SHARE = 0.99
-"""The share of logged turns that the student's may be as long as."""
-_MAX_TOKENS_A_BYTE = 0.5
-"""Nearly all answers have fewer tokens a byte."""
+_LENGTH_QUANTILE = 0.99
+"""The quantile of the logged turns' lengths that limits the student's turns."""
+_MAX_TOKENS_PER_BYTE = 0.5
+"""Nearly all answers have fewer tokens per byte."""
 
 
 @dataclass(frozen=True, slots=True)
 class Baselines:
     """The evaluations that a trained student is compared with."""
 
-    untrained: Evaluated
-    """The untrained student's best, with or without examples, on the test prompts."""
-    teacher: Evaluated | None
-    """The teacher's, on the validation prompts; None without a teacher."""
+    untrained: ModelEvaluation
+    """The untrained student's better evaluation on the test prompts, with or without examples."""
+    teacher: ModelEvaluation | None
+    """The teacher's evaluation on the validation prompts; None without a teacher."""
 
 
 def measure_baselines(
@@ -56,7 +56,7 @@ def measure_baselines(
     Raises RunError if the teacher is not good enough (gate `teacher`).
     """
     teacher = None
-    if session.plan.teacher_at is not None:
+    if session.plan.teacher_location is not None:
         teacher = evaluate(session, TEACHER, None, validation, "teacher")
         _note_cost_of_asking(session, parts, teacher)
     _limit_turns(session, teacher)
@@ -67,38 +67,40 @@ def measure_baselines(
         turns = teacher.result.mean_turns / max(1.0, untrained.result.mean_turns)
         session.prompt_s *= max(1.0, turns)
     best = untrained
-    most = _MAX_OF_LABELS if session.has_labels else _NUM_EXAMPLES
-    system = _few_shot(parts, most) if session.plan.rewards == NO_FILE else None
-    shown_test = _test_in_time(session, parts, test) if system is not None else None
-    if system is not None and shown_test is not None:
+    max_examples = _MAX_LABEL_EXAMPLES if session.has_labels else _NUM_EXAMPLES
+    system = _few_shot(parts, max_examples) if session.plan.rewards == NO_FILE else None
+    examples_test = _examples_test_file(session, parts, test) if system is not None else None
+    if system is not None and examples_test is not None:
         name = f"untrained student, {system.count(_ANSWER_LINE)}-shot"
-        shown = evaluate(
-            session, EXAMPLES, student, shown_test, name, system=system, is_trained=False
+        with_examples = evaluate(
+            session, EXAMPLES, student, examples_test, name, system=system, is_trained=False
         )
-        if shown_test == test:
-            best = max(untrained, shown, key=lambda one: one.result.accuracy.value)
+        if examples_test == test:
+            best = max(untrained, with_examples, key=lambda one: one.result.accuracy.value)
     if (commonest := untrained.result.commonest_answer) is not None:
         session.add(Measured(name="majority baseline", prompts=PROMPTS[TEST], accuracy=commonest))
         if best.result.accuracy.value < commonest.value:
             session.caveats.append(
                 "the untrained student does worse than always giving the commonest answer "
-                f"({commonest.value:.0%}), as one that does not know the answers to choose from: "
-                "compare with that figure, since gain is above the untrained student"
+                f"({commonest.value:.0%}), since it does not know the possible answers: compare "
+                "the student with that figure, as gain is over the untrained student"
             )
     if teacher is None:
         return Baselines(best, None)
     accuracy = teacher.result.accuracy
-    before = best.result.accuracy.value
-    if (accuracy.high or accuracy.value) < max(_MIN_TEACHER, before):
+    untrained_accuracy = best.result.accuracy.value
+    if (accuracy.high or accuracy.value) < max(_MIN_TEACHER_ACCURACY, untrained_accuracy):
         session.stop_at(
             "teacher",
             f"the teacher is right on {accuracy.value:.0%} of {accuracy.n} prompts "
-            f"(the untrained student: {before:.0%}), and a student learns its mistakes too",
+            f"(the untrained student: {untrained_accuracy:.0%}), and a student learns its mistakes",
         )
     return Baselines(best, teacher)
 
 
-def _note_cost_of_asking(session: RecipeSession, parts: PromptSplit, teacher: Evaluated) -> None:
+def _note_cost_of_asking(
+    session: RecipeSession, parts: PromptSplit, teacher: ModelEvaluation
+) -> None:
     """Notes how many prompts can be paid for, if the budget does not suffice for all of them."""
     if (budget := session.request.budget_usd) is None:
         return
@@ -116,23 +118,23 @@ def _note_cost_of_asking(session: RecipeSession, parts: PromptSplit, teacher: Ev
 
 
 class _ExamplesMeasured(msgspec.Struct, frozen=True):
-    """On how many prompts a student with examples is measured."""
+    """The number of test prompts for the few-shot evaluation."""
 
     num: int
 
 
-def _test_in_time(session: RecipeSession, parts: PromptSplit, test: Path) -> Path | None:
-    """Returns the test prompts that a student with examples is measured on; None if none."""
-    left, num_prompts = session.stages.left_s, len(parts.test)
+def _examples_test_file(session: RecipeSession, parts: PromptSplit, test: Path) -> Path | None:
+    """Returns the file with the prompts of the few-shot evaluation; None if time is too short."""
+    left, num_prompts = session.stages.remaining_s, len(parts.test)
 
-    def chosen() -> _ExamplesMeasured:
-        each_s = _EXAMPLES_TIMES * session.prompt_s
+    def choose() -> _ExamplesMeasured:
+        each_s = _EXAMPLES_SLOWDOWN * session.prompt_s
         num = num_prompts if left is None else int(_EXAMPLES_SHARE * left / max(1e-9, each_s))
         return _ExamplesMeasured(min(num, num_prompts))
 
-    # It is kept, as the evaluation would else be another one after an interruption.
+    # The number is stored, so that a resumed recipe makes the same evaluation.
     key = {"test": file_sha256(test), "minutes": session.request.minutes}
-    num = session.files.stored_document("examples", key, _ExamplesMeasured, chosen).num
+    num = session.files.stored_document("examples", key, _ExamplesMeasured, choose).num
     if num == num_prompts:
         return test
     if num < MIN_EVAL_PROMPTS:
@@ -144,25 +146,25 @@ def _test_in_time(session: RecipeSession, parts: PromptSplit, test: Path) -> Pat
     return session.files.write_prompts(TEST_EXAMPLES, parts.test[:num])
 
 
-def _limit_turns(session: RecipeSession, teacher: Evaluated | None) -> None:
-    """Limits the tokens of the teacher's and the students' turns by those of the teacher so far.
+def _limit_turns(session: RecipeSession, teacher: ModelEvaluation | None) -> None:
+    """Limits the tokens of turns of the teacher and the students by the teacher's turns so far.
 
-    Without an evaluation of the teacher its turns are the input's.
+    Without an evaluation of the teacher, the turns in the input count.
     """
     if teacher is not None:
         folder = find_run(session.workspace, teacher.run_id).path
         rollouts = [decode_trajectory(line.data) for line in read_lines(folder / "rollouts.jsonl")]
         longest = max(one.usage.completion_tokens / max(1, one.turns) for one in rollouts)
     else:
-        files = [session.plan.logged] if session.plan.logged is not None else []
+        files = [session.plan.logged_file] if session.plan.logged_file is not None else []
         lengths = sorted(
             len(msgspec.json.encode([message.get("content"), message.get("tool_calls")]))
             for _, one in read_rollouts(files)
             for message in one.messages
             if message["role"] == "assistant"
         )
-        longest = _MAX_TOKENS_A_BYTE * lengths[int(_USUAL_SHARE * (len(lengths) - 1))]
-    # A power of two, so that it is seldom another one when the prompts change.
+        longest = _MAX_TOKENS_PER_BYTE * lengths[int(_LENGTH_QUANTILE * (len(lengths) - 1))]
+    # A power of two, so that it seldom changes when the prompts change.
     session.teacher_tokens = max(_MIN_TEACHER_TOKENS, 2 ** math.ceil(math.log2(4 * longest + 1)))
     if "max_tokens" in session.plan.teacher.model_fields_set:
         return
@@ -174,13 +176,13 @@ def _limit_turns(session: RecipeSession, teacher: Evaluated | None) -> None:
         session.max_tokens = 32 + math.ceil(1.5 * longest)
 
 
-def _few_shot(parts: PromptSplit, most: int) -> str | None:
+def _few_shot(parts: PromptSplit, max_examples: int) -> str | None:
     """Returns a system message with examples of different answers; None if there are too few.
 
-    most: how many examples it may have.
+    max_examples: the maximum number of examples.
     """
     by_answer = {one.answer: one for one in parts.validation if one.answer is not None}
-    chosen = list(by_answer.values())[:most]
+    chosen = list(by_answer.values())[:max_examples]
     if len(chosen) < _MIN_EXAMPLES:
         return None
     systems = {_system_of(one) for one in (*parts.validation, *parts.test)}

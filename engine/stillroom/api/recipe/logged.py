@@ -35,9 +35,9 @@ def with_logged_answers(
 
     The rows of a table or a prompts file become conversations first.
 
-    A prompt that was answered several times has the answer with the best reward, and of equals the
-    commonest. Conversations that branch from another are left out, so that no part of one is both
-    trained on and measured with.
+    A prompt with several answers gets the one with the best reward, or the commonest of equally
+    good ones. Conversations that branch from another are left out, so that no part of a
+    conversation is both trained on and evaluated on.
 
     Raises RunError if answers call tools and there is no tools.py.
     """
@@ -46,7 +46,7 @@ def with_logged_answers(
         lines = [msgspec.json.encode(_conversation(prompt)) for prompt in plan.prompts]
         table = files.write_recorded("answered", lines, plan.request, plan.inputs)
         source = workspace.shown(table)
-    path, result = _imported(workspace, plan, stages, source)
+    path, result = _import_answers(workspace, plan, stages, source)
     notes = [*plan.notes, *(f"{IMPORT}: {note}" for note in result.notes)]
     if result.refused:
         notes.append(
@@ -63,8 +63,8 @@ def with_logged_answers(
     best = _best_rollouts(scored)
     if plan.teacher.tools == NO_FILE and any(one.has_tool_calls for _, one in best.values()):
         raise RunError(
-            "answers of the input call tools, which a student can be evaluated with only if they "
-            "are there",
+            "answers of the input call tools, so the student cannot be evaluated without those "
+            "tools",
             "put a tools.py that defines them next to the input",
         )
     lines = [line for line, _ in best.values()]
@@ -72,7 +72,7 @@ def with_logged_answers(
     read = read_prompts(path.with_name(f"{path.stem}.prompts.jsonl"), system=None)
     prompts = [one for one in read.prompts if one.task_id in best]
     if plan.rewards == NO_FILE:
-        # Not those whose answer is the text of an object, as their tasks' ids would change.
+        # Text answers are not parsed as objects here, since that would change their task ids.
         prompts = [one if one.answer is not None else one.with_object() for one in prompts]
     system, share = _commonest_system(prompts)
     if system is not None and share < 1:
@@ -81,7 +81,7 @@ def with_logged_answers(
         plan,
         prompts=prompts,
         labelled=_as_logged(workspace, plan.labelled, system),
-        logged=logged,
+        logged_file=logged,
         notes=[*notes, *read.notes],
     )
 
@@ -93,38 +93,39 @@ def _conversation(prompt: RecipePrompt) -> dict[str, Any]:
     return {"messages": [*row["messages"], answer], "metadata": row["metadata"]}
 
 
-def _imported(
+def _import_answers(
     workspace: Workspace, plan: RecipePlan, stages: Stages, source: str
 ) -> tuple[Path, ImportResult]:
-    """Returns the imported rollouts and the import's result; the files' content names them.
+    """Returns the file with the imported rollouts, named by the input's hash, and the result.
 
-    Where people have given a thumb up or down, the lowest of it and a source's own is the reward.
+    Where people gave a thumb up or down, the reward is the lower of that and the source's reward.
     """
     key = content_hash({str(file): file_sha256(file) for file in plan.inputs})[:8]
     path = plan.folder / f"logged-{key}.jsonl"
-    kept, manifest = path.with_suffix(".json"), read_manifest(path) if path.exists() else None
-    if kept.exists() and manifest is not None and is_as_recorded(path, manifest.output):
-        return path, read_json(kept, ImportResult)
+    result_file = path.with_suffix(".json")
+    manifest = read_manifest(path) if path.exists() else None
+    if result_file.exists() and manifest is not None and is_as_recorded(path, manifest.output):
+        return path, read_json(result_file, ImportResult)
     request = ImportRollouts(input=source, output=workspace.shown(path), prompts=True)
-    result = stages.do(IMPORT, "import_rollouts", request, ImportResult)
-    if thumbs := _thumbs(path):
-        names = "|".join([*_SOURCE_REWARDS, *thumbs])
+    result = stages.call(IMPORT, "import_rollouts", request, ImportResult)
+    if thumb_names := _thumb_names(path):
+        names = "|".join([*_SOURCE_REWARDS, *thumb_names])
         judged = request.model_copy(update={"reward_from": (names,)})
-        result = stages.do(IMPORT, "import_rollouts", judged, ImportResult)
-    write_json(kept, result)
+        result = stages.call(IMPORT, "import_rollouts", judged, ImportResult)
+    write_json(result_file, result)
     return path, result
 
 
-def _thumbs(path: Path) -> list[str]:
-    """Returns the names of scores that are a thumb up or down wherever they are given."""
+def _thumb_names(path: Path) -> list[str]:
+    """Returns the names of the scores that are a thumb up or down in every rollout."""
     values: defaultdict[str, set[float]] = defaultdict(set)
     for _, rollout in read_rollouts([path]):
         for name, score in rollout.rewards.items():
             values[name].add(score)
     return [
         name
-        for name, given in values.items()
-        if given <= {-1.0, 0.0, 1.0} and len(given) > 1 and is_thumb(name)
+        for name, scores in values.items()
+        if scores <= {-1.0, 0.0, 1.0} and len(scores) > 1 and is_thumb(name)
     ]
 
 
@@ -164,7 +165,7 @@ def _as_logged(
 ) -> list[RecipePrompt]:
     """Returns labelled prompts as an import writes them: without secrets and personal data.
 
-    Those without a system message get the one that is given.
+    Prompts without a system message get `system`.
     """
     redaction = Redaction(workspace.redactor(), keep_secrets=False, keep_personal=False)
     prompts = list[RecipePrompt]()

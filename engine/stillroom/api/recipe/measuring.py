@@ -12,9 +12,9 @@ from stillroom.api.evaluations import CompareEvaluations, compare_evaluations
 from stillroom.api.recipe.rewording import (
     can_reword,
     final_answers,
-    in_words,
-    is_single,
+    have_one_message,
     reworded_by_teacher,
+    with_text,
 )
 from stillroom.api.recipe.session import PATTERN_FIELD, RecipeSession, ask_teacher
 from stillroom.errors import RunError
@@ -44,14 +44,14 @@ REFERENCE, REWORD, AFTER, REWORDED = (
     "evaluate student",
     "evaluate reworded",
 )
-_NUM_REWORDED, _MIN_REWORDED = 60, 10
+_MAX_REWORDED, _MIN_REWORDED = 60, 10
 _CONCURRENCY = 16
 _LONGEST_LABEL = 80
 MIN_EVAL_PROMPTS = 5
 _MEASURING_SHARE = 0.3
-"""The most of the time that is left which an evaluation may take."""
-_MIN_LAST_S, _SLOWER = 300.0, 3.0
-"""What a trained student's evaluation may always take, and how much longer than it seemed."""
+"""The largest share of the remaining time that an evaluation may take."""
+_MIN_LIMIT_S, _TIME_FACTOR = 300.0, 3.0
+"""The least time limit of a trained student's evaluation, and its multiple of the estimate."""
 VALIDATION, TEST, TEST_EXAMPLES, _TEST_REWORDED = (
     "validation", "test", "test-examples", "test-reworded"
 )  # fmt: skip
@@ -61,35 +61,35 @@ PROMPTS = {
     TEST_EXAMPLES: "test prompts",
     _TEST_REWORDED: "reworded test prompts",
 }
-"""What the files of prompts to measure with are called in the result."""
+"""How the result names the evaluation prompts of each file."""
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
-    """An evaluation: its run and result."""
+class ModelEvaluation:
+    """The finished evaluation of a model: its run and result."""
 
     name: str
     run_id: str
     result: EvaluationResult
 
 
-def answers_to_measure_with(session: RecipeSession, parts: PromptSplit) -> PromptSplit:
-    """Returns the parts with right answers: where none were given, the teacher's.
+def with_right_answers(session: RecipeSession, parts: PromptSplit) -> PromptSplit:
+    """Returns the parts with right answers to the evaluation prompts, else the teacher's answers.
 
-    Raises RunError if nothing could judge a student.
+    Raises RunError if students could not be evaluated.
     """
     if session.plan.rewards != NO_FILE:
         return parts
-    return _with_patterns(session, _answered(session, parts))
+    return _with_patterns(session, _with_reference_answers(session, parts))
 
 
-def _answered(session: RecipeSession, parts: PromptSplit) -> PromptSplit:
-    """Returns the parts with right answers to all prompts to measure with."""
-    session.form = form_of(session.plan.given_answers)
-    parts = _in_form(session, parts)
+def _with_reference_answers(session: RecipeSession, parts: PromptSplit) -> PromptSplit:
+    """Returns the parts with an answer to each evaluation prompt, and sets the session's form."""
+    session.form = form_of(session.plan.right_answers)
+    parts = _in_common_form(session, parts)
     eval_prompts = [*parts.validation, *parts.test]
-    _check_short(session, eval_prompts)
-    if session.plan.logged is not None and session.request.labelled is None:
+    _check_not_free_text(session, eval_prompts)
+    if session.plan.logged_file is not None and session.request.labelled is None:
         session.caveats.append(
             "the right answers are the input's own, so accuracy is agreement with them; pass "
             "labelled to measure accuracy"
@@ -97,24 +97,23 @@ def _answered(session: RecipeSession, parts: PromptSplit) -> PromptSplit:
     unanswered = [one for one in eval_prompts if not one.is_answered]
     if not unanswered:
         return parts
-    # The teacher's stage names the prompts without the marks that measuring adds.
-    plain = {one.task_id: _unmarked(one) for one in unanswered}
-    if session.plan.logged is not None:
+    # The teacher is asked without the metadata that measuring adds.
+    plain = {one.task_id: _without_form_field(one) for one in unanswered}
+    if session.plan.logged_file is not None:
         session.caveats.append(
-            f"{len(plain)} prompts to evaluate with have no right answer in the input, and are "
-            "left out"
+            f"{len(plain)} evaluation prompts have no right answer in the input, and are left out"
         )
-        return _with_enough(parts, {})
+        return _drop_unanswered(parts, {})
     files = ask_teacher(
         session, REFERENCE, "reference", list(plain.values()), temperature=0, budget_share=0.4
     )
-    given = final_answers(files)
+    replies = final_answers(files)
     if session.form is None:
         texts = {prompt.task_id: prompt.text for prompt in plain.values()}
         # The files may also have answers to an earlier call's prompts.
-        said = [(texts[one], answer) for one, answer in given.items() if one in texts]
-        short = [(text, answer) for text, answer in said if len(answer) <= _LONGEST_LABEL]
-        session.form = form_of(said, are_bare=False) or form_of(short, are_bare=False)
+        pairs = [(texts[one], reply) for one, reply in replies.items() if one in texts]
+        short = [(text, reply) for text, reply in pairs if len(reply) <= _LONGEST_LABEL]
+        session.form = form_of(pairs, are_bare=False) or form_of(short, are_bare=False)
     if (form := session.form) is None:
         raise RunError(
             "the student cannot be evaluated: there are no labels, and the teacher's answers are "
@@ -123,18 +122,18 @@ def _answered(session: RecipeSession, parts: PromptSplit) -> PromptSplit:
         )
     session.is_teacher_right = True
     answers = {
-        task_id: form.named(given.get(prompt.task_id, "")) for task_id, prompt in plain.items()
+        task_id: form.named(replies.get(prompt.task_id, "")) for task_id, prompt in plain.items()
     }
     session.caveats.append(
-        f"{len(answers)} evaluation prompts without a label got the teacher's answer as one "
+        f"{len(answers)} evaluation prompts without a label got the teacher's answer as a label "
         f"({sum(answer is None for answer in answers.values())} without a usable answer are left "
         "out), so accuracy there is agreement with the teacher; pass labelled to measure accuracy"
     )
-    return _with_enough(parts, answers)
+    return _drop_unanswered(parts, answers)
 
 
-def _in_form(session: RecipeSession, parts: PromptSplit) -> PromptSplit:
-    """Returns the parts with right answers written in the form of all, if they are objects."""
+def _in_common_form(session: RecipeSession, parts: PromptSplit) -> PromptSplit:
+    """Returns the parts with right answers that are objects written in their common form."""
     form = session.form
     if not isinstance(form, ObjectAnswers):
         return parts
@@ -145,7 +144,7 @@ def _in_form(session: RecipeSession, parts: PromptSplit) -> PromptSplit:
     }
     if num_other := sum(answer is None for answer in named.values()):
         session.caveats.append(
-            f"{num_other} right answers have other fields or values than the others: left out of "
+            f"{num_other} right answers have other fields or values than the rest: left out of "
             "the evaluations"
         )
 
@@ -161,7 +160,7 @@ def _in_form(session: RecipeSession, parts: PromptSplit) -> PromptSplit:
 
 
 def _with_patterns(session: RecipeSession, parts: PromptSplit) -> PromptSplit:
-    """Returns the parts with prompts to measure with that say the pattern of their answer."""
+    """Returns the parts with the pattern of each right answer as metadata of its prompt."""
     if not isinstance(session.form, PatternAnswers):
         return parts
 
@@ -170,14 +169,14 @@ def _with_patterns(session: RecipeSession, parts: PromptSplit) -> PromptSplit:
         metadata = {**(prompt.row.get("metadata") or {}), PATTERN_FIELD: pattern}
         return replace(prompt, row={**prompt.row, "metadata": metadata})
 
-    validation, test = ([marked(one) for one in those] for those in (parts.validation, parts.test))
+    validation, test = ([marked(one) for one in part] for part in (parts.validation, parts.test))
     return replace(parts, validation=validation, test=test)
 
 
-def _check_short(session: RecipeSession, eval_prompts: Sequence[RecipePrompt]) -> None:
+def _check_not_free_text(session: RecipeSession, eval_prompts: Sequence[RecipePrompt]) -> None:
     """Raises RunError if the input's answers are free text, which no student repeats exactly."""
     lengths = [len(one.answer) for one in eval_prompts if one.answer is not None]
-    if session.plan.logged is None or session.form is not None or not lengths:
+    if session.plan.logged_file is None or session.form is not None or not lengths:
         return
     if median(lengths) > _LONGEST_LABEL:
         raise RunError(
@@ -186,10 +185,10 @@ def _check_short(session: RecipeSession, eval_prompts: Sequence[RecipePrompt]) -
         )
 
 
-def _with_enough(parts: PromptSplit, answers: Mapping[str, str | None]) -> PromptSplit:
-    """Returns the parts with the prompts to measure with that have an answer, or get one.
+def _drop_unanswered(parts: PromptSplit, answers: Mapping[str, str | None]) -> PromptSplit:
+    """Returns the parts without evaluation prompts that neither have an answer nor get one.
 
-    Raises RunError if there are too few.
+    Raises RunError if too few prompts are left.
     """
     parts = replace(
         parts,
@@ -200,13 +199,13 @@ def _with_enough(parts: PromptSplit, answers: Mapping[str, str | None]) -> Promp
         raise RunError(
             f"there are usable answers to {len(parts.validation)} validation and "
             f"{len(parts.test)} test prompts, and {MIN_EVAL_PROMPTS} each are needed",
-            "pass labelled; if the teacher's answers are missing, a clearer system or a larger "
+            "pass labelled; if the teacher's answers are missing, try a clearer system or a larger "
             "budget_usd",
         )
     return parts
 
 
-def _unmarked(prompt: RecipePrompt) -> RecipePrompt:
+def _without_form_field(prompt: RecipePrompt) -> RecipePrompt:
     metadata = {**(prompt.row.get("metadata") or {})}
     metadata.pop(FORM_FIELD, None)
     return RecipePrompt({**prompt.row, "metadata": metadata}, prompt.text, prompt.answer)
@@ -215,7 +214,7 @@ def _unmarked(prompt: RecipePrompt) -> RecipePrompt:
 def _with_answers(
     prompts: Sequence[RecipePrompt], answers: Mapping[str, str | None]
 ) -> list[RecipePrompt]:
-    """Returns the prompts that are answered, or get one of `answers` by the id of their task."""
+    """Returns the prompts that have an answer, or get one of `answers`, which are by task id."""
     answered = list[RecipePrompt]()
     for prompt in prompts:
         if prompt.is_answered:
@@ -227,11 +226,11 @@ def _with_answers(
 
 def measure_validation(
     session: RecipeSession, title: str, name: str, run_id: str, validation: Path, *, is_first: bool
-) -> Evaluated:
+) -> ModelEvaluation:
     """Measures a student on the prompts that decide which student is kept.
 
-    name: the student's. is_first: whether held-out forms were not trained; their accuracy is then
-    a figure of its own.
+    name: the student's name. is_first: whether the student was not trained on the held-out
+    templates, whose accuracy is then also reported on its own.
     """
     system = session.student_system
     measured = evaluate(session, title, run_id, validation, name, system=system, by_form=is_first)
@@ -244,15 +243,17 @@ def measure_validation(
     return measured
 
 
-def difference(session: RecipeSession, before: Evaluated, after: Evaluated) -> Comparison:
-    """Compares two evaluations on the same prompts."""
+def comparison_of(
+    session: RecipeSession, before: ModelEvaluation, after: ModelEvaluation
+) -> Comparison:
+    """Returns the paired comparison of two evaluations on the same prompts."""
     request = CompareEvaluations(baseline=before.run_id, candidates=(after.run_id,))
     [comparison] = compare_evaluations(session.workspace, request).comparisons
     return comparison
 
 
-def measure_after(
-    session: RecipeSession, run_id: str, before: Evaluated, parts: PromptSplit, test: Path
+def measure_chosen_student(
+    session: RecipeSession, run_id: str, before: ModelEvaluation, parts: PromptSplit, test: Path
 ) -> Estimate:
     """Measures the chosen student on test prompts, also reworded; returns the gain.
 
@@ -262,7 +263,7 @@ def measure_after(
     after = evaluate(session, AFTER, run_id, test, "student", system=system)
     add_field_accuracies(session, after, parts)
     num_never = note_never_right(session, after)
-    comparison = difference(session, before, after)
+    comparison = comparison_of(session, before, after)
     gain = comparison.difference
     if not excludes_zero(gain) or gain.value < 0:
         session.stop_at(
@@ -270,9 +271,9 @@ def measure_after(
             f"the student is right on {comparison.candidate_accuracy:.0%} of the test prompts, and "
             f"was on {comparison.baseline_accuracy:.0%} before training: no significant gain",
         )
-    check_answers(session, after.result, num_never=num_never)
-    left = session.stages.left_s
-    if left is not None and left < _NUM_REWORDED * session.prompt_s:
+    check_not_one_answer(session, after.result, num_never=num_never)
+    left = session.stages.remaining_s
+    if left is not None and left < _MAX_REWORDED * session.prompt_s:
         session.caveats.append("there was no time to measure accuracy on reworded prompts")
     elif reworded := _reworded(session, parts):
         prompts = session.files.write_prompts(_TEST_REWORDED, reworded)
@@ -280,7 +281,7 @@ def measure_after(
     return gain
 
 
-def note_never_right(session: RecipeSession, after: Evaluated) -> int:
+def note_never_right(session: RecipeSession, after: ModelEvaluation) -> int:
     """Returns how many test prompts have answers that a student never gets right; adds a caveat."""
     never = {
         name: accuracy.n
@@ -292,18 +293,20 @@ def note_never_right(session: RecipeSession, after: Evaluated) -> int:
         caveat = (
             f"the student is right on none of the {num_never} (of {after.result.accuracy.n}) test "
             f"prompts with these answers: {', '.join(map(fences.name, never))}; by_group of "
-            f"{after.run_id} has all"
+            f"{after.run_id} has all answers"
         )
         session.caveats.append(caveat)
         session.stages.note(caveat)
     return num_never
 
 
-def check_answers(session: RecipeSession, result: EvaluationResult, *, num_never: int) -> None:
-    """Raises RunError (gate `gain`) if a student may have learnt no more than one answer.
+def check_not_one_answer(
+    session: RecipeSession, result: EvaluationResult, *, num_never: int
+) -> None:
+    """Raises RunError (gate `gain`) if a student may have learnt to give only one answer.
 
-    That is if it never gives the right one to most test prompts (num_never), or if always giving
-    the commonest one is right as often.
+    This is assumed if it is never right on most test prompts (num_never), or right no more often
+    than if it always gave the commonest answer.
     """
     accuracy, commonest = result.accuracy, result.commonest_answer
     if 2 * num_never > accuracy.n:
@@ -311,30 +314,32 @@ def check_answers(session: RecipeSession, result: EvaluationResult, *, num_never
             "gain",
             f"the student never gives the right answer to {num_never} of {accuracy.n} test prompts",
         )
-    # Rewards may call other answers right.
+    # A reward may accept other answers, too.
     if commonest is None or session.plan.rewards != NO_FILE:
         return
     if accuracy.value <= commonest.value:
         session.stop_at(
             "gain",
-            f"the student is right on {accuracy.value:.0%} of {accuracy.n} test prompts, and one "
-            f"that always gives the commonest answer on {commonest.value:.0%}",
+            f"the student is right on {accuracy.value:.0%} of {accuracy.n} test prompts, and "
+            f"always giving the commonest answer is right on {commonest.value:.0%}",
         )
 
 
-def add_field_accuracies(session: RecipeSession, after: Evaluated, parts: PromptSplit) -> None:
+def add_field_accuracies(
+    session: RecipeSession, after: ModelEvaluation, parts: PromptSplit
+) -> None:
     """Adds the accuracy in each field, if answers are objects."""
     form = session.form
     if not isinstance(form, ObjectAnswers):
         return
-    said = final_answers([find_run(session.workspace, after.run_id).path / "rollouts.jsonl"])
+    outputs = final_answers([find_run(session.workspace, after.run_id).path / "rollouts.jsonl"])
     pairs = [
-        (one.answer, said[one.task_id])
+        (one.answer, outputs[one.task_id])
         for one in parts.test
-        if one.answer is not None and one.task_id in said
+        if one.answer is not None and one.task_id in outputs
     ]
     for field in form.fields if pairs else ():
-        num_right = sum(has_same_value(given, field, expected=answer) for answer, given in pairs)
+        num_right = sum(has_same_value(output, field, expected=answer) for answer, output in pairs)
         session.add(
             Measured(
                 name=f"student, field {fences.name(field)}",
@@ -346,11 +351,11 @@ def add_field_accuracies(session: RecipeSession, after: Evaluated, parts: Prompt
 
 
 def _reworded(session: RecipeSession, parts: PromptSplit) -> list[RecipePrompt]:
-    """Returns test prompts in other words: the teacher's, or by rules where it cannot.
+    """Returns test prompts, reworded by the teacher, or by rules if it cannot.
 
-    None are returned if rules might change words that an answer must repeat.
+    Returns none if the rules might change words that an answer must repeat.
     """
-    chosen, rng = parts.test[:_NUM_REWORDED], Random(session.request.seed)
+    chosen, rng = parts.test[:_MAX_REWORDED], Random(session.request.seed)
     if can_reword(session, chosen):
         reworded = reworded_by_teacher(session, REWORD, "test-rewordings", chosen, budget_share=1)
         form = session.form
@@ -361,14 +366,14 @@ def _reworded(session: RecipeSession, parts: PromptSplit) -> list[RecipePrompt]:
         ]
         if len(usable) >= min(_MIN_REWORDED, len(chosen)):
             return usable
-    if not session.has_labels or not is_single(chosen):
+    if not session.has_labels or not have_one_message(chosen):
         session.caveats.append("accuracy on reworded prompts was not measured")
         return []
     session.caveats.append(
-        "prompts were reworded by rules (greetings, case, typing errors), a weaker test than other "
-        "people's words"
+        "prompts were reworded by rules (greetings, case, typing errors), a weaker test than "
+        "texts by other people"
     )
-    return [in_words(one, reword(one.text, rng)) for one in chosen]
+    return [with_text(one, reword(one.text, rng)) for one in chosen]
 
 
 def evaluate(
@@ -381,15 +386,15 @@ def evaluate(
     system: str | None = None,
     is_trained: bool = True,
     by_form: bool = False,
-) -> Evaluated:
-    """Evaluates a model in this process, or the teacher (None), and adds what was measured.
+) -> ModelEvaluation:
+    """Evaluates a local model, or the teacher (None), and adds the accuracy to the result.
 
-    is_trained: of a student, whether it must give the bare answer. The teacher and the untrained
-    student may say more, as long as that contains the answer. by_form: whether the student was not
-    trained on the held-out forms, whose accuracy is then a figure of its own.
+    is_trained: whether a student must give the bare answer. The answers of the teacher and of the
+    untrained student only need to contain it. by_form: whether to measure the accuracy on held-out
+    templates separately.
     """
     options: dict[str, Any] = {
-        **session.acting,
+        **session.episode_options,
         "rewards": session.plan.rewards,
         "data": session.workspace.shown(data),
         "name": name,
@@ -411,12 +416,12 @@ def evaluate(
         options["group_by"] = (session.answer_field,)
     options["answer_match"] = "exact" if is_exact else "contained"
     request = EvaluateModel.model_validate(options)
-    left = session.stages.left_s
+    left = session.stages.remaining_s
     limit_s = None if left is None else max(60.0, _MEASURING_SHARE * left)
     if limit_s is not None and model is not None and is_trained:
-        # A student that has been trained is worth some minutes more.
-        num = sum(1 for _ in read_lines(data))
-        limit_s = max(limit_s, _MIN_LAST_S, _SLOWER * num * session.prompt_s)
+        # Training took time and money, so its evaluation may take some minutes more.
+        num_prompts = sum(1 for _ in read_lines(data))
+        limit_s = max(limit_s, _MIN_LIMIT_S, _TIME_FACTOR * num_prompts * session.prompt_s)
     run = session.stages.run(title, "evaluate_model", request, limit_s=limit_s)
     session.note_gaps(title, [run.result or {}])
     file = find_run(session.workspace, run.run_id).path / RESULT_FILE
@@ -426,4 +431,4 @@ def evaluate(
         session.prompt_s = result.seconds / max(1, result.accuracy.n)
     prompts = PROMPTS[data.stem]
     session.add(Measured(name=name, prompts=prompts, accuracy=result.accuracy, run_id=run.run_id))
-    return Evaluated(name, run.run_id, result)
+    return ModelEvaluation(name, run.run_id, result)

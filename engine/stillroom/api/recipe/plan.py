@@ -21,7 +21,7 @@ from stillroom.rollout.request import NO_FILE, GenerateRollouts
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import Endpoint
 
-_MIN_OF_A_LABEL = 3
+_MIN_LABEL_TEXTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +31,23 @@ class RecipePlan:
     request: RunRecipe
     folder: Path
     teacher: GenerateRollouts
-    """How the teacher answers: a request without its prompts and output. Without a teacher its
-    options for tools and turns are the student's alone."""
+    """The options of the teacher's rollouts; each stage sets the prompts and the output. The
+    student uses those for tools and turns, too."""
     rewards: str
     """The project's rewards.py; `none` without one."""
-    teacher_at: Endpoint | ModelLocation | None
-    """None if there is no teacher, only the input's answers."""
+    teacher_location: Endpoint | ModelLocation | None
+    """Where the teacher is; None if the input's answers are used in place of a teacher."""
     inputs: list[Path]
     prompts: list[RecipePrompt]
     labelled: list[RecipePrompt]
     notes: list[str]
-    """What the user should know of the rows that were read."""
+    """Notes for the user on the rows that were read."""
     are_logs: bool
     """Whether the input has conversations with answers."""
     has_answers: bool
-    """Whether the input has answers, which a stage imports. `prompts` are then those of a table or
-    a prompts file, with right answers; none of conversations."""
-    logged: Path | None = None
+    """Whether a stage imports the input's answers. `prompts` are then those of a table or prompts
+    file, with right answers; empty if the input has conversations."""
+    logged_file: Path | None = None
     """The rollouts with the input's answers, one for each prompt, once they are imported."""
 
     @property
@@ -56,16 +56,17 @@ class RecipePlan:
         return self.folder / "recipe"
 
     @property
-    def given_answers(self) -> list[tuple[str, str]]:
-        """All texts whose right answers are known; the input's only where no labels are given."""
-        own = [] if self.are_logs and self.labelled else self.prompts
-        every = (*self.labelled, *own)
-        return [(prompt.text, prompt.answer) for prompt in every if prompt.answer is not None]
+    def right_answers(self) -> list[tuple[str, str]]:
+        """The texts with known right answers; those of logs only if no labelled texts are given."""
+        from_input = [] if self.are_logs and self.labelled else self.prompts
+        prompts = (*self.labelled, *from_input)
+        return [(prompt.text, prompt.answer) for prompt in prompts if prompt.answer is not None]
 
     @property
     def key_names(self) -> list[str | None]:
         """The environment variables with the keys that the stages need."""
-        return [self.teacher_at.api_key_env if isinstance(self.teacher_at, Endpoint) else None]
+        location = self.teacher_location
+        return [location.api_key_env if isinstance(location, Endpoint) else None]
 
     @property
     def teacher_options(self) -> dict[str, Any]:
@@ -74,35 +75,35 @@ class RecipePlan:
 
 
 def plan_recipe(workspace: Workspace, request: RunRecipe) -> RecipePlan:
-    """Returns the plan. Raises EngineError for all that can be found wrong before the run."""
+    """Returns the validated plan. Raises EngineError for every problem found before the run."""
     source = workspace.existing(request.input, label="input")
     folder = workspace.writable(request.output, label="output")
     if folder.is_file():
         raise InputError(f"output {request.output!r} is a file", "give the name of a folder")
     check_available(locate_model(workspace, request.student))
-    given = {
+    endpoint_options = {
         name: value
         for name in ("provider", "base_url", "api_key_env")
         if (value := getattr(request, name)) is not None
     }
-    # Its own output, so that no other one's settings are taken over.
+    # An output of its own, so that the settings of an existing output do not apply.
     output = workspace.shown(folder / "teacher.jsonl")
     model = request.teacher or request.student
-    unplaced = GenerateRollouts(input=request.input, output=output, model=model, **given)
-    teacher = complete_rollouts(workspace, unplaced).request
-    place = teacher.locate(workspace) if request.teacher is not None else None
-    if place is not None and is_paid(place) and request.budget_usd is None:
+    base = GenerateRollouts(input=request.input, output=output, model=model, **endpoint_options)
+    teacher = complete_rollouts(workspace, base).request
+    location = teacher.locate(workspace) if request.teacher is not None else None
+    if location is not None and is_paid(location) and request.budget_usd is None:
         raise InputError(
             f"the teacher {request.teacher!r} may be billed, and budget_usd is not set",
             "set budget_usd to the most to pay, in US dollars",
         )
-    if place is not None:
+    if location is not None:
         teacher.price(workspace, is_needed=request.budget_usd is not None)
     evaluation = EvaluateModel(data=request.input, model=request.student, provider="hf")
     rewards = complete_evaluation(workspace, evaluation).request.rewards
     are_logs = has_answers(workspace, request.input)
     is_answered = are_logs or request.teacher is None
-    _check_answered(workspace, request, folder, is_answered=is_answered)
+    _check_no_teacher_options(workspace, request, folder, is_answered=is_answered)
     read, labelled = PromptsRead(), PromptsRead()
     if not are_logs:
         read = _read_texts(source, request, rewards)
@@ -112,14 +113,14 @@ def plan_recipe(workspace: Workspace, request: RunRecipe) -> RecipePlan:
         is_labelled = rewards == NO_FILE
         labelled = read_prompts(files[-1], system=request.system, is_labelled=is_labelled)
     if rewards == NO_FILE:
-        _read_objects(labelled)
+        _parse_json_answers(labelled)
     notes = [*read.notes, *labelled.notes, *_unify_spellings(read, labelled)]
     return RecipePlan(
         request=request,
         folder=folder,
         teacher=teacher,
         rewards=rewards,
-        teacher_at=place,
+        teacher_location=location,
         inputs=files,
         prompts=read.prompts,
         labelled=labelled.prompts,
@@ -129,7 +130,7 @@ def plan_recipe(workspace: Workspace, request: RunRecipe) -> RecipePlan:
     )
 
 
-def _check_answered(
+def _check_no_teacher_options(
     workspace: Workspace, request: RunRecipe, folder: Path, *, is_answered: bool
 ) -> None:
     """Raises InputError for options that an input with answers cannot have."""
@@ -137,13 +138,13 @@ def _check_answered(
         return
     if request.system is not None:
         raise InputError(
-            "system is the teacher's message, and the answers are the input's own",
+            "system is the teacher's system message, but the answers come from the input",
             "leave system out, or name a teacher for texts without answers",
         )
     if folder.is_relative_to(workspace.path(request.input)):
         raise InputError(
-            f"output {request.output!r} is inside input {request.input!r}, all of which is read",
-            "give a folder with the logs alone, or another output",
+            f"output {request.output!r} is inside input {request.input!r}, which is read whole",
+            "choose an output outside the input, or an input folder with only the logs",
         )
 
 
@@ -159,7 +160,7 @@ def _read_texts(source: Path, request: RunRecipe, rewards: str) -> PromptsRead:
             f"name a teacher, or {error.fix}",
         ) from error
     if rewards == NO_FILE:
-        _read_objects(read)
+        _parse_json_answers(read)
     if (other := next((one for one in read.prompts if one.answer is None), None)) is not None:
         raise InputError(
             f"the right answer of {other.text[:80]!r} is not a text, so it cannot be trained on",
@@ -168,8 +169,8 @@ def _read_texts(source: Path, request: RunRecipe, rewards: str) -> PromptsRead:
     return read
 
 
-def _read_objects(read: PromptsRead) -> None:
-    """Makes objects of right answers that are JSON, so that their parts are compared."""
+def _parse_json_answers(read: PromptsRead) -> None:
+    """Parses right answers that are JSON objects, so that they are compared field by field."""
     read.prompts = [prompt.with_object() for prompt in read.prompts]
 
 
@@ -192,9 +193,9 @@ def _unify_spellings(trained: PromptsRead, measured: PromptsRead) -> Iterator[st
         ]
     unified = [one.answer for one in trained.prompts if one.answer is not None]
     if label_set(unified) is not None:
-        rare = [label for label, count in Counter(unified).items() if count < _MIN_OF_A_LABEL]
+        rare = [label for label, count in Counter(unified).items() if count < _MIN_LABEL_TEXTS]
         if rare:
             yield (
-                f"{len(rare)} labels have fewer than {_MIN_OF_A_LABEL} texts, too few to learn, "
-                f"such as {fences.name(rare[0])!r}: misspelt?"
+                f"{len(rare)} labels have fewer than {_MIN_LABEL_TEXTS} texts, too few to learn, "
+                f"such as {fences.name(rare[0])!r}: check the spelling"
             )

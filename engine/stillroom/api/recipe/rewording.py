@@ -1,4 +1,4 @@
-"""Prompts in other words, by the teacher: to measure with, and as more rows to train on."""
+"""Lets the teacher reword prompts, to evaluate on and as more rows to train on."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,24 +17,24 @@ _SYSTEM = (
     "its language and every name and number. Answer with the rewritten message alone."
 )
 _MIN_LENGTH, _MAX_LENGTH = 0.3, 3
-"""How long a rewording may be, as a share of the text."""
+"""The shortest and longest rewording, as a multiple of the text's length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewordings:
-    """Prompts in other words, by the task id of the original, and the files with the rollouts."""
+    """Reworded prompts, by the task id of the original, and the files with the rollouts."""
 
     prompts: dict[str, RecipePrompt]
     files: list[Path]
 
 
 def can_reword(session: RecipeSession, prompts: Sequence[RecipePrompt]) -> bool:
-    """Returns whether the teacher can put prompts in other words: an API, and single messages."""
-    return isinstance(session.plan.teacher_at, Endpoint) and is_single(prompts)
+    """Returns whether the teacher is an API, and all prompts have one user message to reword."""
+    return isinstance(session.plan.teacher_location, Endpoint) and have_one_message(prompts)
 
 
-def is_single(prompts: Sequence[RecipePrompt]) -> bool:
-    """Returns whether each prompt has one message of the user."""
+def have_one_message(prompts: Sequence[RecipePrompt]) -> bool:
+    """Returns whether each prompt has exactly one user message."""
     return all(len(user_texts(one.row["messages"])) == 1 for one in prompts)
 
 
@@ -46,44 +46,44 @@ def reworded_by_teacher(
     *,
     budget_share: float,
 ) -> Rewordings:
-    """Lets the teacher put the prompts' texts in other words; those that look wrong are left out.
+    """Returns the teacher's rewordings of the prompts, without those that look wrong.
 
-    title: the stage. name: of the files.
+    title: the stage's title. name: the stem of the files' names.
     """
-    by_task_id = {_to_reword(prompt).task_id: prompt for prompt in prompts}
+    by_task_id = {_rewording_prompt(prompt).task_id: prompt for prompt in prompts}
     files = ask_teacher(
         session,
         title,
         name,
-        [_to_reword(prompt) for prompt in prompts],
+        [_rewording_prompt(prompt) for prompt in prompts],
         budget_share=budget_share,
         tools=NO_FILE,
         mcp_servers=(),
         browse=False,
         max_turns=1,
     )
-    said = final_answers(files)
+    texts = final_answers(files)
     reworded = {
-        by_task_id[task_id].task_id: in_words(by_task_id[task_id], words)
-        for task_id, words in said.items()
-        if task_id in by_task_id and _is_rewording(by_task_id[task_id].text, words)
+        by_task_id[task_id].task_id: with_text(by_task_id[task_id], text)
+        for task_id, text in texts.items()
+        if task_id in by_task_id and _is_plausible(by_task_id[task_id].text, text)
     }
     return Rewordings(reworded, files)
 
 
-def _to_reword(prompt: RecipePrompt) -> RecipePrompt:
-    """Returns the prompt that asks for other words."""
+def _rewording_prompt(prompt: RecipePrompt) -> RecipePrompt:
+    """Returns the prompt that asks the teacher to reword another prompt."""
     bare = prompt.without_answer()
     messages = Instruction(_SYSTEM).put_before(bare.row["messages"])
     return RecipePrompt({**bare.row, "messages": messages}, bare.text, None)
 
 
-def _is_rewording(before: str, after: str) -> bool:
-    is_alike = _MIN_LENGTH < len(after) / max(1, len(before)) < _MAX_LENGTH
-    return is_alike and before.strip() != after.strip()
+def _is_plausible(before: str, after: str) -> bool:
+    is_similar_length = _MIN_LENGTH < len(after) / max(1, len(before)) < _MAX_LENGTH
+    return is_similar_length and before.strip() != after.strip()
 
 
-def in_words(prompt: RecipePrompt, text: str) -> RecipePrompt:
+def with_text(prompt: RecipePrompt, text: str) -> RecipePrompt:
     """Returns a prompt with another text as its last user message."""
     *earlier, last = prompt.row["messages"]
     row = {**prompt.row, "messages": [*earlier, {**last, "content": text}]}

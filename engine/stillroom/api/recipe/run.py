@@ -17,15 +17,15 @@ from stillroom.api.recipe import baselines, measuring, teaching, training
 from stillroom.api.recipe.baselines import measure_baselines
 from stillroom.api.recipe.logged import IMPORT, with_logged_answers
 from stillroom.api.recipe.measuring import (
-    answers_to_measure_with,
-    difference,
-    measure_after,
+    comparison_of,
+    measure_chosen_student,
+    with_right_answers,
 )
 from stillroom.api.recipe.plan import RecipePlan, plan_recipe
 from stillroom.api.recipe.rewording import can_reword
 from stillroom.api.recipe.session import RecipeSession
 from stillroom.api.recipe.stages import RecipeLimits, Stages
-from stillroom.api.recipe.teaching import Taught, Teaching
+from stillroom.api.recipe.teaching import TaughtRows, Teaching
 from stillroom.api.recipe.training import TrainedStudent, Trainer
 from stillroom.api.reports import write_report
 from stillroom.errors import DataError, EngineError
@@ -55,7 +55,7 @@ _TITLES = (
     training.DISTIL, training.MEASURE[training.DISTIL],
     measuring.AFTER, measuring.REWORD, measuring.REWORDED, _EXPORT, _GGUF,
 )  # fmt: skip
-_GOOD_ENOUGH = 0.99
+_GOOD_ENOUGH_ACCURACY = 0.99
 _FIRST_BUDGET, _REST_BUDGET = 0.5, 0.8
 _MIN_USD_SHARE = 0.05
 _NUM_VERIFIED = 20
@@ -65,7 +65,7 @@ _NUM_VERIFIED = 20
 def make_student(
     workspace: Workspace, request: RunRecipe, *, folder: Path, reporter: Reporter
 ) -> RecipeResult:
-    """Does all stages of a recipe and returns the result.
+    """Runs all stages of a recipe and returns the result.
 
     Raises RunError if the recipe must stop for a decision, and EngineError if a stage fails.
     `folder` is the run's own; the recipe's files are in the folder that the request names.
@@ -73,14 +73,14 @@ def make_student(
     plan = plan_recipe(workspace, request)
     files = RecipeFiles(plan.folder)
     with output_lock(plan.lock_name, "run_recipe", run_id=folder.name):
-        return _do_stages(workspace, plan, files, reporter, run_id=folder.name)
+        return _run_stages(workspace, plan, files, reporter, run_id=folder.name)
 
 
-def _do_stages(
+def _run_stages(
     workspace: Workspace, plan: RecipePlan, files: RecipeFiles, reporter: Reporter, *, run_id: str
 ) -> RecipeResult:
     request = plan.request
-    limits = RecipeLimits(plan.folder, request.minutes, since=_limited_since(workspace, plan))
+    limits = RecipeLimits(plan.folder, request.minutes, since=_same_limits_since(workspace, plan))
     stages = Stages(workspace, reporter, _TITLES, limits)
     if plan.has_answers:
         plan = with_logged_answers(workspace, plan, stages, files)
@@ -88,20 +88,20 @@ def _do_stages(
     session.max_tokens = plan.teacher.max_tokens
     session.caveats += plan.notes
     session.caveats += [
-        f"what {run_id} cost is not known, as its run.json is damaged: all of its budget_usd counts"
+        f"the cost of {run_id} is unknown, as its run.json is damaged: its whole budget_usd counts"
         for run_id in stages.unreadable
     ]
     parts = split(plan.prompts, plan.labelled, seed=request.seed)
-    parts = answers_to_measure_with(session, parts)
+    parts = with_right_answers(session, parts)
     _note_forms(session, parts)
     validation = session.files.write_prompts(measuring.VALIDATION, parts.validation)
     test = session.files.write_prompts(measuring.TEST, parts.test)
-    compared = measure_baselines(session, parts, validation, test)
+    baseline_evals = measure_baselines(session, parts, validation, test)
     taught, student = _teach(session, parts, validation)
-    if num_silent := taught.counts.left_out.get(teaching.NO_ANSWER):
+    if num_unanswered := taught.counts.left_out.get(teaching.NO_ANSWER):
         session.caveats.append(
-            f"{num_silent} of the {taught.counts.prompts} texts to train on have no answer of the "
-            "teacher: budget_usd or minutes ended first, or its calls failed"
+            f"{num_unanswered} of the {taught.counts.prompts} texts to train on have no answer of "
+            "the teacher: budget_usd or minutes ran out, or its calls failed"
         )
     if taught.counts.doubtful is None and session.plan.rewards == NO_FILE:
         session.caveats.append(
@@ -115,11 +115,11 @@ def _do_stages(
             f"{taught.counts.doubtful} answers contradict those to similar texts: they are listed "
             f"in {session.shown(f'{teaching.DOUBTFUL}.jsonl')}"
         )
-    gain = measure_after(session, student.run_id, compared.untrained, parts, test)
-    above_teacher, teacher = None, None if session.is_teacher_right else compared.teacher
+    gain = measure_chosen_student(session, student.run_id, baseline_evals.untrained, parts, test)
+    above_teacher, teacher = None, None if session.is_teacher_right else baseline_evals.teacher
     # A limit may have ended the teacher's evaluation after a few prompts.
     if teacher is not None and teacher.result.accuracy.n >= measuring.MIN_EVAL_PROMPTS:
-        above_teacher = difference(session, teacher, student.validated).difference
+        above_teacher = comparison_of(session, teacher, student.evaluation).difference
     folder, gguf = _export(session, student)
     page = WriteReport(output=session.shown("report.html"))
     result = RecipeResult(
@@ -129,12 +129,12 @@ def _do_stages(
         report=page.output,
         system=session.student_system,
         gain=gain,
-        gain_over=compared.untrained.name,
+        gain_over=baseline_evals.untrained.name,
         above_teacher=above_teacher,
         accuracy=session.measured,
         answers=taught.counts,
         spent_usd=round(stages.spent_usd, 6),
-        minutes=round(stages.seconds / 60, 1),
+        minutes=round(stages.elapsed_s / 60, 1),
         stages=stages.done,
         caveats=session.caveats,
         problems=session.problems,
@@ -144,15 +144,15 @@ def _do_stages(
     return result
 
 
-def _limited_since(workspace: Workspace, plan: RecipePlan) -> str:
-    """Returns when a recipe in this folder first had as much money and time as this one has."""
+def _same_limits_since(workspace: Workspace, plan: RecipePlan) -> str:
+    """Returns when a recipe in this folder first had at least this one's money and time."""
 
     def is_enough(recorded: RunRequest) -> bool:
         pairs = [
             (recorded.request.get(name), getattr(plan.request, name))
             for name in ("budget_usd", "minutes")
         ]
-        return all(then is None or (here is not None and then >= here) for then, here in pairs)
+        return all(old is None or (new is not None and old >= new) for old, new in pairs)
 
     times: list[str] = []
     for folder in all_runs(workspace):
@@ -161,7 +161,7 @@ def _limited_since(workspace: Workspace, plan: RecipePlan) -> str:
             continue
         is_here = workspace.path(str(recorded.request.get("output"))) == plan.folder
         if is_here and is_enough(recorded):
-            # A recipe whose run.json is damaged is as if it had not been.
+            # A recipe whose run.json is damaged is ignored.
             with suppress(DataError, OSError):
                 times.append(folder.read().created_at)
     return min(times, default=now())
@@ -169,7 +169,7 @@ def _limited_since(workspace: Workspace, plan: RecipePlan) -> str:
 
 def _teach(
     session: RecipeSession, parts: PromptSplit, validation: Path
-) -> tuple[Taught, TrainedStudent]:
+) -> tuple[TaughtRows, TrainedStudent]:
     """Asks, trains and measures until more would not help.
 
     Returns the rows of the last training, and the student that did best.
@@ -178,25 +178,26 @@ def _teach(
     asked_at = time.monotonic()
     taught = teacher.ask(1, parts.first_round, budget_share=_FIRST_BUDGET)
     asked_s, others = time.monotonic() - asked_at, [*parts.of_new_forms, *parts.second_round]
-    rest = _still_to_ask(session, parts)
+    second_round = _second_round_prompts(session, parts)
     trainer.plan(taught)
-    if others and trainer.is_slow(taught.num_rows * (1 + len(others) / len(parts.first_round))):
+    num_rows = taught.num_rows * (1 + len(others) / len(parts.first_round))
+    if others and trainer.can_train_only_once(num_rows):
         taught = teacher.ask(2, others, budget_share=_REST_BUDGET)
         students = [trainer.train_once(taught)]
     else:
-        asking_s = asked_s * len(rest) / len(parts.first_round)
+        asking_s = asked_s * len(second_round) / len(parts.first_round)
         students = [trainer.train_first(taught, asking_s=asking_s)]
         if _may_ask_more(session, parts, students[0]):
-            more = _ask_more(session, teacher, parts, rest, taught)
+            more = _ask_more(session, teacher, parts, second_round, taught)
             if (
                 more.num_rows > taught.num_rows
                 and (student := trainer.train_all(students[0], more)) is not None
             ):
                 taught, students = more, [*students, student]
-    if isinstance(session.plan.teacher_at, ModelLocation):
+    if isinstance(session.plan.teacher_location, ModelLocation):
         student = trainer.distil(students[-1])
         students += [student] if student is not None else []
-    # Of equals the one that was taught most.
+    # Of equally good students, the one that was trained on most.
     return taught, max(reversed(students), key=lambda one: one.accuracy)
 
 
@@ -204,13 +205,13 @@ def _ask_more(
     session: RecipeSession,
     teacher: Teaching,
     parts: PromptSplit,
-    rest: Sequence[RecipePrompt],
-    taught: Taught,
-) -> Taught:
-    """Asks about the rest, and buys rewordings; returns the rows with those."""
-    more = teacher.ask(2, rest, budget_share=_REST_BUDGET) if rest else taught
+    second_round: Sequence[RecipePrompt],
+    taught: TaughtRows,
+) -> TaughtRows:
+    """Asks the teacher the second round, and for rewordings; returns all rows to train on."""
+    more = teacher.ask(2, second_round, budget_share=_REST_BUDGET) if second_round else taught
     more = teacher.with_rewordings(more)
-    if num_left := len(parts.second_round) + len(parts.of_new_forms) - len(rest):
+    if num_left := len(parts.second_round) + len(parts.of_new_forms) - len(second_round):
         session.caveats.append(
             f"{num_left} texts of known templates were not sent to the teacher: what was left "
             f"of the budget went to {more.counts.reworded} rewordings"
@@ -218,32 +219,32 @@ def _ask_more(
     return more
 
 
-def _still_to_ask(session: RecipeSession, parts: PromptSplit) -> list[RecipePrompt]:
-    """Returns the prompts for the second round.
+def _second_round_prompts(session: RecipeSession, parts: PromptSplit) -> list[RecipePrompt]:
+    """Returns the prompts for the teacher's second round.
 
-    Of templated texts these are those of new templates: more of the known ones teach less than the
-    rewordings that the money also buys.
+    Of texts made from templates, only those of new templates: for the same money, rewordings teach
+    more than further texts of known templates.
     """
-    rest = [*parts.of_new_forms, *parts.second_round]
-    if session.plan.logged is not None:
-        return rest
-    can_buy_words = session.form is not None and not session.has_tools
-    if not (can_buy_words and parts.are_templated and can_reword(session, rest)):
-        return rest
+    second_round = [*parts.of_new_forms, *parts.second_round]
+    if session.plan.logged_file is not None:
+        return second_round
+    can_add_rewordings = session.form is not None and not session.has_tools
+    if not (can_add_rewordings and parts.are_templated and can_reword(session, second_round)):
+        return second_round
     return parts.of_new_forms
 
 
 def _may_ask_more(session: RecipeSession, parts: PromptSplit, student: TrainedStudent) -> bool:
     """Returns whether there are more prompts, money to ask about them, and something to gain."""
-    # That a student is right on texts of known templates says little of others.
-    if student.accuracy >= _GOOD_ENOUGH and not parts.are_templated:
+    # Accuracy on texts of known templates says little about other texts.
+    if student.accuracy >= _GOOD_ENOUGH_ACCURACY and not parts.are_templated:
         session.caveats.append(
             "only the first answers were trained on: with them the student was right on "
             f"{student.accuracy:.0%} of {len(parts.validation)} validation prompts"
         )
         return False
-    left, budget = session.left_usd, session.request.budget_usd
-    is_free = session.plan.logged is not None
+    left, budget = session.remaining_usd, session.request.budget_usd
+    is_free = session.plan.logged_file is not None
     if not is_free and left is not None and budget is not None and left < _MIN_USD_SHARE * budget:
         session.caveats.append("not enough budget left to ask about more prompts")
         return False
@@ -273,7 +274,7 @@ def _export(session: RecipeSession, student: TrainedStudent) -> tuple[str, str |
     try:
         session.stages.run(_GGUF, "export_model", gguf)
     except EngineError as error:
-        session.leave_out("no GGUF file was written", error.problem)
+        session.note_failure("no GGUF file was written", error.problem)
         return session.shown("model"), None
     written = next((session.files.folder / "gguf").glob("*.gguf"), None)
     return session.shown("model"), session.workspace.shown(written) if written else None

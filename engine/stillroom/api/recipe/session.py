@@ -16,17 +16,17 @@ from stillroom.recipe.request import Gate, Measured, RunRecipe
 from stillroom.rollout.request import NO_FILE, GenerateRollouts
 from stillroom.settings import Workspace
 
-_ACTING = (
+_EPISODE_OPTIONS = (
     "tools", "mcp_servers", "max_turns", "browse", "browse_allow", "termination_policy", "nudge"
 )  # fmt: skip
 PATTERN_FIELD = "answer_pattern"
 _ASKING_SHARE = 0.3
-"""The most of the time that is left which a stage may ask the teacher for."""
+"""The largest share of the remaining time that a stage may spend on asking the teacher."""
 
 
 @dataclass(slots=True)
 class RecipeSession:
-    """One recipe at work."""
+    """The state of a recipe that is being run."""
 
     workspace: Workspace
     plan: RecipePlan
@@ -37,14 +37,14 @@ class RecipeSession:
     teacher_tokens: int | None = None
     """The maximum number of tokens of a teacher's turn, once it is known how long its turns are.
 
-    A budget reserves the price of so many tokens for each call that is under way.
+    A budget reserves the price of this many tokens for each call in progress.
     """
     max_tokens: int = 0
     """The maximum number of tokens of a student's turn."""
     is_teacher_right: bool = False
-    """Whether answers of the teacher count as right, for want of labels."""
+    """Whether the teacher's answers count as right, since there are no labels."""
     prompt_s: float = 0.0
-    """The seconds that the student takes for one prompt of an evaluation."""
+    """The seconds per prompt that the student takes in an evaluation."""
     caveats: list[str] = field(default_factory=list[str])
     problems: list[str] = field(default_factory=list[str])
     """The problems behind caveats, which may quote text from others."""
@@ -65,9 +65,9 @@ class RecipeSession:
         return None if self.request.system is None else ""
 
     @property
-    def acting(self) -> dict[str, Any]:
+    def episode_options(self) -> dict[str, Any]:
         """The options of any model's rollouts on these tasks: tools and limits of turns."""
-        return {name: getattr(self.plan.teacher, name) for name in _ACTING}
+        return {name: getattr(self.plan.teacher, name) for name in _EPISODE_OPTIONS}
 
     @property
     def has_tools(self) -> bool:
@@ -82,7 +82,7 @@ class RecipeSession:
 
     @property
     def answer_field(self) -> str | None:
-        """The metadata field of prompts that says which kind of answer is right; None: none does.
+        """The metadata field of prompts with the kind of their right answer; None if there is none.
 
         The accuracy for each kind shows whether a student always gives the same one.
         """
@@ -91,14 +91,14 @@ class RecipeSession:
         return PATTERN_FIELD if isinstance(self.form, PatternAnswers) else None
 
     @property
-    def left_usd(self) -> float | None:
+    def remaining_usd(self) -> float | None:
         """The dollars that are left of the budget; None without a budget."""
         budget = self.request.budget_usd
         return None if budget is None else budget - self.stages.spent_usd
 
     def share_of_budget(self, share: float) -> dict[str, float]:
         """Returns the option that limits a stage to a share of the dollars that are left."""
-        left = self.left_usd
+        left = self.remaining_usd
         return {} if left is None else {"budget_usd": max(1e-6, share * left)}
 
     def add(self, measured: Measured) -> None:
@@ -116,7 +116,7 @@ class RecipeSession:
 
     def share_of_time(self, share: float) -> dict[str, float]:
         """Returns the option that limits a stage to a share of the minutes that are left."""
-        left = self.stages.left_s
+        left = self.stages.remaining_s
         return {} if left is None else {"max_minutes": max(0.1, share * left / 60)}
 
     def shown(self, name: str) -> str:
@@ -126,9 +126,9 @@ class RecipeSession:
     def note_gaps(
         self, title: str, results: Sequence[Mapping[str, Any]], *, is_caveat: bool = True
     ) -> None:
-        """Adds a note, and a caveat, if limits or failures left a stage with less to show.
+        """Adds a note, and a caveat, if limits or failures left a stage incomplete.
 
-        results: those of the stage's runs.
+        results: the results of the stage's runs.
         """
         counts = {
             name: sum(result.get(name) or 0 for result in results)
@@ -137,21 +137,21 @@ class RecipeSession:
         missing = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         limits = dict.fromkeys(limit for one in results if (limit := one.get("stopped_by")))
         if missing or limits:
-            because = f" (its share of {' and '.join(limits)} was used up)" if limits else ""
-            note = f"{title}: {missing or 'ended early'}{because}"
+            reason = f" (its share of {' and '.join(limits)} was used up)" if limits else ""
+            note = f"{title}: {missing or 'ended early'}{reason}"
             self.stages.note(note)
             if is_caveat and note not in self.caveats:
                 self.caveats.append(note)
 
-    def leave_out(self, what: str, problem: str) -> None:
-        """Adds a caveat for something that failed and is not needed."""
-        self.caveats.append(f"{what} (see problems)")
-        self.problems.append(f"{what}: {problem}")
+    def note_failure(self, consequence: str, problem: str) -> None:
+        """Adds the consequence of a failed optional step to the caveats, and its problem."""
+        self.caveats.append(f"{consequence} (see problems)")
+        self.problems.append(f"{consequence}: {problem}")
 
     def stop_at(self, gate: Gate, problem: str) -> None:
-        """Stops the recipe for a decision, unless the request has made it.
+        """Stops the recipe at a gate for the user to decide, unless the request accepts it.
 
-        Raises RunError, which says what is to be decided and how to go on.
+        Raises RunError, which says what to decide and how to continue.
         """
         if gate in self.request.accept:
             self.caveats.append(f"accepted: {problem}")
@@ -159,8 +159,8 @@ class RecipeSession:
         accepted = [*self.request.accept, gate]
         raise RunError(
             problem,
-            f"ask the user; to go on, run_recipe(<the same>, accept=[{', '.join(accepted)}]) uses "
-            "all that is done and paid for",
+            f"ask the user; to continue, run_recipe(<the same>, accept=[{', '.join(accepted)}]) "
+            "reuses all that is done and paid for",
         )
 
 
@@ -174,12 +174,12 @@ def ask_teacher(
     are_gaps_caveats: bool = True,
     **options: object,
 ) -> list[Path]:
-    """Lets the teacher answer prompts with a share of the dollars that are left.
+    """Lets the teacher answer prompts with a share of the remaining budget; returns the files.
 
-    title: the stage. name: of the files. are_gaps_caveats: False where the caller says itself how
-    many answers are missing. options: those of generate_rollouts that differ from the recipe's.
-    Returns the files with rollouts of these and of earlier calls' prompts, under the same
-    options: what the teacher was asked once, it is not asked again.
+    The files also have the rollouts of earlier calls' prompts under the same options: the teacher
+    is not asked the same prompt again. title: the stage's title. name: the stem of the files'
+    names. are_gaps_caveats: False if the caller itself reports how many answers are missing.
+    options: options of generate_rollouts that differ from the recipe's.
     """
     shown, limit = session.workspace.shown, dict[str, object]()
     if session.teacher_tokens is not None:
@@ -192,8 +192,8 @@ def ask_teacher(
         **options,
     }
     outputs, results = list[Path](), list[Mapping[str, Any]]()
-    marked = f"{name}-{content_hash(fields)[:6]}"
-    for file in session.files.prompts_to_ask(marked, prompts):
+    stem = f"{name}-{content_hash(fields)[:6]}"
+    for file in session.files.prompts_to_ask(stem, prompts):
         output = file.with_name(file.name.replace(".prompts.", ".rollouts."))
         request = {
             **fields,

@@ -1,8 +1,8 @@
-"""Carries out the stages of a recipe as ordinary runs, or takes over runs that did them before.
+"""Does the stages of a recipe as ordinary runs, or reuses the runs of an earlier call.
 
-A stage that an earlier call of the recipe has finished is recognised by its run: the same operation
-and request, on files that have not changed since. What the recipe has cost is what all runs on
-files of its folder have cost, so nothing is forgotten when it is interrupted or its data change.
+A run is reused if it did the same operation and request on files that have not changed since. The
+cost of a recipe is that of all runs on files of its folder, so that no cost is lost when the recipe
+is interrupted or its data change.
 """
 
 import time
@@ -31,20 +31,20 @@ from stillroom.types import RunKind, RunStatus
 
 _POLL_S = 0.5
 _CANCEL_WAIT_S = 60.0
-_LIMITS = ("budget_usd", "max_minutes")
-"""Options that do not change what a run does, but how far it comes."""
+_LIMIT_OPTIONS = ("budget_usd", "max_minutes")
+"""Options that limit how much of its work a run does, but do not change the work."""
 _Result = TypeVar("_Result", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeLimits:
-    """What bounds the stages of a recipe."""
+    """The limits of a recipe's stages, and the folder whose runs count towards them."""
 
     folder: Path
     """The folder with the recipe's files."""
     minutes: float | None
     since: str
-    """When a call first had as much money and time; what a limit ended earlier may go on."""
+    """When a call first had at least this much money and time; older rollouts may be resumed."""
 
 
 class Stages:
@@ -64,7 +64,7 @@ class Stages:
         self._earlier_s = 0.0
         for folder in all_runs(workspace):
             recorded = folder.known_request()
-            if recorded is None or not self._is_of_recipe(recorded):
+            if recorded is None or not self._belongs_to_recipe(recorded):
                 continue
             try:
                 state = folder.read()
@@ -81,17 +81,17 @@ class Stages:
         return sum(self._usd.values())
 
     @property
-    def seconds(self) -> float:
+    def elapsed_s(self) -> float:
         """The seconds of this call, and those of the runs of earlier calls."""
         return time.monotonic() - self._started + self._earlier_s
 
     @property
-    def left_s(self) -> float | None:
+    def remaining_s(self) -> float | None:
         """The seconds that are left of the recipe's time; None without a limit."""
         minutes = self._limits.minutes
-        return None if minutes is None else minutes * 60 - self.seconds
+        return None if minutes is None else minutes * 60 - self.elapsed_s
 
-    def _is_of_recipe(self, recorded: RunRequest) -> bool:
+    def _belongs_to_recipe(self, recorded: RunRequest) -> bool:
         """Returns whether a run reads or writes files of the recipe's folder."""
         if recorded.kind is RunKind.RECIPE:
             return False
@@ -102,42 +102,42 @@ class Stages:
     def run(
         self, title: str, name: str, request: BaseModel, *, limit_s: float | None = None
     ) -> RunReport:
-        """Does a stage with the operation of this name, which starts a run; returns its end.
+        """Does a stage by the operation `name`, which starts a run; returns the final report.
 
-        limit_s: the seconds after which the run is cancelled; None: it has a limit of its own.
+        limit_s: the seconds after which the run is cancelled; None if it has a limit of its own.
         Raises RunError if the run fails or is cancelled, and RunCancelledError if the recipe is.
         """
         operation = operation_named(name)
-        before = list(self._runs_of(operation, request))
-        report = self._taken_over(before)
+        earlier_runs = list(self._runs_of(operation, request))
+        report = self._reusable_run(earlier_runs)
         if report is None:
-            resumed = self._resumed(request, before)
+            resumed = self._with_resume(request, earlier_runs)
             report = cast("RunReport", carry_out(self._workspace, operation, resumed))
         if not report.status.is_final:
-            report = self._follow(title, report, limit_s)
-        self._count(title, find_run(self._workspace, report.run_id))
+            report = self._wait_for_end(title, report, limit_s)
+        self._record_end(title, find_run(self._workspace, report.run_id))
         if report.status is not RunStatus.SUCCEEDED:
             problem = report.error.problem if report.error else f"the run was {report.status}"
             fix = report.error.fix if report.error else "start it again"
-            if any(limit in problem for limit in _LIMITS):
-                fix = "raise budget_usd or minutes of the recipe, of which a stage has a share"
+            if any(limit in problem for limit in _LIMIT_OPTIONS):
+                fix = "raise the recipe's budget_usd or minutes, of which each stage gets a share"
             raise RunError(f"{title} ({report.run_id}): {problem}", fix)
         return report
 
-    def do(self, title: str, name: str, request: BaseModel, result: type[_Result]) -> _Result:
-        """Does a stage with an operation that returns its result, or becomes a run."""
+    def call(self, title: str, name: str, request: BaseModel, result: type[_Result]) -> _Result:
+        """Does a stage by the operation `name`, in this call or a run; returns its result."""
         self._report(title, "")
         operation = operation_named(name)
-        answer = self._running(operation, request)
-        if answer is None:
-            answer = carry_out(self._workspace, operation, request)
-        if isinstance(answer, RunReport):
-            ended = self._follow(title, answer)
+        outcome = self._active_run(operation, request)
+        if outcome is None:
+            outcome = carry_out(self._workspace, operation, request)
+        if isinstance(outcome, RunReport):
+            ended = self._wait_for_end(title, outcome)
             if ended.status is not RunStatus.SUCCEEDED or ended.result is None:
                 problem = ended.error.problem if ended.error else f"the run was {ended.status}"
                 raise RunError(f"{title} ({ended.run_id}): {problem}", "start the recipe again")
             return msgspec.convert(ended.result, result)
-        return cast("_Result", answer)
+        return cast("_Result", outcome)
 
     def result_of(self, name: str, request: BaseModel) -> dict[str, Any] | None:
         """Returns the result of the newest run that did a stage; None if none has succeeded."""
@@ -148,13 +148,13 @@ class Stages:
         return state.result or {}
 
     def note(self, text: str) -> None:
-        """Records a text for the user."""
+        """Records a note for the user in the recipe's run."""
         self._reporter.note(text)
 
-    def _running(self, operation: Operation, request: BaseModel) -> RunReport | None:
-        """Returns the run that is doing a stage since an earlier call of the recipe; None if none.
+    def _active_run(self, operation: Operation, request: BaseModel) -> RunReport | None:
+        """Returns the run of an earlier call that is still doing a stage; None if there is none.
 
-        It writes the stage's output, so a second one would be refused.
+        It writes the stage's output, so a second run would be refused.
         """
         for folder in self._runs_of(operation, request) if operation.large is not None else ():
             if not supervise.read_run(folder).status.is_final:
@@ -164,13 +164,13 @@ class Stages:
     def _runs_of(self, operation: Operation, request: BaseModel) -> Iterator[RunFolder]:
         """Yields the runs of a stage on unchanged files, and those that resumed them, newest first.
 
-        Their limits may have been others.
+        Their limits may differ from the request's.
         """
         kinds = set() if operation.run is None else set(map(str, operation.run.kinds))
         if operation.large is not None:
             kinds.add(str(operation.large))
         wanted = _without_limits(request.model_dump(mode="json"))
-        found: list[tuple[str, RunFolder]] = []
+        runs: list[tuple[str, RunFolder]] = []
         for folder in all_runs(self._workspace):
             if folder.run_id.partition("-")[0] not in kinds:
                 continue
@@ -180,25 +180,25 @@ class Stages:
                 continue
             try:
                 first.check_inputs()
-                found.append((folder.read().created_at, folder))
-            # The files have changed, or its run.json is damaged, so it did another stage.
+                runs.append((folder.read().created_at, folder))
+            # Files have changed, or run.json is damaged, so the run cannot be reused.
             except (RunError, DataError, OSError):
                 continue
-        yield from (folder for _, folder in sorted(found, key=lambda pair: pair[0], reverse=True))
+        yield from (folder for _, folder in sorted(runs, key=lambda pair: pair[0], reverse=True))
 
-    def _taken_over(self, runs: Sequence[RunFolder]) -> RunReport | None:
-        """Returns the newest run of a stage if it did all of it or is still doing it, else None.
+    def _reusable_run(self, runs: Sequence[RunFolder]) -> RunReport | None:
+        """Returns the newest run of a stage if it finished the stage or is still active, else None.
 
-        A run that a limit ended has done all of it, but for rollouts under limits since raised.
+        A run that a limit ended counts as finished, except rollouts whose limits were raised since.
         """
         if not runs:
             return None
         state = supervise.read_run(runs[0])
         if state.status is RunStatus.SUCCEEDED:
             result = state.result or {}
-            # Only rollouts go on without paying for anything again.
-            may_go_on = state.kind is RunKind.ROLLOUTS and state.created_at < self._limits.since
-            if may_go_on and result.get("stopped_by") in _LIMITS:
+            # Only rollouts can be resumed without paying for anything again.
+            may_resume = state.kind is RunKind.ROLLOUTS and state.created_at < self._limits.since
+            if may_resume and result.get("stopped_by") in _LIMIT_OPTIONS:
                 return None
             checkpoint = result.get("checkpoint")
             if isinstance(checkpoint, str) and not self._workspace.path(checkpoint).exists():
@@ -210,7 +210,7 @@ class Stages:
         return get_run(self._workspace, GetRun(run_id=runs[0].run_id))
 
     def _is_intact(self, output: object, run_id: str) -> bool:
-        """Returns whether what a run wrote is still there, and no later run has replaced it."""
+        """Returns whether a run's output still exists, and no later run has replaced it."""
         if not isinstance(output, str):
             return True
         path = self._workspace.path(output)
@@ -219,19 +219,20 @@ class Stages:
             return manifest is not None and manifest.run_id == run_id
         return is_as_recorded(path, manifest.output)
 
-    def _resumed(self, request: BaseModel, before: Sequence[RunFolder]) -> BaseModel:
-        """Returns a training's request so that it resumes the newest run with a checkpoint."""
+    def _with_resume(self, request: BaseModel, earlier_runs: Sequence[RunFolder]) -> BaseModel:
+        """Returns the request, for a training one that resumes the newest run with a checkpoint."""
         if not isinstance(request, StartTraining):
             return request
-        for folder in before:
+        for folder in earlier_runs:
             if resume_hint(folder, RunKind(folder.run_id.partition("-")[0])):
-                left = self.left_s
-                limit = () if left is None else (f"trainer.max_minutes={max(0.1, left / 60):.2f}",)
+                left_s, limit = self.remaining_s, tuple[str, ...]()
+                if left_s is not None:
+                    limit = (f"trainer.max_minutes={max(0.1, left_s / 60):.2f}",)
                 return StartTraining(resume=folder.run_id, overrides=limit)
         return request
 
-    def _count(self, title: str, folder: RunFolder) -> None:
-        """Adds a run that has ended to `done` and to the costs."""
+    def _record_end(self, title: str, folder: RunFolder) -> None:
+        """Records an ended run in `done`, and its cost."""
         state = folder.read()
         usd, seconds = state.calls_usd, round(state.seconds or 0.0, 1)
         self._usd[folder.run_id] = usd
@@ -240,16 +241,18 @@ class Stages:
             self.done.append(StageRun(stage=title, run_id=folder.run_id, seconds=seconds, usd=usd))
         self._reporter.metrics(len(self.done), {"spent_usd": self.spent_usd})
 
-    def _follow(self, title: str, report: RunReport, limit_s: float | None = None) -> RunReport:
+    def _wait_for_end(
+        self, title: str, report: RunReport, limit_s: float | None = None
+    ) -> RunReport:
         """Waits for the end of a run while reporting its progress; cancels it after `limit_s`.
 
         If the recipe is cancelled, the run is cancelled too, and RunCancelledError is raised once
         it has ended or a minute has passed.
         """
         cancelled_at: float | None = None
-        begun = time.monotonic()
+        started = time.monotonic()
         while not report.status.is_final:
-            is_late = limit_s is not None and time.monotonic() - begun > limit_s
+            is_late = limit_s is not None and time.monotonic() - started > limit_s
             if self._reporter.is_cancelled() or is_late:
                 cancelled_at = cancelled_at or time.monotonic()
                 supervise.cancel_run(find_run(self._workspace, report.run_id))
@@ -276,4 +279,4 @@ class Stages:
 
 
 def _without_limits(document: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in document.items() if name not in _LIMITS}
+    return {name: value for name, value in document.items() if name not in _LIMIT_OPTIONS}

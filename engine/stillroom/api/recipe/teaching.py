@@ -34,22 +34,21 @@ DOUBTFUL = "doubtful"
 """The name of the file with the answers that contradict those to similar texts."""
 NO_ANSWER = "no answer (a limit or an error)"
 _NOT_IN_TEXT = "a copied value does not occur in the text"
-_TIMES_AGAIN = 2
-_MAX_DOUBT = 0.25
+_NUM_REASKED = 2
+_MAX_DOUBTFUL_SHARE = 0.25
 _MIN_ROWS = 20
 _MAX_REWORDED, _REWORDING_SHARE = 1.0, 0.85
 """The most rewordings, as a share of the rows, and their share of the dollars that are left."""
 
 
 @dataclass(frozen=True, slots=True)
-class Taught:
+class TaughtRows:
     """The rows to train on, and what became of the teacher's answers."""
 
     train_file: Path
     counts: AnswerCounts
     doubtful: Sequence[dict[str, Any]] = ()
-    """The answers that contradict those to similar texts, and what was trained on in their place.
-    """
+    """A row for each answer that contradicts those to similar texts, with what replaced it."""
 
     @property
     def num_rows(self) -> int:
@@ -60,37 +59,39 @@ class Taught:
 class Teaching:
     """Asks the teacher in rounds; the rows of a round include those of the earlier ones.
 
-    Where the input has answers, these are the teacher's.
+    If the input has answers, they are used and the teacher is not asked.
     """
 
     def __init__(self, session: RecipeSession) -> None:
         self._session = session
-        self._asked: dict[str, RecipePrompt] = {}
-        """The prompts that the teacher was given, by the ids of their tasks."""
-        self._files: list[Path] = []
-        """The files with the teacher's rollouts of the present round."""
-        self._kept: list[TeacherAnswer] = []
-        """The answers of the last round to train on."""
+        self._prompts: dict[str, RecipePrompt] = {}
+        """The prompts of all rounds so far, by the ids of their tasks."""
+        self._rollout_files: list[Path] = []
+        """The files with the teacher's rollouts of the current round."""
+        self._usable_answers: list[TeacherAnswer] = []
+        """The answers to train on, as of the last round."""
 
-    def ask(self, number: int, prompts: Sequence[RecipePrompt], *, budget_share: float) -> Taught:
+    def ask(
+        self, number: int, prompts: Sequence[RecipePrompt], *, budget_share: float
+    ) -> TaughtRows:
         """Asks the teacher, checks all its answers so far, and returns the rows to train on.
 
         Raises RunError if too many answers look wrong (gate `answers`), or too few are usable.
         """
         session = self._session
-        ask, again = ((ASK, AGAIN), (ASK_REST, AGAIN_REST))[number - 1]
-        self._asked |= {one.task_id: one for one in prompts}
+        ask_title, again_title = ((ASK, AGAIN), (ASK_REST, AGAIN_REST))[number - 1]
+        self._prompts |= {one.task_id: one for one in prompts}
         options: dict[str, object] = {"rewards": session.plan.rewards}
         if session.form is not None:
             options["temperature"] = 0
-        everything = list(self._asked.values())
-        logged = session.plan.logged
-        self._files = (
+        all_prompts = list(self._prompts.values())
+        logged = session.plan.logged_file
+        self._rollout_files = (
             ask_teacher(
                 session,
-                ask,
+                ask_title,
                 "teacher",
-                everything,
+                all_prompts,
                 budget_share=budget_share,
                 are_gaps_caveats=False,
                 **options,
@@ -98,49 +99,48 @@ class Teaching:
             if logged is None
             else [logged]
         )
-        answers = read_answers(self._files, session.form, task_ids=self._asked)
-        kept, left_out = answers.usable, Counter(answers.left_out)
-        num_silent = len(self._asked) - len(kept) - left_out.total()
-        left_out[NO_ANSWER] += num_silent
-        doubtful, corrected, listed = None, 0, list[dict[str, Any]]()
+        answers = read_answers(self._rollout_files, session.form, task_ids=self._prompts)
+        usable, left_out = answers.usable, Counter(answers.left_out)
+        left_out[NO_ANSWER] += len(self._prompts) - len(usable) - left_out.total()
+        doubtful, corrected, doubtful_rows = None, 0, list[dict[str, Any]]()
         if session.form is not None:
-            grounded = [one for one in kept if self._is_grounded(session.form, one)]
-            left_out[_NOT_IN_TEXT] = len(kept) - len(grounded)
-            kept = grounded
-            doubts = self._doubts(kept, session.form)
-            # With tools the right answer depends on what they say, not on the text alone.
-            has_closed = any(session.form.closed_fields(one.answer) for one in kept)
-            doubtful = len(doubts) if has_closed and not session.has_tools else None
-            self._check_share(kept, doubts)
-            settled = self._settle(again, kept, doubts, session.form)
-            listed = list(self._listed(kept, doubts, settled))
-            checked = [settled.get(one.rollout.id, one) for one in kept]
+            grounded = [one for one in usable if self._is_grounded(session.form, one)]
+            left_out[_NOT_IN_TEXT] = len(usable) - len(grounded)
+            usable = grounded
+            suggestions = self._suggestions(usable, session.form)
+            # With tools the right answer depends on what they return, not on the text alone.
+            has_closed = any(session.form.closed_fields(one.answer) for one in usable)
+            doubtful = len(suggestions) if has_closed and not session.has_tools else None
+            self._check_doubtful_share(usable, suggestions)
+            settled = self._settle(again_title, usable, suggestions, session.form)
+            doubtful_rows = list(self._doubtful_rows(usable, suggestions, settled))
+            checked = [settled.get(one.rollout.id, one) for one in usable]
             corrected = sum(
                 new is not None and new.answer != old.answer
-                for old, new in zip(kept, checked, strict=True)
+                for old, new in zip(usable, checked, strict=True)
             )
             left_out[UNSETTLED] += checked.count(None)
-            kept = [one for one in checked if one is not None]
-        self._check_number(len(kept), left_out)
+            usable = [one for one in checked if one is not None]
+        self._check_enough_rows(len(usable), left_out)
         counts = AnswerCounts(
-            prompts=len(self._asked),
-            trained=len(kept),
+            prompts=len(self._prompts),
+            trained=len(usable),
             left_out={reason: count for reason, count in left_out.items() if count},
             doubtful=doubtful,
             are_labels=session.answer_field is not None,
             corrected=corrected,
         )
-        self._kept = kept
-        return Taught(self._rows(number, kept, counts.left_out), counts, listed)
+        self._usable_answers = usable
+        return TaughtRows(self._write_rows(number, usable, counts.left_out), counts, doubtful_rows)
 
-    def with_rewordings(self, taught: Taught) -> Taught:
-        """Returns the rows with more of them, whose texts the teacher has put in other words.
+    def with_rewordings(self, taught: TaughtRows) -> TaughtRows:
+        """Returns the rows with additional ones, whose texts the teacher has reworded.
 
-        A share of the dollars that are left pays for it. It is for answers of a form alone: other
-        answers may depend on the words, and tools on what they are given.
+        The rewordings cost a share of the remaining budget. Rows are only added if the answers have
+        a form and no tools are used: otherwise the right answer may depend on the wording.
         """
         session = self._session
-        prompts = [self._asked[one.task_id] for one in self._kept]
+        prompts = [self._prompts[one.task_id] for one in self._usable_answers]
         if session.form is None or session.has_tools or not can_reword(session, prompts):
             return taught
         num = round(_MAX_REWORDED * len(prompts))
@@ -150,7 +150,7 @@ class Teaching:
         )
         rows = [
             _reworded_row(reworded.prompts[one.task_id], one, session)
-            for one in self._kept
+            for one in self._usable_answers
             if one.task_id in reworded.prompts
             and session.form.is_grounded(one.answer, reworded.prompts[one.task_id].text)
         ]
@@ -161,11 +161,11 @@ class Teaching:
         return replace(taught, train_file=train_file, counts=counts)
 
     def _is_grounded(self, form: AnswerForm, answer: TeacherAnswer) -> bool:
-        return form.is_grounded(answer.answer, self._asked[answer.task_id].text)
+        return form.is_grounded(answer.answer, self._prompts[answer.task_id].text)
 
-    def _doubts(self, answers: Sequence[TeacherAnswer], form: AnswerForm) -> dict[str, str]:
-        """Returns what similar texts suggest in place of each doubtful answer, by rollout id."""
-        texts = [self._asked[one.task_id].text for one in answers]
+    def _suggestions(self, answers: Sequence[TeacherAnswer], form: AnswerForm) -> dict[str, str]:
+        """Returns the answer that similar texts suggest for each doubtful one, by rollout id."""
+        texts = [self._prompts[one.task_id].text for one in answers]
         compared = [] if self._session.has_tools else answers
         values = [form.closed_fields(one.answer) for one in compared]
         suggested: dict[int, str] = {}
@@ -176,80 +176,82 @@ class Teaching:
                 suggested[doubt.index] = form.with_closed_field(before, name, doubt.likely)
         return {answers[index].rollout.id: likely for index, likely in suggested.items()}
 
-    def _listed(
+    def _doubtful_rows(
         self,
         answers: Sequence[TeacherAnswer],
-        doubts: Mapping[str, str],
+        suggestions: Mapping[str, str],
         settled: Mapping[str, TeacherAnswer | None],
     ) -> Iterator[dict[str, Any]]:
-        """Yields the doubtful answers, each with what was settled on in its place, if anything."""
+        """Yields a row for each doubtful answer, with the suggested one and the one trained on."""
         for one in answers:
-            if one.rollout.id in doubts:
+            if one.rollout.id in suggestions:
                 new = settled.get(one.rollout.id)
                 yield {
-                    "text": self._asked[one.task_id].text,
+                    "text": self._prompts[one.task_id].text,
                     "answer": one.answer,
-                    "likely": doubts[one.rollout.id],
+                    "likely": suggestions[one.rollout.id],
                     "trained": None if new is None else new.answer,
-                    "metadata": self._asked[one.task_id].row.get("metadata") or {},
+                    "metadata": self._prompts[one.task_id].row.get("metadata") or {},
                 }
 
-    def _check_share(self, answers: Sequence[TeacherAnswer], doubts: Mapping[str, str]) -> None:
-        if len(doubts) > _MAX_DOUBT * len(answers):
-            self._session.files.write_rows(DOUBTFUL, self._listed(answers, doubts, {}))
+    def _check_doubtful_share(
+        self, answers: Sequence[TeacherAnswer], suggestions: Mapping[str, str]
+    ) -> None:
+        if len(suggestions) > _MAX_DOUBTFUL_SHARE * len(answers):
+            self._session.files.write_rows(DOUBTFUL, self._doubtful_rows(answers, suggestions, {}))
             self._session.stop_at(
                 "answers",
-                f"{len(doubts)} of {len(answers)} answers contradict those to "
+                f"{len(suggestions)} of {len(answers)} answers contradict those to "
                 "similar texts: either many are wrong, or similar texts need different answers",
             )
 
-    def _check_number(self, num_kept: int, left_out: Counter[str]) -> None:
-        if num_kept >= _MIN_ROWS:
+    def _check_enough_rows(self, num_usable: int, left_out: Counter[str]) -> None:
+        if num_usable >= _MIN_ROWS:
             return
         reasons = ", ".join(f"{reason}: {count}" for reason, count in left_out.items() if count)
-        file = self._session.workspace.shown(self._files[0])
+        file = self._session.workspace.shown(self._rollout_files[0])
         raise RunError(
-            f"only {num_kept} answers can be trained on ({reasons}), and {_MIN_ROWS} are needed",
-            f"look at them: inspect_examples(path={file}); more texts, and of a teacher a clearer "
-            "system or a larger budget_usd, may help",
+            f"only {num_usable} answers can be trained on ({reasons}), and {_MIN_ROWS} are needed",
+            f"look at them: inspect_examples(path={file}); more texts may help, or for a teacher a "
+            "clearer system or a larger budget_usd",
         )
 
     def _settle(
         self,
         title: str,
         answers: Sequence[TeacherAnswer],
-        doubts: Mapping[str, str],
+        suggestions: Mapping[str, str],
         form: AnswerForm,
     ) -> dict[str, TeacherAnswer | None]:
-        """Asks the teacher again about doubtful answers; returns what becomes of each."""
+        """Asks the teacher again about doubtful answers; returns those to train on, or None."""
         session = self._session
-        doubtful = [one for one in answers if one.rollout.id in doubts]
+        doubtful = [one for one in answers if one.rollout.id in suggestions]
         if not doubtful:
             return {}
-        if session.plan.teacher_at is None:
-            return dict.fromkeys(doubts)
+        if session.plan.teacher_location is None:
+            return dict.fromkeys(suggestions)
         files = ask_teacher(
             session,
             title,
             "again",
-            [self._asked[one.task_id] for one in doubtful],
+            [self._prompts[one.task_id] for one in doubtful],
             budget_share=0.5,
             temperature=0.7,
-            samples_per_prompt=_TIMES_AGAIN,
+            samples_per_prompt=_NUM_REASKED,
         )
-        again = read_answers(files, form, task_ids=[one.task_id for one in doubtful])
-        self._files = [*self._files, *files]
-        usable = [one for one in again.usable if self._is_grounded(form, one)]
-        return settle(doubtful, usable, doubts, form)
+        new_answers = read_answers(files, form, task_ids=[one.task_id for one in doubtful])
+        self._rollout_files = [*self._rollout_files, *files]
+        usable = [one for one in new_answers.usable if self._is_grounded(form, one)]
+        return settle(doubtful, usable, suggestions, form)
 
-    def _rows(
-        self, number: int, kept: Sequence[TeacherAnswer], left_out: Mapping[str, int]
+    def _write_rows(
+        self, number: int, usable: Sequence[TeacherAnswer], left_out: Mapping[str, int]
     ) -> Path:
-        """Writes the chosen rollouts and makes training rows of them; returns the rows' file."""
+        """Writes the chosen rollouts and converts them; returns the file with the training rows."""
         session = self._session
-        lines = [one.line for one in kept]
+        lines = [one.line for one in usable]
         chosen = session.files.write_recorded(
-            f"chosen-{number}", lines, session.request, self._files, left_out
+            f"chosen-{number}", lines, session.request, self._rollout_files, left_out
         )
         rewrite = None
         if session.form is not None:
@@ -263,13 +265,13 @@ class Teaching:
         path = session.files.folder / f"sft-{number}.jsonl"
         if not is_up_to_date(path, request):
             title = (SELECT, SELECT_REST)[number - 1]
-            session.stages.do(title, "convert_rollouts", request, ConvertResult)
+            session.stages.call(title, "convert_rollouts", request, ConvertResult)
         num_rows = sum(1 for _ in read_lines(path))
-        if num_rows != len(kept):
+        if num_rows != len(usable):
             raise RunError(
-                f"of {len(kept)} chosen answers, {num_rows} became rows of {path}",
+                f"only {num_rows} of {len(usable)} chosen answers were converted to rows of {path}",
                 f"convert_rollouts(input={session.workspace.shown(chosen)}, output=…) says which "
-                "are left out, and why",
+                "were left out, and why",
             )
         return path
 
@@ -277,7 +279,7 @@ class Teaching:
 def _reworded_row(
     prompt: RecipePrompt, answer: TeacherAnswer, session: RecipeSession
 ) -> dict[str, Any]:
-    """Returns a training row: a prompt in other words, with the answer to the original one."""
+    """Returns a training row: a reworded prompt with the answer to the original one."""
     messages = prompt.row["messages"]
     if session.student_system is not None:
         messages = [message for message in messages if message["role"] != "system"]

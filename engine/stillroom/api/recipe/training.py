@@ -6,9 +6,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from stillroom.api.recipe.measuring import Evaluated, measure_validation
+from stillroom.api.recipe.measuring import ModelEvaluation, measure_validation
 from stillroom.api.recipe.session import RecipeSession
-from stillroom.api.recipe.teaching import Taught
+from stillroom.api.recipe.teaching import TaughtRows
 from stillroom.data.chat.template import is_chatml_without_tools
 from stillroom.errors import EngineError, RunError
 from stillroom.files import file_sha256
@@ -39,35 +39,35 @@ PLAN, TRAIN, TRAIN_ALL, DISTIL = (
     "distil on-policy",
 )
 MEASURE = {TRAIN: "validate", TRAIN_ALL: "validate (2)", DISTIL: "validate (3)"}
-_NAMES = {
+_STUDENT_NAMES = {
     TRAIN: "student after the first answers",
     TRAIN_ALL: "student after all answers",
     DISTIL: "student after on-policy distillation",
 }
-_CONFIGS = {TRAIN: "sft-first", TRAIN_ALL: "sft-all"}
-_GUESS = SftSettings(0, 2e-4)
+_CONFIG_NAMES = {TRAIN: "sft-first", TRAIN_ALL: "sft-all"}
+_INITIAL_SETTINGS = SftSettings(0, 2e-4)
 _TRAINING_SHARE = 0.5
-"""The share of all minutes that trainings may take; asking and measuring take the rest."""
+"""The share of all minutes for training; asking and measuring take the rest."""
 _FIRST_SHARE = 0.3
 """The first training's share of the time for both."""
 _ANEW_EPOCHS = 2
-"""The epochs from which on the second training begins anew; it then does no worse on new texts."""
+"""The second training starts from the untrained student if this many epochs are possible."""
 _TEACHER_TOKENS = ("same", "reread")
-"""Whether the teacher reads the student's tokens, or its text: with another tokenizer."""
-_EXPORT_S, _MIN_S = 60.0, 60.0
+"""The teacher scores the student's tokens, or its text with the teacher's own tokenizer."""
+_EXPORT_S, _MIN_TRAINING_S = 60.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedStudent:
-    """A trained student, and how it did on the prompts that decide which one is kept."""
+    """A trained student, and its evaluation on the validation prompts, by which one is chosen."""
 
     run_id: str
-    validated: Evaluated
+    evaluation: ModelEvaluation
 
     @property
     def accuracy(self) -> float:
-        """The share of the validation prompts that it was right on."""
-        return self.validated.result.accuracy.value
+        """The share of the validation prompts that it answers correctly."""
+        return self.evaluation.result.accuracy.value
 
 
 class Trainer:
@@ -75,102 +75,102 @@ class Trainer:
 
     def __init__(self, session: RecipeSession, parts: PromptSplit, validation: Path) -> None:
         self._session, self._parts, self._validation = session, parts, validation
-        self._settings = _GUESS
+        self._settings = _INITIAL_SETTINGS
         self._pace: Pace | None = None
         """How fast the student trains; known after the plan, if that measured it."""
 
-    def train_first(self, taught: Taught, *, asking_s: float) -> TrainedStudent:
+    def train_first(self, taught: TaughtRows, *, asking_s: float) -> TrainedStudent:
         """Trains and measures a student on the first answers.
 
         asking_s: the seconds that asking the teacher for the rest will take.
         """
-        return self._train_anew(TRAIN, taught, num_measures=2, other_s=asking_s, share=_FIRST_SHARE)
+        return self._train_anew(TRAIN, taught, num_evals=2, other_s=asking_s, share=_FIRST_SHARE)
 
-    def train_once(self, taught: Taught) -> TrainedStudent:
+    def train_once(self, taught: TaughtRows) -> TrainedStudent:
         """Trains and measures a student on all answers, without a training on the first ones."""
-        return self._train_anew(TRAIN_ALL, taught, num_measures=1)
+        return self._train_anew(TRAIN_ALL, taught, num_evals=1)
 
     def _train_anew(
         self,
         title: str,
-        taught: Taught,
+        taught: TaughtRows,
         *,
-        num_measures: int,
+        num_evals: int,
         other_s: float = 0.0,
         share: float = 1.0,
     ) -> TrainedStudent:
         """Trains and measures the untrained student with a share of the time that is left."""
         student = self._session.request.student
-        available = self._time_left(num_measures=num_measures, other_s=other_s)
-        is_late = available is not None and available < _MIN_S
-        if (earlier := self._earlier(title, [student], taught, is_late=is_late)) is not None:
-            return self._train(title, earlier)
-        if available is not None:
+        available_s = self._training_time_s(num_evals=num_evals, other_s=other_s)
+        is_late = available_s is not None and available_s < _MIN_TRAINING_S
+        if config := self._finished_config(title, [student], taught, is_late=is_late):
+            return self._train(title, config)
+        if available_s is not None:
             if is_late:
                 raise RunError(
-                    f"{max(0.0, available):.0f} seconds are left to train in, less than "
-                    f"{_MIN_S:.0f}",
-                    "give the recipe more time (minutes), or fewer labelled texts; what is done is "
-                    "not done again",
+                    f"{max(0.0, available_s):.0f} seconds are left for training, fewer than "
+                    f"{_MIN_TRAINING_S:.0f}",
+                    "give the recipe more time (minutes), or fewer labelled texts; finished stages "
+                    "are not repeated",
                 )
-            available *= share
-        return self._sft(title, student, taught, available)
+            available_s *= share
+        return self._sft(title, student, taught, available_s)
 
-    def is_slow(self, num_rows: float) -> bool:
-        """Returns whether the time suffices for no more than one training on so many rows."""
+    def can_train_only_once(self, num_rows: float) -> bool:
+        """Returns whether there is time for only one training on so many rows."""
         minutes = self._session.request.minutes
         if minutes is None or self._pace is None:
             return False
-        # Of all the minutes: an answer that depended on those left would change on resuming.
+        # Depends on all minutes, not on those left, so that a resumed recipe decides the same.
         return _ANEW_EPOCHS * num_rows * self._pace.row_s > _TRAINING_SHARE * 60 * minutes
 
-    def train_all(self, student: TrainedStudent, taught: Taught) -> TrainedStudent | None:
-        """Trains on all answers, anew if the time suffices, else the student further.
+    def train_all(self, student: TrainedStudent, taught: TaughtRows) -> TrainedStudent | None:
+        """Trains on all answers: the untrained student if there is time, else `student` further.
 
-        Returns None if the time does not suffice.
+        Returns None if there is no time for either.
         """
-        available = self._time_left(num_measures=1)
-        is_late = available is not None and available < _MIN_S
+        available_s = self._training_time_s(num_evals=1)
+        is_late = available_s is not None and available_s < _MIN_TRAINING_S
         starts = (self._session.request.student, student.run_id)
-        if (earlier := self._earlier(TRAIN_ALL, starts, taught, is_late=is_late)) is not None:
-            return self._train(TRAIN_ALL, earlier)
+        if config := self._finished_config(TRAIN_ALL, starts, taught, is_late=is_late):
+            return self._train(TRAIN_ALL, config)
         if is_late:
             self._session.caveats.append(
-                f"no time was left to train on all {taught.num_rows} answers: more minutes help"
+                f"no time was left to train on all {taught.num_rows} answers: raise minutes"
             )
             return None
         start = self._session.request.student
-        if available is not None and self._pace is not None:
-            possible = self._pace.epochs_within(taught.num_rows, available)
+        if available_s is not None and self._pace is not None:
+            possible = self._pace.epochs_within(taught.num_rows, available_s)
             is_anew = possible >= (1 if self._are_templated else _ANEW_EPOCHS)
             start = start if is_anew else student.run_id
-        return self._sft(TRAIN_ALL, start, taught, available)
+        return self._sft(TRAIN_ALL, start, taught, available_s)
 
     def distil(self, student: TrainedStudent) -> TrainedStudent | None:
-        """Distils on-policy from an open teacher; None if it cannot be done, or not in time."""
+        """Distils on-policy from an open teacher; returns None on failure or too little time."""
         session = self._session
-        # tools.py is read next to the config, and the user may have another one in the output.
+        # tools.py is read next to the config, and the output folder may have one of the user.
         files = RecipeFiles(session.files.folder / "distil")
         key = {"start": student.run_id, "minutes": session.request.minutes}
         configs = {tokens: files.config_path(tokens, key) for tokens in _TEACHER_TOKENS}
         for config in configs.values():
-            if self._result(config) is not None:
+            if self._training_result(config) is not None:
                 return self._train(DISTIL, config)
-        available = self._time_left(num_measures=1)
-        if available is not None and available < _MIN_S:
-            session.caveats.append("no time was left for on-policy distillation: more minutes help")
+        available_s = self._training_time_s(num_evals=1)
+        if available_s is not None and available_s < _MIN_TRAINING_S:
+            session.caveats.append("no time was left for on-policy distillation: raise minutes")
             return None
         prompts = files.write_prompts(
             "prompts",
             [*self._parts.first_round, *self._parts.second_round, *self._parts.of_new_forms],
         )
         training = PlannedTraining(
-            student.run_id, prompts.name, self._settings, session.request.seed, 1, available
+            student.run_id, prompts.name, self._settings, session.request.seed, 1, available_s
         )
         options = session.plan.teacher
-        for name, given in (("tools.py", options.tools), ("rewards.py", session.plan.rewards)):
-            if given != NO_FILE:
-                files.copy_code(name, session.workspace.existing(given, label=name))
+        for name, file in (("tools.py", options.tools), ("rewards.py", session.plan.rewards)):
+            if file != NO_FILE:
+                files.copy_code(name, session.workspace.existing(file, label=name))
         problems = list[str]()
         for tokens, path in configs.items():
             make = partial(
@@ -192,17 +192,17 @@ class Trainer:
             except RunError as error:
                 problems = [error.problem]
                 break
-        session.leave_out("on-policy distillation was not done", problems[0])
+        session.note_failure("on-policy distillation was not done", problems[0])
         return None
 
     @property
     def _teacher_path(self) -> str:
-        """The teacher's name as config.yml takes it."""
-        place = self._session.plan.teacher_at
+        """The teacher for config.yml: the name of an endpoint's model, or of a local model."""
+        place = self._session.plan.teacher_location
         return place.name if isinstance(place, ModelLocation) else self._session.plan.teacher.model
 
-    def plan(self, taught: Taught) -> None:
-        """Finds the settings that suit the student's size, and its pace with them."""
+    def plan(self, taught: TaughtRows) -> None:
+        """Sets the training settings for the student's size, and how fast it trains with them."""
         session, forecast = self._session, self._forecast(taught)
         suitable = suitable_sft_settings(forecast.parameters)
         if suitable.qlora_rank != self._settings.qlora_rank:
@@ -218,8 +218,8 @@ class Trainer:
         session.caveats += [f"plan_training: {note}" for note in forecast.checks]
         self._pace = Pace.of(forecast)
 
-    def _forecast(self, taught: Taught) -> TrainingForecast:
-        """Returns the forecast of an epoch over the rows with the present settings."""
+    def _forecast(self, taught: TaughtRows) -> TrainingForecast:
+        """Returns the forecast of an epoch over the rows with the current settings."""
         session, rows = self._session, taught.train_file.name
         training = PlannedTraining(
             session.request.student, rows, self._settings, session.request.seed,
@@ -231,25 +231,25 @@ class Trainer:
         request = PlanTraining(config=session.workspace.shown(config))
 
         def plan() -> TrainingForecast:
-            return session.stages.do(PLAN, "plan_training", request, TrainingForecast)
+            return session.stages.call(PLAN, "plan_training", request, TrainingForecast)
 
         return session.files.stored_document("plan", key, TrainingForecast, plan)
 
-    def _time_left(self, *, num_measures: int, other_s: float = 0.0) -> float | None:
-        """Returns the seconds for training, less those of measuring and exporting after it.
+    def _training_time_s(self, *, num_evals: int, other_s: float = 0.0) -> float | None:
+        """Returns the seconds left for training, less those of later stages; None without a limit.
 
-        num_measures: how often students are still measured on the prompts for choosing.
+        num_evals: validation runs still to come. other_s: the seconds of further stages.
         """
-        left = self._session.stages.left_s
+        left = self._session.stages.remaining_s
         if left is None:
             return None
-        num_prompts = num_measures * len(self._parts.validation) + 1.5 * len(self._parts.test)
+        num_prompts = num_evals * len(self._parts.validation) + 1.5 * len(self._parts.test)
         return left - num_prompts * self._session.prompt_s - _EXPORT_S - other_s
 
-    def _chat_template(self, taught: Taught) -> str | None:
-        """Returns the template to train with: another one if the student's leaves tool calls out.
+    def _chat_template(self, taught: TaughtRows) -> str | None:
+        """Returns the chat template to train with; None for the student's own.
 
-        None: its own.
+        Another one is used if the rows have tool calls, which the student's leaves out.
         """
         session = self._session
         rows = read_lines(taught.train_file)
@@ -268,11 +268,11 @@ class Trainer:
         """Whether the rows are labels of texts made from templates."""
         return self._parts.are_templated and self._session.has_labels
 
-    def _wanted_epochs(self, taught: Taught) -> int:
+    def _wanted_epochs(self, taught: TaughtRows) -> int:
         return wanted_epochs(taught.num_rows, are_templated=self._are_templated)
 
     def _sft(
-        self, title: str, start: str, taught: Taught, available_s: float | None
+        self, title: str, start: str, taught: TaughtRows, available_s: float | None
     ) -> TrainedStudent:
         session, epochs = self._session, self._wanted_epochs(taught)
         if available_s is not None and self._pace is not None:
@@ -289,36 +289,36 @@ class Trainer:
             start, taught.train_file.name, settings, session.request.seed, epochs, available_s,
             self._chat_template(taught),
         )  # fmt: skip
-        config = self._config(title, start, taught)
+        config = self._sft_config_path(title, start, taught)
         return self._train(title, session.files.write_config(config, training.sft_config))
 
-    def _config(self, title: str, start: str, taught: Taught) -> Path:
-        """Returns where the config of a training within these minutes is."""
+    def _sft_config_path(self, title: str, start: str, taught: TaughtRows) -> Path:
+        """Returns the path of a training's config, which differs for other `minutes`."""
         key = {"start": start, "rows": file_sha256(taught.train_file)}
-        path = self._session.files.config_path(_CONFIGS[title], key)
+        path = self._session.files.config_path(_CONFIG_NAMES[title], key)
         return path.with_stem(f"{path.stem}-{self._session.request.minutes or 0:g}")
 
-    def _earlier(
-        self, title: str, starts: Sequence[str], taught: Taught, *, is_late: bool = False
+    def _finished_config(
+        self, title: str, starts: Sequence[str], taught: TaughtRows, *, is_late: bool = False
     ) -> Path | None:
-        """Returns the config of a training that an earlier call has done; None if there is none.
+        """Returns the config of a training that an earlier call finished; None if there is none.
 
-        One that fewer minutes had limited counts as not done, unless it is too late for another.
+        A training that fewer minutes cut short does not count, unless no time is left for another.
         """
         for start in starts:
-            here = self._config(title, start, taught)
-            stem = here.stem.rpartition("-")[0]
-            for config in sorted(here.parent.glob(f"{stem}-*.yml")):
-                if (result := self._result(config)) is None:
+            current = self._sft_config_path(title, start, taught)
+            stem = current.stem.rpartition("-")[0]
+            for config in sorted(current.parent.glob(f"{stem}-*.yml")):
+                if (result := self._training_result(config)) is None:
                     continue
                 epochs = planned_epochs(config.read_text(encoding="utf-8"))
-                is_whole = epochs >= self._wanted_epochs(taught) and not result.get("stopped_by")
-                if is_whole or is_late or config == here:
+                is_complete = epochs >= self._wanted_epochs(taught) and not result.get("stopped_by")
+                if is_complete or is_late or config == current:
                     return config
         return None
 
-    def _result(self, config: Path) -> dict[str, Any] | None:
-        """Returns the result of a training with this config; None if none has succeeded."""
+    def _training_result(self, config: Path) -> dict[str, Any] | None:
+        """Returns the result of the training with this config; None if none has succeeded."""
         if not config.exists():
             return None
         request = StartTraining(config=self._session.workspace.shown(config))
@@ -333,8 +333,8 @@ class Trainer:
                 f"{title}: ended at its share of the time, after step {result.get('steps')} of "
                 f"{result.get('planned_steps')}"
             )
-        validated = measure_validation(
-            session, MEASURE[title], _NAMES[title], run.run_id, self._validation,
+        evaluation = measure_validation(
+            session, MEASURE[title], _STUDENT_NAMES[title], run.run_id, self._validation,
             is_first=title == TRAIN,
         )  # fmt: skip
-        return TrainedStudent(run.run_id, validated)
+        return TrainedStudent(run.run_id, evaluation)

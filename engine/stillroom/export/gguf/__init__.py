@@ -1,1 +1,1 @@
-"""GGUF files: written here for the common model families, else by llama.cpp's converter."""
+"""Writes GGUF files: of common model families directly, of others by llama.cpp's converter."""

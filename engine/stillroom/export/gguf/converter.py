@@ -72,8 +72,8 @@ def convert(
 
     Raises RunError with the converter's last line of output, and the command to run by hand.
     """
-    kind = _OUTTYPES[precision]
-    command = [*converter, str(model), "--outfile", str(output), "--outtype", kind]
+    outtype = _OUTTYPES[precision]
+    command = [*converter, str(model), "--outfile", str(output), "--outtype", outtype]
     with running_program(command, log=log, failure=_failure, cwd=output.parent) as process:
         code = _wait(process, reporter)
     if code is None:
@@ -81,8 +81,8 @@ def convert(
     if code < 0:
         raise _failure(command, log, f"was killed by signal {-code}, often because memory ran out")
     if code > 0:
-        output_line = last_line(log) or "no output"
-        raise _failure(command, log, f"ended with code {code}: {output_line}")
+        last_output = last_line(log) or "no output"
+        raise _failure(command, log, f"ended with code {code}: {last_output}")
     if not _is_gguf(output):
         raise _failure(command, log, "did not write a GGUF file")
 
@@ -99,12 +99,12 @@ def _wait(process: subprocess.Popen[bytes], reporter: Reporter) -> int | None:
 
 
 def _failure(command: Sequence[str], log: Path, outcome: str) -> RunError:
-    """Returns the error for a converter that failed; `outcome` continues its name."""
-    by_hand = " ".join([*command[:-5], "<output>", *command[-2:]])
+    """Returns the error for a failed converter; `outcome` completes "llama.cpp's converter …"."""
+    manual_command = " ".join([*command[:-5], "<output>", *command[-2:]])
     return RunError(
         f"llama.cpp's converter {outcome}",
         f"{_remedy(command, log)}. Its complete output is in {log}. To convert by hand, export "
-        f"with format merged, then run `{by_hand}`",
+        f"with format merged, then run `{manual_command}`",
     )
 
 

@@ -26,15 +26,15 @@ def text_settings(config: Settings) -> Settings:
 
 
 def find_unsupported(config: Settings) -> str | None:
-    """Returns a setting of a model that llama.cpp's model of the family does not support, if any.
+    """Returns a setting that llama.cpp does not support for the model's family, if there is one.
 
-    config: the whole configuration of a text model, defaults included.
+    config: the complete configuration of a text model, defaults included.
     """
     if config["model_type"] not in ARCHITECTURES:
         return f"the model type {config['model_type']!r}"
     is_gemma = config["model_type"] == "gemma3_text"
-    of_family = _gemma_unsupported if is_gemma else _other_unsupported
-    return next(iter([*_common_unsupported(config), *of_family(config)]), None)
+    family_unsupported = _gemma_unsupported if is_gemma else _llama_qwen_unsupported
+    return next(iter([*_common_unsupported(config), *family_unsupported(config)]), None)
 
 
 def _common_unsupported(config: Settings) -> Iterator[str]:
@@ -54,7 +54,7 @@ def _common_unsupported(config: Settings) -> Iterator[str]:
         yield "partial_rotary_factor"
 
 
-def _other_unsupported(config: Settings) -> Iterator[str]:
+def _llama_qwen_unsupported(config: Settings) -> Iterator[str]:
     """Yields the unsupported settings of Llama and Qwen models."""
     if _SLIDING in (config.get("layer_types") or []):
         yield "sliding windows"

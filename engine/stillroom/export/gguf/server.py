@@ -1,4 +1,4 @@
-"""llama.cpp's server from the package xllamacpp, with the options of llama-server that are used.
+"""Runs llama.cpp's server from the package xllamacpp, with the few llama-server options used here.
 
 It ends with the process that started it.
 """

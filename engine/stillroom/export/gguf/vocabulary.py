@@ -1,4 +1,4 @@
-"""A tokenizer's vocabulary as llama.cpp reads it: byte-level BPE, or pieces as Gemma has them."""
+"""Converts a tokenizer's vocabulary to llama.cpp's: byte-level BPE, or pieces like Gemma's."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,15 +43,15 @@ class Vocabulary:
     """The tokens of a GGUF file."""
 
     model: str
-    """llama.cpp's name of the algorithm: gpt2 or llama."""
+    """llama.cpp's name for the algorithm: gpt2 or llama."""
     pre: str
-    """llama.cpp's name of the pre-tokenizer, which splits text into words."""
+    """llama.cpp's name for the pre-tokenizer, which splits text into words."""
     tokens: Sequence[str]
     types: Sequence[TokenType]
     merges: Sequence[str] = ()
     """For gpt2: the pairs of tokens to merge, each with a space between, in order."""
     scores: Sequence[float] = ()
-    """For llama: the score of each token; the pair whose merged token scores highest is first."""
+    """For llama: each token's score; the pair whose merged token scores highest is merged first."""
 
 
 def read_vocabulary(tokenizer: Json, size: int) -> Vocabulary:
@@ -129,7 +129,7 @@ def _parts(pre_tokenizer: Json | None) -> Sequence[Json]:
 
 
 def _step(part: Json) -> str:
-    """Returns the name of a pre-tokenizer's step, as the keys of `_SPLITS` have it."""
+    """Returns the name of a pre-tokenizer's step, as in the keys of `_SPLITS`."""
     match part:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": uses_regex}:
             return "words" if uses_regex else "bytes"

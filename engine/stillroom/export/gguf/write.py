@@ -44,7 +44,7 @@ _FILE_TYPES = {
 _LARGEST_FP16 = 65504.0
 _Q8_BLOCK = 32
 _TOKENIZER = "tokenizer.ggml"
-_LONG_NAMES = {"unk": "unknown", "pad": "padding"}
+_GGUF_NAMES = {"unk": "unknown", "pad": "padding"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,20 +158,20 @@ def _add_vocabulary(writer: "gguf.GGUFWriter", vocabulary: Vocabulary) -> None:
 def _special_tokens(tokenizer: Any, folder: Path) -> dict[str, Value]:
     """Returns the ids of the special tokens, and whether they are added to a text, by GGUF key."""
     settings = json.loads((folder / "generation_config.json").read_bytes())
-    ends = settings["eos_token_id"]
+    stops = settings["eos_token_id"]
     others = [
-        i for i in (ends if isinstance(ends, list) else [ends]) if i != tokenizer.eos_token_id
+        i for i in (stops if isinstance(stops, list) else [stops]) if i != tokenizer.eos_token_id
     ]
     # llama.cpp has three keys for tokens that end an answer.
     named: dict[str, int | None] = dict(
         zip(("eos", "eot", "eom"), [tokenizer.eos_token_id, *others], strict=False)
     )
     for name in ("bos", "unk", "pad"):
-        named[_LONG_NAMES.get(name, name)] = getattr(tokenizer, f"{name}_token_id")
-    begins = tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
+        named[_GGUF_NAMES.get(name, name)] = getattr(tokenizer, f"{name}_token_id")
+    adds_bos = tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
     return {
         **{f"{_TOKENIZER}.{key}_token_id": i for key, i in named.items() if i is not None},
-        f"{_TOKENIZER}.add_bos_token": begins,
+        f"{_TOKENIZER}.add_bos_token": adds_bos,
         f"{_TOKENIZER}.add_eos_token": False,
         f"{_TOKENIZER}.add_space_prefix": False,
     }

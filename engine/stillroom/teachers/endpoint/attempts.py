@@ -18,14 +18,14 @@ from stillroom.teachers.endpoint.http_channel import (
     UnreadableReplyError,
 )
 from stillroom.teachers.endpoint.replies import limit_kind, retry_after
-from stillroom.teachers.limits.limit_types import Sent
+from stillroom.teachers.limits.limit_types import SentRequest
 from stillroom.teachers.limits.limiter import Limiter
 
 MAX_ATTEMPTS = bounds.ATTEMPTS.limit
 """The most failed attempts at one call; rate-limited attempts (429) do not count as failed."""
 PATIENCE_S = float(bounds.RATE_LIMIT.limit)
 """The most seconds in total that one call waits for a rate limit."""
-SHOWN = 300
+MAX_QUOTED_CHARS = 300
 """The number of characters of a response that error messages quote."""
 
 _T = TypeVar("_T")
@@ -53,7 +53,7 @@ class Attempts:
     """Shortens the waits of several calls differently, so that they do not coincide."""
     max_refused_wait_s: float = math.inf
     """The most seconds of one wait for a rate limit; without a limit, a call that would have to
-    wait longer than `PATIENCE_S` fails at once."""
+    wait longer than `PATIENCE_S` fails immediately."""
     down_patience_s: float = 0.0
     """The most seconds in total to wait for a server that is down; 0 counts these attempts as
     failed."""
@@ -84,8 +84,8 @@ class Attempts:
         else:
             self.num_failed += 1
             seconds = self._wait_s(retry, self.num_failed)
-        is_over = self.waited_s > PATIENCE_S or self.down_s > self.down_patience_s
-        if self.num_failed == MAX_ATTEMPTS or is_over:
+        has_waited_too_long = self.waited_s > PATIENCE_S or self.down_s > self.down_patience_s
+        if self.num_failed == MAX_ATTEMPTS or has_waited_too_long:
             attempts = self.num_failed + self.num_refused + self.num_down
             raise CallFailedError(retry.kind, f"{retry.message} ({attempts} attempts)")
         return seconds
@@ -100,9 +100,9 @@ class Attempts:
         if retry.wait_s is None:
             return 0.5 * 2 ** min(attempt, 6) * self.jitter.uniform(0.5, 1.0)
         is_refused = retry.kind is FailureClass.RATE_LIMIT
-        least = 0.008 * 2 ** min(attempt, 12) if is_refused or self.down_patience_s else 0.0
-        longest = self.max_refused_wait_s if is_refused else PATIENCE_S
-        return min(max(retry.wait_s, least), longest)
+        min_wait_s = 0.008 * 2 ** min(attempt, 12) if is_refused or self.down_patience_s else 0.0
+        max_wait_s = self.max_refused_wait_s if is_refused else PATIENCE_S
+        return min(max(retry.wait_s, min_wait_s), max_wait_s)
 
 
 def open_channel(url: str, headers: Mapping[str, str]) -> HttpChannel:
@@ -118,7 +118,7 @@ def open_channel(url: str, headers: Mapping[str, str]) -> HttpChannel:
 
 
 def http_proxy(url: str) -> str | None:
-    """Returns the proxy URL that the environment sets for a URL, with its scheme; None if none.
+    """Returns the proxy URL that the environment sets for a URL, with its scheme; None without one.
 
     Raises InputError if it is not an HTTP proxy.
     """
@@ -156,7 +156,9 @@ async def post_once(
         return Retry(FailureClass.BAD_RESPONSE, message, may_be_billed=True)
 
 
-async def run_limited(limiter: Limiter, sent: Sent, attempt: Awaitable[_T | Retry]) -> _T | Retry:
+async def run_limited(
+    limiter: Limiter, sent: SentRequest, attempt: Awaitable[_T | Retry]
+) -> _T | Retry:
     """Awaits an attempt, reports its outcome to the limiter, and returns it.
 
     `sent` is what the limiter's `acquire` returned for the attempt.
@@ -164,14 +166,14 @@ async def run_limited(limiter: Limiter, sent: Sent, attempt: Awaitable[_T | Retr
     try:
         outcome = await attempt
     except BaseException:
-        limiter.failed(sent)
+        limiter.record_failed(sent)
         raise
     if not isinstance(outcome, Retry):
-        limiter.accepted(sent)
+        limiter.record_accepted(sent)
     elif outcome.kind is FailureClass.RATE_LIMIT:
-        limiter.refused(sent, limit_kind(outcome.message))
+        limiter.record_refused(sent, limit_kind(outcome.message))
     else:
-        limiter.failed(sent)
+        limiter.record_failed(sent)
     return outcome
 
 
@@ -191,7 +193,7 @@ def retry_of(reply: HttpReply, message: str) -> Retry | None:
 
 def retry_unreadable(error: Exception) -> Retry:
     """Returns the Retry for a response whose content does not fit the request."""
-    message = f"unreadable response: {str(error)[:SHOWN]}"
+    message = f"unreadable response: {str(error)[:MAX_QUOTED_CHARS]}"
     return Retry(FailureClass.BAD_RESPONSE, message, may_be_billed=True)
 
 

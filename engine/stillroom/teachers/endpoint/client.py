@@ -15,9 +15,9 @@ import msgspec
 from stillroom.data.chat.tool_calls import message_with_calls
 from stillroom.errors import CallFailedError, FailureClass, TeacherError
 from stillroom.secrecy.redaction import Redactor
-from stillroom.teachers.budget import NOTHING, Budget, Cost, Overrun
+from stillroom.teachers.budget import NO_COST, Budget, Cost, Overrun
 from stillroom.teachers.endpoint.attempts import (
-    SHOWN,
+    MAX_QUOTED_CHARS,
     Attempts,
     Retry,
     open_channel,
@@ -39,7 +39,7 @@ from stillroom.teachers.endpoint.replies import (
     says_too_long,
 )
 from stillroom.teachers.limits.allowance import allowances
-from stillroom.teachers.limits.limit_types import LimitSettings, Sent
+from stillroom.teachers.limits.limit_types import LimitSettings, SentRequest
 from stillroom.teachers.limits.limiter import Limiter
 from stillroom.teachers.pricing import FREE, Price
 from stillroom.teachers.providers import Endpoint, sampling_fields
@@ -57,7 +57,7 @@ from stillroom.types import (
 _BYTES_PER_TOKEN = 4.0
 """The approximate size of a token, for the limiter and for prompts whose usage is not reported."""
 _REASONING_BACK = ("reasoning_details",)
-"""The message keys of reasoning that are sent back to providers that need it."""
+"""The message keys with reasoning that are sent back to providers that need it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +97,12 @@ class _Answer:
     """A turn, and whether the endpoint reported its token usage."""
 
     turn: SampledTurn
-    is_counted: bool
+    has_usage: bool
 
     def unconfirmed(self, worst: Cost) -> Cost:
         """Returns the possible cost of the call beyond the reported one."""
-        if self.is_counted:
-            return NOTHING
+        if self.has_usage:
+            return NO_COST
         return Cost(worst.tokens, worst.usd if self.turn.cost_usd is None else 0.0)
 
 
@@ -144,8 +144,8 @@ class OpenAITeacher:
         kept = _REASONING_BACK if endpoint.provider.wants_reasoning_back else ()
         kept = REASONING_KEYS if self.calls.returns_thinking else kept
         self._not_sent = frozenset(REASONING_KEYS) - frozenset(kept)
-        opened = channel or open_channel(endpoint.chat_url, endpoint.key_headers(key))
-        self._channel = RedactedChannel(opened, Redactor([key]))
+        unredacted = channel or open_channel(endpoint.chat_url, endpoint.key_headers(key))
+        self._channel = RedactedChannel(unredacted, Redactor([key]))
 
     async def __aenter__(self) -> Self:
         return self
@@ -165,8 +165,8 @@ class OpenAITeacher:
         takes_seed = self.sampling.seed is not None and self._endpoint.provider.takes_seed
         seed = _seed_of(self.sampling.seed or 0, seed_key) if takes_seed else None
         # `weight` says which turns are trained; strict endpoints reject unknown fields.
-        given = [cast("Message", {k: v for k, v in m.items() if k != "weight"}) for m in messages]
-        yield HttpConversation(self, given, list(tools), seed)
+        initial = [cast("Message", {k: v for k, v in m.items() if k != "weight"}) for m in messages]
+        yield HttpConversation(self, initial, list(tools), seed)
 
     async def complete(
         self,
@@ -201,13 +201,13 @@ class OpenAITeacher:
             with budget.within_time():
                 sent = await self.limiter.acquire(len(body) / _BYTES_PER_TOKEN)
         except BaseException:
-            budget.give_back(worst)
+            budget.release(worst)
             raise
         budget.record_sent(worst)
         try:
             outcome = await run_limited(self.limiter, sent, self._attempt(body, sent))
         except (CallFailedError, TeacherError):
-            budget.settle(worst, NOTHING)
+            budget.settle(worst, NO_COST)
             raise
         except BaseException:
             # The call was cancelled or failed after it was sent, so it may have been billed.
@@ -222,7 +222,7 @@ class OpenAITeacher:
         elif outcome.may_be_billed:
             budget.settle_unconfirmed(worst)
         else:
-            budget.settle(worst, NOTHING)
+            budget.settle(worst, NO_COST)
         return outcome
 
     def _worst_case(self, body: bytes) -> Cost:
@@ -268,39 +268,39 @@ class OpenAITeacher:
             sent["tool_calls"] = [_as_sent(call) for call in calls]
         return sent
 
-    async def _attempt(self, body: bytes, sent: Sent) -> _Answer | Retry:
+    async def _attempt(self, body: bytes, sent: SentRequest) -> _Answer | Retry:
         """Sends a request once; returns its turn, or a Retry if it may succeed when repeated."""
         reply = await post_once(self._channel, body, timeout_s=self.calls.timeout_s)
         if isinstance(reply, Retry):
             return reply
-        self.limiter.follow_headers(sent, allowances(reply.headers, datetime.now(UTC)))
+        self.limiter.record_allowances(sent, allowances(reply.headers, datetime.now(UTC)))
         if reply.status == 200:
-            return self._turn(reply.body, len(body))
+            return self._read_turn(reply.body, len(body))
         return self._check_error(reply)
 
-    def _turn(self, body: bytes, num_sent: int) -> _Answer | Retry:
+    def _read_turn(self, body: bytes, request_bytes: int) -> _Answer | Retry:
         """Returns the turn in a response body; a Retry if it cannot be read.
 
-        num_sent: the size of the request in bytes.
+        request_bytes: the size of the request in bytes.
         """
         try:
-            read = read_turn(body)
+            parsed = read_turn(body)
         except UnreadableTurnError as error:
             return retry_unreadable(error)
         self._has_answered = True
-        usage = read.usage
+        usage = parsed.usage
         if usage is not None and not usage.prompt_tokens:
             # A prompt has at least one token, but some servers do not count those in their cache.
-            usage += Usage(prompt_tokens=math.ceil(num_sent / _BYTES_PER_TOKEN))
-        cost_usd = self.spending.of(usage, read.reported_usd)
+            usage += Usage(prompt_tokens=math.ceil(request_bytes / _BYTES_PER_TOKEN))
+        cost_usd = self.spending.of(usage, parsed.reported_usd)
         turn = SampledTurn(
-            message=read.message,
-            finish_reason=read.finish_reason,
+            message=parsed.message,
+            finish_reason=parsed.finish_reason,
             usage=usage or Usage(),
             cost_usd=cost_usd,
-            answered_by=self._answerer(read.model, read.fingerprint),
+            answered_by=self._answerer(parsed.model, parsed.fingerprint),
         )
-        return _Answer(turn, is_counted=usage is not None)
+        return _Answer(turn, has_usage=usage is not None)
 
     def _answerer(self, model: str | None, fingerprint: str | None) -> Answerer | None:
         """Returns the model that a response names; None if it names none."""
@@ -318,7 +318,7 @@ class OpenAITeacher:
         Raises TeacherError or CallFailedError if it cannot.
         """
         status, text = reply.status, text_of(reply)
-        message = f"HTTP {status}: {text[:SHOWN]}"
+        message = f"HTTP {status}: {text[:MAX_QUOTED_CHARS]}"
         where = f"{self._endpoint.base_url} (model {self.model!r})"
         if says_no_credit(status, text):
             raise TeacherError(
@@ -328,8 +328,8 @@ class OpenAITeacher:
         if (retry := retry_of(reply, message)) is not None:
             return retry
         # A 403 is about this prompt, not the key, if the key has worked before or the text says so.
-        is_of_prompt = status == 403 and (self._has_answered or says_flagged(text))
-        if status in (401, 403) and not is_of_prompt:
+        is_about_prompt = status == 403 and (self._has_answered or says_flagged(text))
+        if status in (401, 403) and not is_about_prompt:
             raise self._key_error(where, message)
         if status == 404:
             raise TeacherError(
@@ -345,7 +345,7 @@ class OpenAITeacher:
         if says_too_long(status, text):
             raise ConversationTooLongError(FailureClass.BAD_REQUEST, message)
         if 300 <= status < 400:
-            target = reply.headers.get("location", "no address")[:SHOWN]
+            target = reply.headers.get("location", "no address")[:MAX_QUOTED_CHARS]
             message = f"{message} (a redirect to {target}; set base_url to the new address)"
         raise CallFailedError(FailureClass.BAD_REQUEST, message)
 
@@ -374,7 +374,7 @@ class HttpConversation:
         seed: int | None,
     ) -> None:
         self._teacher, self._messages, self._tools, self._seed = teacher, messages, tools, seed
-        self._num_given = len(messages)
+        self._num_initial = len(messages)
 
     async def sample(self) -> SampledTurn:
         """Returns the endpoint's next turn; it is empty if earlier turns have filled the context.
@@ -384,7 +384,7 @@ class HttpConversation:
         try:
             turn = await self._teacher.complete(self._messages, self._tools, seed=self._seed)
         except ConversationTooLongError:
-            if len(self._messages) == self._num_given:
+            if len(self._messages) == self._num_initial:
                 raise
             return _context_full_turn()
         if self._tools:

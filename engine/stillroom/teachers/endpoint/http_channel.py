@@ -70,8 +70,8 @@ class RedactedChannel:
             raise type(error)(redactor.text(str(error))) from error
         headers = reply.headers
         # The headers are searched as one text, which is faster: they hardly ever hold a secret.
-        whole = "\n".join(map(": ".join, headers.items()))
-        if redactor.text(whole) != whole:
+        text = "\n".join(map(": ".join, headers.items()))
+        if redactor.text(text) != text:
             headers = redactor.value(headers)
         return HttpReply(reply.status, headers, redactor.data(reply.body))
 

@@ -30,7 +30,7 @@ _MAX_TOKENS_OF_A_CALL = 1 << 40
 _MAX_USD = 1e9
 """The highest plausible cost of one call in US dollars; a higher cost is ignored."""
 _MAX_BYTES_PER_TOKEN = 256
-"""More bytes than the longest tokens of today's vocabularies, which are runs of spaces, have."""
+"""An upper bound: the longest tokens of today's vocabularies are shorter runs of spaces."""
 _KEPT_BYTES = 4000
 """The number of bytes of a response that an error quotes if it cannot be parsed."""
 _MAX_NAME = 200
@@ -180,41 +180,41 @@ def _message(reply: _Reply) -> Message:
 
 def _calls(calls: list[_Call]) -> list[ToolCall]:
     """Returns the tool calls, each with a unique id, because replies refer to their call by it."""
-    made: list[ToolCall] = []
-    taken: set[str] = set()
+    tool_calls: list[ToolCall] = []
+    used_ids: set[str] = set()
     for index, call in enumerate(calls):
-        given = str(call.id) if isinstance(call.id, str | int) else ""
-        call_id = given or f"call_{index}"
-        while call_id in taken:
+        call_id = str(call.id) if isinstance(call.id, str | int) else ""
+        call_id = call_id or f"call_{index}"
+        while call_id in used_ids:
             call_id = f"{call_id}_{index}"
-        taken.add(call_id)
+        used_ids.add(call_id)
         function: Any = {"name": call.function.name, "arguments": _arguments(call.function)}
-        one: Any = {"id": call_id, "type": "function", "function": function}
+        tool_call: Any = {"id": call_id, "type": "function", "function": function}
         if call.extra_content is not None:
-            one[_SIGNATURES] = call.extra_content
-        made.append(one)
-    return made
+            tool_call[_SIGNATURES] = call.extra_content
+        tool_calls.append(tool_call)
+    return tool_calls
 
 
 def _arguments(function: _Function) -> str:
     """Returns a call's arguments as JSON text; some servers send an object or nothing instead."""
-    written = function.arguments
-    if isinstance(written, str):
-        return written or "{}"
-    return "{}" if written is None else msgspec.json.encode(written).decode()
+    arguments = function.arguments
+    if isinstance(arguments, str):
+        return arguments or "{}"
+    return "{}" if arguments is None else msgspec.json.encode(arguments).decode()
 
 
-def readable_arguments(written: str) -> str:
+def readable_arguments(arguments: str) -> str:
     """Returns the arguments of an earlier call as the text of a JSON object.
 
     Other arguments are wrapped in an object: many chat templates parse the arguments, and a server
     would reject the whole conversation for malformed ones.
     """
     try:
-        is_object = isinstance(msgspec.json.decode(written), dict)
+        is_object = isinstance(msgspec.json.decode(arguments), dict)
     except (msgspec.DecodeError, RecursionError, UnicodeError):
         is_object = False
-    return written if is_object else msgspec.json.encode({"malformed": written}).decode()
+    return arguments if is_object else msgspec.json.encode({"malformed": arguments}).decode()
 
 
 def _beginning(body: bytes) -> str:
@@ -232,8 +232,8 @@ def _usage(usage_fields: Mapping[str, Any], message: Message) -> Usage | None:
     )
     if prompt is None or completion is None:
         return None
-    written = _generated_texts(message)
-    if written and completion * _MAX_BYTES_PER_TOKEN < len(msgspec.json.encode(written)):
+    texts = _generated_texts(message)
+    if texts and completion * _MAX_BYTES_PER_TOKEN < len(msgspec.json.encode(texts)):
         return None
     # Some endpoints count a model's thinking only in total_tokens, but bill it as completion.
     total = _count(usage_fields, "total_tokens") or 0
@@ -320,11 +320,11 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     millis = _seconds(headers.get("retry-after-ms", ""))
     if millis is not None:
         return millis / 1000
-    written = headers.get("retry-after", "")
+    text = headers.get("retry-after", "")
     try:
-        return max(0.0, parsedate_to_datetime(written).timestamp() - time.time())
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
     except (ValueError, OverflowError, OSError):
-        return _seconds(written)
+        return _seconds(text)
 
 
 def _seconds(text: str) -> float | None:

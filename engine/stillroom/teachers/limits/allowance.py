@@ -2,9 +2,9 @@
 
 Most endpoints state a limit, how much of it remains, and the time until it has fully refilled
 (`x-ratelimit-*`). If the limit is a bucket that refills steadily, the used part divided by that
-time is its refill rate, which is then the same in each response. The headers are trusted only if it
-is. Other limits, such as a counter that restarts each minute, must be learned from refusals, like
-those of endpoints that send no such headers.
+time is its refill rate, the same in each response. The headers are trusted only in this case. Other
+limits, such as a counter that restarts each minute, are learned from refusals, as are those of
+endpoints that send no such headers.
 """
 
 import math
@@ -14,24 +14,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from stillroom.teachers.limits.limit_types import LimitUnit, Sent
+from stillroom.teachers.limits.limit_types import LimitUnit, SentRequest
 from stillroom.teachers.providers import PROVIDERS
 
-_APART_S = 0.25
-"""Rates are computed from requests that were sent at least this many seconds apart."""
+_MIN_SPACING_S = 0.25
+"""Refill rates are computed from requests sent at least this many seconds apart."""
 _NUM_KEPT = 4
 """The number of latest rates that are compared with each other."""
-_STEADY = 1.15
+_MAX_RATE_RATIO = 1.15
 """The headers are trusted while the highest kept rate is at most this multiple of the lowest."""
 _FREE_S = 2.0
 """Requests are not held back while more remains than refills in this many seconds."""
 _TARGET_S = 1.0
 """The pace keeps in reserve the amount that refills in this many seconds."""
-_SLOWEST, _FASTEST = 0.7, 1.5
+_MIN_PACE_FACTOR, _MAX_PACE_FACTOR = 0.7, 1.5
 """The lowest and the highest pace, as multiples of the refill rate."""
 _MAX_REFUSED, _PER_SENT = 4, 200.0
 """After this many refusals within this amount sent, the headers are no longer trusted."""
-_LONGEST_S = 2 * 86_400.0
+_MAX_RESET_S = 2 * 86_400.0
 """A longer time until the reset is ignored: it must be a date, or an endpoint's mistake."""
 _NAMES = [
     (unit, tuple(name.format(unit=unit, part=part) for part in ("limit", "remaining", "reset")))
@@ -47,11 +47,11 @@ class Allowance:
     """The state of a limit as an endpoint's headers give it."""
 
     limit: float
-    """The most requests or tokens that may be used when nothing has been used."""
+    """The number of requests or tokens that are allowed in total."""
     remaining: float
-    """How many of them remain."""
+    """The number of requests or tokens that remain."""
     reset_s: float
-    """The seconds until all of them are available again."""
+    """The seconds until the whole limit is available again."""
 
 
 def allowances(headers: Mapping[str, str], now: datetime) -> dict[LimitUnit, Allowance]:
@@ -59,21 +59,21 @@ def allowances(headers: Mapping[str, str], now: datetime) -> dict[LimitUnit, All
 
     A unit is left out if one of its three headers is missing or implausible.
     """
-    found: dict[LimitUnit, Allowance] = {}
+    stated: dict[LimitUnit, Allowance] = {}
     if _LIMIT_HEADERS.isdisjoint(headers):
-        return found
+        return stated
     for unit, names in _NAMES:
         if all(name in headers for name in names):
             limit, remaining = _number(headers[names[0]]), _number(headers[names[1]])
             reset_s = _seconds(headers[names[2]], now)
             if limit is None or remaining is None or reset_s is None:
                 continue
-            if 0 <= remaining <= limit and 0 < reset_s <= _LONGEST_S:
-                found[unit] = Allowance(limit, remaining, reset_s)
-    return found
+            if 0 <= remaining <= limit and 0 < reset_s <= _MAX_RESET_S:
+                stated[unit] = Allowance(limit, remaining, reset_s)
+    return stated
 
 
-class AllowanceFollower:
+class AllowancePace:
     """Derives a pace from the allowances that successive responses state for one limit."""
 
     def __init__(self) -> None:
@@ -83,16 +83,16 @@ class AllowanceFollower:
         It is None if the headers are missing or implausible, or if much of the limit remains.
         """
         self._rates: deque[float] = deque(maxlen=_NUM_KEPT)
-        self._noted: tuple[float, float, float] | None = None
-        """The last request whose rate was noted: when it was sent, what remained after it, and how
-        much had been sent in total up to it."""
+        self._last_recorded: tuple[float, float, float] | None = None
+        """The last request whose rate was recorded: when it was sent, what remained after it, and
+        how much had been sent in total up to it."""
         self._scale = 1.0
         """The amount that the endpoint counts per unit that we estimate to have sent."""
         self._refused_at: deque[float] = deque(maxlen=_MAX_REFUSED)
         self._is_distrusted = False
 
-    def follow(
-        self, allowance: Allowance, sent: Sent, total: float, unit: LimitUnit, now: float
+    def update(
+        self, allowance: Allowance, sent: SentRequest, total: float, unit: LimitUnit, now: float
     ) -> None:
         """Updates the pace from the allowance in the response to a request.
 
@@ -101,8 +101,8 @@ class AllowanceFollower:
         if self._is_distrusted or allowance.reset_s <= 0:
             return
         before = sent.before(unit) + sent.amount(unit)
-        if self._noted is None or sent.at - self._noted[0] >= _APART_S:
-            self._note(allowance, sent.at, before)
+        if self._last_recorded is None or sent.at - self._last_recorded[0] >= _MIN_SPACING_S:
+            self._record_refill_rate(allowance, sent.at, before)
         sent_since = max(0.0, total - before) * self._scale
         self.pace = self._pace(allowance, sent_since, now - sent.at)
 
@@ -119,23 +119,23 @@ class AllowanceFollower:
             self._is_distrusted, self.pace = True, None
         return not self._is_distrusted
 
-    def _note(self, allowance: Allowance, now: float, sent: float) -> None:
-        """Notes the refill rate that an allowance implies, and adjusts the scale."""
+    def _record_refill_rate(self, allowance: Allowance, now: float, sent: float) -> None:
+        """Records the refill rate that an allowance implies, and adjusts the scale."""
         rate = (allowance.limit - allowance.remaining) / allowance.reset_s
         if rate <= 0:
             return
-        if self._noted is not None and sent > self._noted[2]:
-            at, remaining, sent_before = self._noted
+        if self._last_recorded is not None and sent > self._last_recorded[2]:
+            at, remaining, sent_before = self._last_recorded
             counted = rate * (now - at) + remaining - allowance.remaining
             scale = counted / (sent - sent_before)
             if scale > 0:
                 self._scale += (scale - self._scale) * 0.3
         self._rates.append(rate)
-        self._noted = (now, allowance.remaining, sent)
+        self._last_recorded = (now, allowance.remaining, sent)
 
     def _pace(self, allowance: Allowance, sent_since: float, passed_s: float) -> float | None:
         """Returns a pace that keeps the reserve; None if the rates vary or much remains."""
-        if len(self._rates) < _NUM_KEPT or max(self._rates) > min(self._rates) * _STEADY:
+        if len(self._rates) < _NUM_KEPT or max(self._rates) > min(self._rates) * _MAX_RATE_RATIO:
             return None
         rate = sorted(self._rates)[_NUM_KEPT // 2]
         remaining = min(allowance.limit, allowance.remaining + rate * passed_s - sent_since)
@@ -143,7 +143,7 @@ class AllowanceFollower:
             return None
         target = min(rate * _TARGET_S, allowance.limit / 2)
         factor = 1 + 0.2 * (remaining - target) / target
-        return rate * min(_FASTEST, max(_SLOWEST, factor)) / self._scale
+        return rate * min(_MAX_PACE_FACTOR, max(_MIN_PACE_FACTOR, factor)) / self._scale
 
 
 def _number(text: str) -> float | None:

@@ -7,15 +7,15 @@ the refusals follow the rate of requests rather than their number.
 
 from collections import deque
 
-from stillroom.teachers.limits.limit_types import LimitSettings, Sent
+from stillroom.teachers.limits.limit_types import LimitSettings, SentRequest
 from stillroom.teachers.limits.rate_search import RateSearch, spread
 
 _MIN_HOLD_S = 1.0
 """The least seconds between a cut or a probe and the next probe."""
 _MAX_SHRINKS = 3
-"""After this many refusals within the known limit, the limit is not their reason."""
+"""After this many refusals within the known limit, something else must cause them."""
 _MIN_SHARE = 0.8
-"""With less than this share of the known limit in flight, a refusal has another reason."""
+"""With less than this share of the known limit in flight, a refusal has another cause."""
 _NUM_EPISODES = 4
 """The number of refusals that are compared to find a concurrency limit below the pace."""
 _RATES_DIFFER = 0.08
@@ -36,39 +36,39 @@ class ConcurrencySearch:
         self._num_filled = 0
         """Accepted requests that filled the window, since the last cut or probe."""
         self._step = 1
-        """By how many requests the next probe widens the window."""
+        """The number of requests by which the next probe widens the window."""
         self._is_settled = False
         """Whether a wider window was probed and refused."""
         self._last_change_at = 0.0
         """The time of the last cut or probe."""
-        self._refused_at: deque[int] = deque(maxlen=_NUM_EPISODES)
+        self._refused_in_flight: deque[int] = deque(maxlen=_NUM_EPISODES)
         """Requests in flight at each of the last refusals that were attributed to the rate."""
         self._most_accepted: deque[int] = deque([0], maxlen=_NUM_EPISODES)
-        """The most requests in flight with an accepted one, between each two of those refusals."""
+        """The most requests in flight at an accepted one, between each two of those refusals."""
 
     @property
-    def is_found(self) -> bool:
+    def has_limit(self) -> bool:
         """Whether concurrency appears to be what the endpoint limits."""
         return self._known_limit is not None
 
-    def accepted(self, sent: Sent) -> None:
+    def record_accepted(self, sent: SentRequest) -> None:
         """Counts a request that was accepted."""
         self._accepted += 1
         self._num_filled += sent.fills_window
         self._most_accepted[-1] = max(self._most_accepted[-1], sent.in_flight)
 
-    def refused(self) -> None:
+    def record_refused(self) -> None:
         """Counts a request that was refused."""
         self._num_refused += 1
 
-    def explains(self, sent: Sent, rate: RateSearch, *, do_trips_vary: bool) -> bool:
+    def explains(self, sent: SentRequest, rate: RateSearch, *, do_trips_vary: bool) -> bool:
         """Returns whether a concurrency limit may be the reason for a refusal.
 
         If all responses take equally long, a concurrency limit and a rate limit are equivalent; the
         rate is preferred because it can be set more finely.
         """
         if rate.pace is not None:
-            return self._shows_despite_pace(sent, rate) and do_trips_vary
+            return self._is_constant_despite_pace(sent, rate) and do_trips_vary
         if self._known_limit is None:
             return True
         if not do_trips_vary:
@@ -78,7 +78,7 @@ class ConcurrencySearch:
         self._num_shrinks += 1
         return sent.in_flight >= _MIN_SHARE * self._known_limit and self._num_shrinks < _MAX_SHRINKS
 
-    def cut(self, sent: Sent, now: float) -> float:
+    def cut(self, sent: SentRequest, now: float) -> float:
         """Returns the reduced window after a refusal."""
         self._is_settled = self._known_limit is not None and sent.in_flight > self._known_limit
         self._known_limit = max(1, sent.in_flight - 1)
@@ -111,15 +111,15 @@ class ConcurrencySearch:
                 return window
         self._num_filled = self._num_refused = self._num_shrinks = 0
         self._last_change_at = now
-        return float(min(self._settings.most, self._known_limit + self._step))
+        return float(min(self._settings.max_in_flight, self._known_limit + self._step))
 
-    def _shows_despite_pace(self, sent: Sent, rate: RateSearch) -> bool:
-        """Whether the requests in flight are the same at each refusal while the rate is not."""
-        numbers, most_accepted = self._refused_at, max(self._most_accepted)
-        numbers.append(sent.in_flight)
+    def _is_constant_despite_pace(self, sent: SentRequest, rate: RateSearch) -> bool:
+        """Whether refusals come at the same number of requests in flight but at other rates."""
+        counts, most_accepted = self._refused_in_flight, max(self._most_accepted)
+        counts.append(sent.in_flight)
         self._most_accepted.append(0)
-        if len(numbers) < _NUM_EPISODES or len(rate.measured) < _NUM_EPISODES:
+        if len(counts) < _NUM_EPISODES or len(rate.measured) < _NUM_EPISODES:
             return False
-        are_same = max(numbers) - min(numbers) <= max(1.0, 0.05 * min(numbers))
+        are_same = max(counts) - min(counts) <= max(1.0, 0.05 * min(counts))
         rates = [one.requests for one in rate.measured]
-        return are_same and most_accepted <= max(numbers) and spread(rates) > _RATES_DIFFER
+        return are_same and most_accepted <= max(counts) and spread(rates) > _RATES_DIFFER

@@ -29,9 +29,9 @@ _MAX_COUNTED_REFUSALS = 4
 class LimitSettings:
     """The settings of a limiter."""
 
-    start: int = 20
+    initial_in_flight: int = 20
     """The most requests in flight at the start."""
-    most: int = 256
+    max_in_flight: int = 256
     """The most requests in flight at any time."""
     accepted_per_refusal: int = 125
     """The number of requests that must be accepted, for each refusal that the last probe caused,
@@ -45,7 +45,7 @@ class LimitSettings:
         return self.accepted_per_refusal * min(num_refused, _MAX_COUNTED_REFUSALS)
 
 
-class Sent(msgspec.Struct, frozen=True, gc=False):
+class SentRequest(msgspec.Struct, frozen=True, gc=False):
     """A request that was sent, as the controller recorded it."""
 
     number: int

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 
 import anyio
 
-from stillroom.teachers.limits.allowance import Allowance, AllowanceFollower
+from stillroom.teachers.limits.allowance import Allowance, AllowancePace
 from stillroom.teachers.limits.concurrency_search import ConcurrencySearch
-from stillroom.teachers.limits.limit_types import LimitKind, LimitSettings, LimitUnit, Sent
+from stillroom.teachers.limits.limit_types import LimitKind, LimitSettings, LimitUnit, SentRequest
 from stillroom.teachers.limits.rate_search import RateSearch
 
 _CATCH_UP_S = 0.01
 """A request that is sent up to this much later than allowed does not delay the next ones."""
 _VARIES = 0.1
 """Round trips vary if their mean deviation is more than this share of their mean."""
-_SPACED = 3.0
-"""Under a concurrency limit, requests are sent at most this many times as fast as answers arrive.
+_SPACING_FACTOR = 3.0
+"""Under a concurrency limit, requests are sent at most this many times as fast as responses arrive.
 
 Sent all at once, they would empty the bucket of any additional rate limit.
 """
-_LONGEST_HELD_S = 60.0
+_MAX_HELD_S = 60.0
 """This many seconds after the last request, the pace no longer holds the next one back.
 
 Without a request, no response could ever show that the limit has changed.
@@ -41,7 +41,7 @@ class Limiter:
     ) -> None:
         self._controller = LimitController(settings)
         self._clock = clock
-        self._queue: deque[_Turn] = deque()
+        self._queue: deque[_WaitingCall] = deque()
 
     @property
     def window(self) -> int:
@@ -58,61 +58,63 @@ class Limiter:
         """The unit of `pace`."""
         return self._controller.unit
 
-    async def acquire(self, tokens: float = 0.0) -> Sent:
+    async def acquire(self, tokens: float = 0.0) -> SentRequest:
         """Waits until this call may be sent, and returns its record for the outcome.
 
-        The caller must then report the outcome with `accepted`, `refused` or `failed`. `tokens` is
+        The caller must then report the outcome with a method such as `record_accepted`. `tokens` is
         an estimate of the call's tokens, which may be wrong by a constant factor.
         """
         now = self._clock()
         if not self._queue and self._controller.ready_at(now, tokens) <= now:
             return self._controller.record_sent(now, tokens)
-        turn = _Turn(tokens)
-        self._queue.append(turn)
+        call = _WaitingCall(tokens)
+        self._queue.append(call)
         try:
-            while turn.sent is None:
-                await self._wait(turn)
+            while call.sent is None:
+                await self._wait(call)
         except BaseException:
-            if turn.sent is not None:
-                self.failed(turn.sent)
+            if call.sent is not None:
+                self.record_failed(call.sent)
             else:
-                self._queue.remove(turn)
+                self._queue.remove(call)
                 self._admit_waiting()
             raise
-        return turn.sent
+        return call.sent
 
-    def accepted(self, sent: Sent) -> None:
+    def record_accepted(self, sent: SentRequest) -> None:
         """Reports that the endpoint accepted the call."""
-        self._controller.accepted(sent, self._clock())
+        self._controller.record_accepted(sent, self._clock())
         self._admit_waiting()
 
-    def refused(self, sent: Sent, kind: LimitKind) -> None:
+    def record_refused(self, sent: SentRequest, kind: LimitKind) -> None:
         """Reports that a limit of the endpoint refused the call."""
-        self._controller.refused(sent, self._clock(), kind)
+        self._controller.record_refused(sent, self._clock(), kind)
         self._admit_waiting()
 
-    def failed(self, sent: Sent) -> None:
+    def record_failed(self, sent: SentRequest) -> None:
         """Reports that the call failed for a reason other than a limit."""
-        self._controller.failed(sent)
+        self._controller.record_failed(sent)
         self._admit_waiting()
 
-    def follow_headers(self, sent: Sent, allowances: Mapping[LimitUnit, Allowance]) -> None:
-        """Reports what remains of the endpoint's limits, from the headers of a call's response."""
+    def record_allowances(
+        self, sent: SentRequest, allowances: Mapping[LimitUnit, Allowance]
+    ) -> None:
+        """Reports what remains of the endpoint's limits, as the headers of a response state."""
         for unit, allowance in allowances.items():
-            self._controller.follow_headers(sent, self._clock(), unit, allowance)
+            self._controller.record_allowance(sent, self._clock(), unit, allowance)
 
-    async def _wait(self, turn: "_Turn") -> None:
+    async def _wait(self, call: "_WaitingCall") -> None:
         """Waits until a call is woken, or may be sent if it is the first in the queue."""
         wait_s = math.inf
-        if turn is self._queue[0]:
-            wait_s = self._controller.ready_at(self._clock(), turn.tokens) - self._clock()
+        if call is self._queue[0]:
+            wait_s = self._controller.ready_at(self._clock(), call.tokens) - self._clock()
         if wait_s < math.inf:
             with anyio.move_on_after(wait_s):
-                await turn.woken.wait()
+                await call.woken.wait()
             self._admit_waiting()
         else:
-            await turn.woken.wait()
-        turn.woken = anyio.Event()
+            await call.woken.wait()
+        call.woken = anyio.Event()
 
     def _admit_waiting(self) -> None:
         """Admits calls from the front of the queue, and wakes the first one that must still wait.
@@ -128,12 +130,12 @@ class Limiter:
             self._queue.popleft()
 
 
-class _Turn:
+class _WaitingCall:
     """A call that waits in the queue."""
 
     def __init__(self, tokens: float) -> None:
         self.tokens = tokens
-        self.sent: Sent | None = None
+        self.sent: SentRequest | None = None
         self.woken = anyio.Event()
 
 
@@ -164,7 +166,7 @@ class LimitController:
     def __init__(self, settings: LimitSettings) -> None:
         self._settings = settings
         self.in_flight = 0
-        self.window = float(min(settings.start, settings.most))
+        self.window = float(min(settings.initial_in_flight, settings.max_in_flight))
         """The number of requests that may be in flight, rounded down."""
         self._num_sent = 0
         self._tokens_sent = 0.0
@@ -180,12 +182,12 @@ class LimitController:
         self._pacer = _Pacer()
         self._last_at = -math.inf
         """The time of the last request; later requests are spaced from it."""
-        self._header_limits = {unit: AllowanceFollower() for unit in LimitUnit}
+        self._header_limits = {unit: AllowancePace() for unit in LimitUnit}
         self._header_pacers = {unit: _Pacer() for unit in LimitUnit}
 
     @property
     def pace(self) -> float | None:
-        """The requests or tokens (see `unit`) to send per second; None if no rate limit showed."""
+        """The requests or tokens (see `unit`) to send per second; None if no limit is known."""
         return self._rate.pace
 
     @property
@@ -200,7 +202,7 @@ class LimitController:
         ready_at = now
         if self.pace is not None:
             ready_at = self._pacer.ready_at(_amount(self.unit, tokens), self.pace)
-        elif self._concurrency.is_found:
+        elif self._concurrency.has_limit:
             ready_at = self._last_at + self._spacing_s()
         for unit, header_limit in self._header_limits.items():
             if header_limit.pace is not None:
@@ -208,9 +210,9 @@ class LimitController:
                     _amount(unit, tokens), header_limit.pace
                 )
                 ready_at = max(ready_at, paced_at)
-        return max(now, min(ready_at, self._last_at + _LONGEST_HELD_S))
+        return max(now, min(ready_at, self._last_at + _MAX_HELD_S))
 
-    def record_sent(self, now: float, tokens: float = 0.0) -> Sent:
+    def record_sent(self, now: float, tokens: float = 0.0) -> SentRequest:
         """Records a request that is sent now, and returns its record."""
         self.in_flight += 1
         self._num_sent += 1
@@ -219,7 +221,7 @@ class LimitController:
         for unit, header_limit in self._header_limits.items():
             if header_limit.pace is not None:
                 self._header_pacers[unit].record_sent(now, _amount(unit, tokens), header_limit.pace)
-        sent = Sent(
+        sent = SentRequest(
             number=self._num_sent,
             at=now,
             in_flight=self.in_flight,
@@ -228,41 +230,43 @@ class LimitController:
             tokens_before=self._tokens_sent,
         )
         self._tokens_sent += tokens
-        spacing_s = self._spacing_s() if self._concurrency.is_found else 0.0
+        spacing_s = self._spacing_s() if self._concurrency.has_limit else 0.0
         self._last_at = max(now - _CATCH_UP_S, self._last_at + spacing_s)
         return sent
 
-    def accepted(self, sent: Sent, now: float) -> None:
+    def record_accepted(self, sent: SentRequest, now: float) -> None:
         """Updates the limits after the response of an accepted request."""
         self.in_flight -= 1
         self._trip_s = _smoothed(self._trip_s, now - sent.at)
         difference_s = abs(now - sent.at - self._trip_s)
         self._trip_deviation_s += (difference_s - self._trip_deviation_s) * 0.1
-        self._rate.accepted(sent, now)
-        self._concurrency.accepted(sent)
-        if self._concurrency.is_found:
+        self._rate.record_accepted(sent, now)
+        self._concurrency.record_accepted(sent)
+        if self._concurrency.has_limit:
             self.window = self._concurrency.next_window(self.window, now)
         elif sent.in_flight * 2 > self.window:
             # One more per accepted request doubles the window each round trip. It grows only while
             # at least half of it is used, since a wider one would otherwise not be tested.
-            self.window = min(self._settings.most, self.window + 1)
+            self.window = min(self._settings.max_in_flight, self.window + 1)
         if self._pacer.is_reached and self._rate.grow(now, self._refusal_trip_s):
             self._pacer.is_reached = False
 
-    def refused(self, sent: Sent, now: float, kind: LimitKind = LimitKind.UNKNOWN) -> None:
+    def record_refused(
+        self, sent: SentRequest, now: float, kind: LimitKind = LimitKind.UNKNOWN
+    ) -> None:
         """Updates the limits after a refused request.
 
         One cut is made for all refused requests that were in flight at the same time.
         """
         self.in_flight -= 1
         self._refusal_trip_s = _smoothed(self._refusal_trip_s, now - sent.at)
-        self._rate.refused(sent)
-        self._concurrency.refused()
+        self._rate.record_refused(sent)
+        self._concurrency.record_refused()
         if sent.number <= self._episode_end:
             return
         self._episode_end = self._num_sent
         unit = _UNITS_OF.get(kind)
-        if self._is_paced_refusal(unit):
+        if self._delay_if_stated(unit):
             return
         is_concurrency = kind is LimitKind.CONCURRENCY or not self._rate.has_answers
         if is_concurrency or (
@@ -279,25 +283,27 @@ class LimitController:
         self._pacer.is_reached = False
         self._pacer.free_at = now + self._rate.pause_s(sent.amount(self.unit))
 
-    def failed(self, _sent: Sent) -> None:
+    def record_failed(self, _sent: SentRequest) -> None:
         """Records the end of a request that failed for reasons other than a limit."""
         self.in_flight -= 1
 
-    def follow_headers(self, sent: Sent, now: float, unit: LimitUnit, allowance: Allowance) -> None:
-        """Updates the remaining amount of a limit from a response."""
-        self._header_limits[unit].follow(allowance, sent, self._total(unit), unit, now)
+    def record_allowance(
+        self, sent: SentRequest, now: float, unit: LimitUnit, allowance: Allowance
+    ) -> None:
+        """Updates what remains of a limit, as a response states."""
+        self._header_limits[unit].update(allowance, sent, self._total(unit), unit, now)
 
     def _total(self, unit: LimitUnit) -> float:
         return float(self._num_sent) if unit is LimitUnit.REQUESTS else self._tokens_sent
 
     def _spacing_s(self) -> float:
-        """Returns the seconds between requests under a concurrency limit; see `_SPACED`."""
-        return self._trip_s / (self.window * _SPACED)
+        """Returns the seconds between requests under a concurrency limit; see `_SPACING_FACTOR`."""
+        return self._trip_s / (self.window * _SPACING_FACTOR)
 
-    def _is_paced_refusal(self, unit: LimitUnit | None) -> bool:
-        """Whether a limit that the endpoint's headers state explains a refusal.
+    def _delay_if_stated(self, unit: LimitUnit | None) -> bool:
+        """Delays the next request if a limit that the headers state explains a refusal.
 
-        If so, delays the next request under that limit.
+        Returns whether that is so.
         """
         for one in LimitUnit if unit is None else (unit,):
             header_limit = self._header_limits[one]

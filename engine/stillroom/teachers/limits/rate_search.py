@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from stillroom.teachers.limits.limit_types import LimitSettings, LimitUnit, Sent
+from stillroom.teachers.limits.limit_types import LimitSettings, LimitUnit, SentRequest
 
 _HELD_SHARE = 0.98
 """The pace, as a share of the measured rate, while no higher rate is being probed."""
@@ -23,17 +23,17 @@ _MIXED_SHARE = 0.93
 """If the measured rate is below this share of the pace before the last step, which was accepted,
 the measurement is mixed; the next rate is then this share of that pace."""
 _GUESSED_SHARE, _NEXT_CUT = 0.5, 0.75
-"""The first pace, as a share of the rate of recent answers, and the factor of each further cut,
-while nothing has been measured."""
+"""The first pace, as a share of the rate of recent responses, and the factor of each further cut,
+while no rate has been measured."""
 _MIN_MEASURE_COUNT = 6
 """The least number of requests accepted between two refusals from which a rate is computed."""
 _SMALL_STEP, _SEARCH_STEP, _LARGE_STEP = 1.06, 1.08, 1.3
 """The factors by which a step raises the pace: near a known rate, without one, and after the limit
 has risen."""
-_HIGHEST_TRY, _CREEP = 1.1, 1.005
+_HIGHEST_PROBE, _CREEP_STEP = 1.1, 1.005
 """The multiple of the known rate up to which small steps go, and the factor of steps above it."""
 _SURPLUS_COUNT = 2.0
-"""If this many more requests are accepted than the known rate allows, the limit has risen."""
+"""If the known rate is exceeded by this many accepted requests, the limit has risen."""
 _MIN_RELATIVE_ERROR, _RELATIVE_ERROR_OF_ONE = 0.01, 1.5
 """The relative error of a measured rate is the second of these divided by the number of requests,
 but at least the first."""
@@ -53,10 +53,10 @@ _MIN_HOLD_S = 0.5
 _MIN_PACE = 0.02
 """The lowest pace, in requests or tokens per second."""
 _NUM_KEPT = 64
-"""The number of latest answers whose times are kept."""
+"""The number of latest responses whose times are kept."""
 _NUM_EPISODES, _MIN_EPISODES = 6, 4
 """The number of measurements that are kept, and the least number from which the unit is chosen."""
-_CLEARLY = 1.5
+_MIN_VARIATION_RATIO = 1.5
 """The unit is changed only if its rates vary more than this many times as much as the other's."""
 
 
@@ -86,45 +86,45 @@ class RateSearch:
         self.unit = LimitUnit.REQUESTS
         self.measured: deque[MeasuredRate] = deque(maxlen=_NUM_EPISODES)
         """The most recent measurements."""
-        self._mark: Sent | None = None
+        self._mark: SentRequest | None = None
         """The refused request at which the current measurement began."""
         self._refused = dict.fromkeys(LimitUnit, 0.0)
-        self._taken = dict.fromkeys(LimitUnit, 0.0)
+        self._accepted_amount = dict.fromkeys(LimitUnit, 0.0)
         """The refused and the accepted amount of all requests sent after the mark."""
-        self._last_taken_at = 0.0
+        self._last_accepted_at = 0.0
         """When the latest accepted request after the mark was sent; at first, when the mark was."""
         self._accepted = self._num_refused = 0
         """Requests accepted since the last cut; refusals since the limit was last probed."""
-        self._known: float | None = None
+        self._known_rate: float | None = None
         """The last measured rate, in `unit` per second; None if no measurement is valid."""
         self._relative_error = 0.0
         """The relative error that the known rate may have."""
-        self._is_trying = self._has_risen = False
+        self._is_probing = self._has_risen = False
         """Whether a higher pace is being probed, and whether the limit was found to have risen."""
         self._pace_before_step = 0.0
         """The pace before the last step."""
         self._is_guess = False
         """Whether the pace is an estimate that no measurement supports."""
-        self._pauses = 0
-        """The number of consecutive cuts with too few measurements."""
+        self._num_unmeasured = 0
+        """The number of consecutive cuts for which no rate could be measured."""
         self._cut_at = self._step_at = 0.0
-        self._answers: deque[float] = deque(maxlen=_NUM_KEPT)
-        """The times at which the latest accepted requests were answered."""
+        self._answered_at: deque[float] = deque(maxlen=_NUM_KEPT)
+        """When the latest accepted requests were answered."""
         self._mean_tokens = 0.0
         """The moving average of the tokens of one request."""
 
-    def accepted(self, sent: Sent, now: float) -> None:
+    def record_accepted(self, sent: SentRequest, now: float) -> None:
         """Counts a request that was accepted."""
         self._accepted += 1
-        self._answers.append(now)
+        self._answered_at.append(now)
         before = self._mean_tokens or sent.tokens
         self._mean_tokens = before + (sent.tokens - before) * 0.05
         if self._mark is not None and sent.number > self._mark.number:
-            self._last_taken_at = max(self._last_taken_at, sent.at)
+            self._last_accepted_at = max(self._last_accepted_at, sent.at)
             for unit in LimitUnit:
-                self._taken[unit] += sent.amount(unit)
+                self._accepted_amount[unit] += sent.amount(unit)
 
-    def refused(self, sent: Sent) -> None:
+    def record_refused(self, sent: SentRequest) -> None:
         """Counts a request that was refused."""
         self._num_refused += 1
         if self._mark is not None and sent.number > self._mark.number:
@@ -134,21 +134,22 @@ class RateSearch:
     @property
     def has_answers(self) -> bool:
         """Whether any request was ever accepted; before that there is no rate to estimate."""
-        return bool(self._answers)
+        return bool(self._answered_at)
 
     def pause_s(self, amount: float) -> float:
         """Returns the seconds to pause after a cut; they double when cuts follow one another."""
         if self.pace is None:
             return 0.0
         one_s = amount / self.pace
-        return max(_SLACK_S, one_s, min(one_s * 2 ** min(self._pauses, 9), _LONGEST_PAUSE_S))
+        doubled_s = one_s * 2 ** min(self._num_unmeasured, 9)
+        return max(_SLACK_S, one_s, min(doubled_s, _LONGEST_PAUSE_S))
 
-    def forget_limit(self, sent: Sent, now: float) -> None:
+    def forget_limit(self, sent: SentRequest, now: float) -> None:
         """Drops the rate limit, because the endpoint limits something other than the rate."""
-        self.pace = self._known = None
+        self.pace = self._known_rate = None
         self._restart(sent, now)
 
-    def cut(self, sent: Sent, now: float, trip_s: float, unit: LimitUnit | None) -> None:
+    def cut(self, sent: SentRequest, now: float, trip_s: float, unit: LimitUnit | None) -> None:
         """Lowers the pace after a refusal of the request `sent`.
 
         trip_s: the average round trip. unit: the unit that the refusal names; None if it names
@@ -162,20 +163,21 @@ class RateSearch:
             self._step_at = now
             return
         old_unit, old_pace = self.unit, self.pace
-        self._pauses = 0
+        self._num_unmeasured = 0
         if self._is_mixed(measured) and not self._is_guess:
-            rate, self._known, self._is_guess = self._pace_before_step * _MIXED_SHARE, None, True
+            rate = self._pace_before_step * _MIXED_SHARE
+            self._known_rate, self._is_guess = None, True
         else:
             self._is_guess = False
-            self._keep(measured)
+            self._keep_measurement(measured)
             self._choose_unit(unit)
-            self._known = rate = measured.rate(self.unit)
+            self._known_rate = rate = measured.rate(self.unit)
             self._relative_error = max(_MIN_RELATIVE_ERROR, _RELATIVE_ERROR_OF_ONE / measured.num)
         pace = rate * _HELD_SHARE
-        if not self._is_trying and old_pace is not None and self.unit is old_unit:
+        if not self._is_probing and old_pace is not None and self.unit is old_unit:
             pace = min(pace, old_pace * 0.97)
         self.pace = max(pace, _MIN_PACE)
-        self._is_trying = self._known is None
+        self._is_probing = self._known_rate is None
         self._restart(sent, now)
 
     def grow(self, now: float, refusal_trip_s: float) -> bool:
@@ -185,23 +187,23 @@ class RateSearch:
         """
         if self.pace is None:
             return False
-        if not self._is_trying:
+        if not self._is_probing:
             if now - self._cut_at < _MIN_HOLD_S or self._accepted < self._num_needed():
                 return False
-            self._is_trying, self._num_refused = True, 0
+            self._is_probing, self._num_refused = True, 0
         elif now - self._step_at < max(_MIN_STEP_S, 2 * refusal_trip_s):
             return False
         self._step_at, self._pace_before_step = now, self.pace
-        self._has_risen |= self._takes_more_than_known()
+        self._has_risen |= self._accepts_more_than_known()
         if self._has_risen:
             self.pace *= _LARGE_STEP
-        elif self._known is None:
+        elif self._known_rate is None:
             self.pace *= _SEARCH_STEP
         else:
             # A busy machine sends less than the pace allows, so even a pace above the limit may
             # cause no refusal. The pace therefore keeps creeping up beyond `highest`.
-            highest = self._known * (_HIGHEST_TRY + self._relative_error)
-            self.pace = max(self.pace * _CREEP, min(self.pace * _SMALL_STEP, highest))
+            highest = self._known_rate * (_HIGHEST_PROBE + self._relative_error)
+            self.pace = max(self.pace * _CREEP_STEP, min(self.pace * _SMALL_STEP, highest))
         return True
 
     def _num_needed(self) -> float:
@@ -213,15 +215,15 @@ class RateSearch:
             else num_needed
         )
 
-    def _restart(self, sent: Sent, now: float) -> None:
+    def _restart(self, sent: SentRequest, now: float) -> None:
         """Begins a new measurement at the refused request `sent`."""
         self._mark, self._has_risen = sent, False
         self._accepted, self._cut_at, self._step_at = 0, now, now
-        self._last_taken_at = sent.at
+        self._last_accepted_at = sent.at
         for unit in LimitUnit:
-            self._refused[unit] = self._taken[unit] = 0.0
+            self._refused[unit] = self._accepted_amount[unit] = 0.0
 
-    def _measure(self, sent: Sent) -> MeasuredRate | None:
+    def _measure(self, sent: SentRequest) -> MeasuredRate | None:
         """Returns the throughput accepted between the mark and a refused request.
 
         None is returned if too few requests were accepted for a measurement.
@@ -229,7 +231,7 @@ class RateSearch:
         if self._mark is None or sent.at <= self._mark.at:
             return None
         # `_refused` counts the refused request itself and `before` does not, so it is added back.
-        taken = {
+        accepted = {
             unit: sent.before(unit)
             - self._mark.before(unit)
             - self._mark.amount(unit)
@@ -237,11 +239,11 @@ class RateSearch:
             + sent.amount(unit)
             for unit in LimitUnit
         }
-        if taken[LimitUnit.REQUESTS] < _MIN_MEASURE_COUNT:
+        if accepted[LimitUnit.REQUESTS] < _MIN_MEASURE_COUNT:
             return None
         passed = sent.at - self._mark.at
-        num = taken[LimitUnit.REQUESTS]
-        return MeasuredRate(num / passed, taken[LimitUnit.TOKENS] / passed, int(num))
+        num = accepted[LimitUnit.REQUESTS]
+        return MeasuredRate(num / passed, accepted[LimitUnit.TOKENS] / passed, int(num))
 
     def _is_mixed(self, measured: MeasuredRate) -> bool:
         """Whether the measured average is below a pace that was accepted for a while.
@@ -249,28 +251,28 @@ class RateSearch:
         Then the limit changed in between, or the bucket was full when the measurement began.
         """
         rate = measured.rate(self.unit)
-        if not self._is_trying or rate >= self._pace_before_step * _MIXED_SHARE:
+        if not self._is_probing or rate >= self._pace_before_step * _MIXED_SHARE:
             return False
-        return self._known is None or not _is_close(rate, self._known, _SAME)
+        return self._known_rate is None or not _is_close(rate, self._known_rate, _SAME)
 
     def _cut_blindly(self, now: float, trip_s: float, unit: LimitUnit | None) -> None:
         """Lowers or initialises the pace when too few requests were accepted to measure a rate."""
-        self._is_trying = self._known is None
+        self._is_probing = self._known_rate is None
         if self.pace is not None:
-            self._pauses += 1
-            if self._known is None and self._accepted:
+            self._num_unmeasured += 1
+            if self._known_rate is None and self._accepted:
                 self.pace = max(self.pace * _NEXT_CUT, _MIN_PACE)
             return
-        # Only recent answers count, because the burst that a full bucket allows at first says
+        # Only recent responses count, because the burst that a full bucket allows at first says
         # little about its rate.
         since = now - max(trip_s, 0.2)
-        recent = [at for at in self._answers if at >= since] or list(self._answers)
+        recent = [at for at in self._answered_at if at >= since] or list(self._answered_at)
         rate = len(recent) / max(now - recent[0], trip_s, 1e-3)
         if unit is LimitUnit.TOKENS and self._mean_tokens:
             self.unit, rate = unit, rate * self._mean_tokens
         self.pace = max(rate * _GUESSED_SHARE, _MIN_PACE)
 
-    def _keep(self, measured: MeasuredRate) -> None:
+    def _keep_measurement(self, measured: MeasuredRate) -> None:
         """Keeps a measurement, and drops older ones if both units show that the limit moved."""
         last = self.measured[-1] if self.measured else measured
         if all(not _is_close(measured.rate(u), last.rate(u), _MOVED) for u in LimitUnit):
@@ -286,17 +288,17 @@ class RateSearch:
             return
         by_unit = {u: spread([one.rate(u) for one in self.measured]) for u in LimitUnit}
         best = min(LimitUnit, key=lambda one: by_unit[one])
-        if by_unit[best] * _CLEARLY < by_unit[self.unit]:
+        if by_unit[best] * _MIN_VARIATION_RATIO < by_unit[self.unit]:
             self.unit = best
 
-    def _takes_more_than_known(self) -> bool:
-        """Whether clearly more was accepted since the mark than the known rate allows."""
-        if self._known is None or self._mark is None:
+    def _accepts_more_than_known(self) -> bool:
+        """Whether clearly more was accepted since the mark than the known rate would allow."""
+        if self._known_rate is None or self._mark is None:
             return False
-        taken = self._taken[self.unit]
-        allowed = self._known * (self._last_taken_at - self._mark.at)
+        accepted = self._accepted_amount[self.unit]
+        allowed = self._known_rate * (self._last_accepted_at - self._mark.at)
         one = 1.0 if self.unit is LimitUnit.REQUESTS else self._mean_tokens
-        return taken > allowed * (1 + self._relative_error) + _SURPLUS_COUNT * one
+        return accepted > allowed * (1 + self._relative_error) + _SURPLUS_COUNT * one
 
 
 def _is_close(value: float, other: float, share: float) -> bool:

@@ -708,7 +708,7 @@ def test_of_two_cancelled_calls_only_the_one_that_was_sent_may_have_been_billed(
     minutes: float,
 ) -> None:
     """The endpoint never answers the first call, and the second one waits for its place."""
-    calls = CallSettings(timeout_s=60, limits=LimitSettings(start=1, most=1))
+    calls = CallSettings(timeout_s=60, limits=LimitSettings(initial_in_flight=1, max_in_flight=1))
     budget = Budget(minutes=minutes)
     bench = Bench([SILENCE], calls=calls, spending=Spending(budget=budget))
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillroom.teachers.limits.allowance import Allowance, AllowanceFollower, allowances
-from stillroom.teachers.limits.limit_types import LimitUnit, Sent
+from stillroom.teachers.limits.allowance import Allowance, AllowancePace, allowances
+from stillroom.teachers.limits.limit_types import LimitUnit, SentRequest
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -66,15 +66,15 @@ def test_what_is_told_in_part_says_nothing() -> None:
     assert allowances({"x-ratelimit-remaining-requests": "3"}, NOW) == {}
 
 
-def follow(follower: AllowanceFollower, reported: list[tuple[float, float, float]]) -> None:
+def follow(follower: AllowancePace, reported: list[tuple[float, float, float]]) -> None:
     for index, (at, remaining, reset_s) in enumerate(reported):
-        sent = Sent(number=10 * index + 1, at=at, in_flight=1, fills_window=False)
+        sent = SentRequest(number=10 * index + 1, at=at, in_flight=1, fills_window=False)
         allowance = Allowance(100.0, remaining, reset_s)
-        follower.follow(allowance, sent, sent.number, LimitUnit.REQUESTS, at)
+        follower.update(allowance, sent, sent.number, LimitUnit.REQUESTS, at)
 
 
 def test_a_bucket_that_refills_steadily_is_believed_and_only_when_little_is_left() -> None:
-    follower = AllowanceFollower()
+    follower = AllowancePace()
     follow(follower, [(0.3 * i, 100 - 10 * i, i) for i in range(1, 8)])
     assert follower.pace is None
     follow(follower, [(3.0, 5, 9.5)])
@@ -83,6 +83,6 @@ def test_a_bucket_that_refills_steadily_is_believed_and_only_when_little_is_left
 
 
 def test_a_limit_that_starts_anew_each_minute_is_not_taken_for_a_bucket() -> None:
-    follower = AllowanceFollower()
+    follower = AllowancePace()
     follow(follower, [(0.3 * i, 100 - 11 * i, 60 - 0.3 * i) for i in range(1, 10)])
     assert follower.pace is None

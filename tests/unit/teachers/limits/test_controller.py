@@ -10,7 +10,7 @@ from stillroom.teachers.limits.allowance import Allowance
 from stillroom.teachers.limits.limit_types import LimitKind, LimitSettings, LimitUnit
 from stillroom.teachers.limits.limiter import LimitController
 
-SETTINGS = LimitSettings(start=20, most=256)
+SETTINGS = LimitSettings(initial_in_flight=20, max_in_flight=256)
 STEADY = ((0.0, 200.0),)
 
 
@@ -120,8 +120,8 @@ def test_an_endpoint_that_says_it_counts_calls_is_believed() -> None:
     controller = LimitController(SETTINGS)
     sent = [controller.record_sent(0.0) for _ in range(20)]
     for one in sent[:8]:
-        controller.accepted(one, 0.05)
-    controller.refused(sent[8], 0.05, LimitKind.CONCURRENCY)
+        controller.record_accepted(one, 0.05)
+    controller.record_refused(sent[8], 0.05, LimitKind.CONCURRENCY)
     assert controller.window == 8
     assert controller.pace is None
 
@@ -138,7 +138,7 @@ def test_growth_counts_only_while_the_window_is_used() -> None:
     assert result.most_in_flight == 9
     controller = LimitController(SETTINGS)
     for second in range(100):
-        controller.accepted(controller.record_sent(second), second + 0.5)
+        controller.record_accepted(controller.record_sent(second), second + 0.5)
     assert controller.window == 20
 
 
@@ -146,11 +146,11 @@ def test_a_cut_answers_all_that_were_on_their_way() -> None:
     controller = LimitController(SETTINGS)
     first = [controller.record_sent(0.0) for _ in range(20)]
     for one in first[:10]:
-        controller.accepted(one, 0.05)
-    controller.refused(first[10], 0.05)
+        controller.record_accepted(one, 0.05)
+    controller.record_refused(first[10], 0.05)
     pace = controller.pace
     for one in first[11:]:
-        controller.refused(one, 0.06)
+        controller.record_refused(one, 0.06)
     assert controller.pace == pace
     assert controller.in_flight == 0
 
@@ -158,14 +158,14 @@ def test_a_cut_answers_all_that_were_on_their_way() -> None:
 def test_calls_that_fail_teach_nothing() -> None:
     controller = LimitController(SETTINGS)
     for _ in range(50):
-        controller.failed(controller.record_sent(0.0))
+        controller.record_failed(controller.record_sent(0.0))
     assert (controller.in_flight, controller.window, controller.pace) == (0, 20, None)
 
 
 def test_refusals_before_any_answer_make_the_window_smaller() -> None:
     controller = LimitController(SETTINGS)
     sent = [controller.record_sent(0.0) for _ in range(20)]
-    controller.refused(sent[0], 0.002)
+    controller.record_refused(sent[0], 0.002)
     assert controller.pace is None
     assert 1 <= controller.window <= 10
     assert controller.ready_at(0.01) == math.inf
@@ -174,11 +174,11 @@ def test_refusals_before_any_answer_make_the_window_smaller() -> None:
 def test_while_everything_is_refused_the_next_try_is_never_far_away() -> None:
     controller, now = LimitController(SETTINGS), 0.0
     for _ in range(20):
-        controller.accepted(controller.record_sent(now), now + 0.1)
+        controller.record_accepted(controller.record_sent(now), now + 0.1)
         now += 0.1
     for _ in range(200):
         now = max(now, controller.ready_at(now))
-        controller.refused(controller.record_sent(now), now + 0.01)
+        controller.record_refused(controller.record_sent(now), now + 0.01)
         assert controller.ready_at(now) <= now + 2.0
 
 
@@ -205,15 +205,15 @@ def test_whatever_an_endpoint_answers_and_tells_the_next_call_is_at_most_a_minut
         now = ready_at
         sent = controller.record_sent(now, tokens)
         now += trip_s
-        controller.follow_headers(
+        controller.record_allowance(
             sent, now, unit, Allowance(limit, max(0.0, limit - used), reset_s)
         )
         if answer == "accepted":
-            controller.accepted(sent, now)
+            controller.record_accepted(sent, now)
         elif answer == "refused":
-            controller.refused(sent, now, kind)
+            controller.record_refused(sent, now, kind)
         else:
-            controller.failed(sent)
+            controller.record_failed(sent)
     assert controller.in_flight == 0
 
 
@@ -222,6 +222,6 @@ def test_a_limit_that_is_told_as_hardly_anything_stops_no_run() -> None:
     for _ in range(8):
         now = max(now + 0.3, controller.ready_at(now))
         sent = controller.record_sent(now)
-        controller.follow_headers(sent, now, LimitUnit.REQUESTS, Allowance(60.0, 0.0, 86_400.0))
-        controller.accepted(sent, now)
+        controller.record_allowance(sent, now, LimitUnit.REQUESTS, Allowance(60.0, 0.0, 86_400.0))
+        controller.record_accepted(sent, now)
     assert controller.ready_at(now) <= now + 60.0
