@@ -276,7 +276,8 @@ def disk_full(scene: Scene, checks: Checks, options: argparse.Namespace) -> None
     """The machine's disk is full while the run writes; it says so, and nothing is lost."""
     run_id = begun(scene, step=SAVE_STEP + 3)
     filler = scene.there / "filler"
-    with filler.open("wb") as stream, suppress(OSError):
+    # Without a buffer, which could not be written when the file is closed.
+    with filler.open("wb", buffering=0) as stream, suppress(OSError):
         while True:
             stream.write(b"\0" * (1 << 16))
     run = scene.wait_for_end(run_id, 90)
