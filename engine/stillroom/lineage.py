@@ -299,7 +299,8 @@ def write_manifest(
 ) -> Path:
     """Writes the manifest of a finished output and returns its path.
 
-    `written` is the closed writer of the output, which has hashed it, or its record.
+    written: the output's closed writer, or its record; None: the file is hashed now. side: files
+    that were written with the output, such as the dropped rows.
     """
     if isinstance(written, LineWriter):
         written = record_written(output, written)

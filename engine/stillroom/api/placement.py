@@ -179,8 +179,8 @@ def _with_remaining_budget(
             "ask the user, then repeat the call with a budget_usd for the remaining work",
         )
     note = (
-        f"this run may cost up to ${remaining_usd:.4f}, the rest of the budget of ${budget_usd:g} "
-        f"of {request.resume}"
+        f"this run may cost up to ${remaining_usd:.4f}, what is left of {request.resume}'s budget "
+        f"of ${budget_usd:g}"
     )
     request = request.model_copy(update={"budget_usd": remaining_usd})
     check_remote_request(request, machine)

@@ -129,7 +129,7 @@ _VERIFIER_METADATA = "verifier_metadata"
 
 
 def category_in(metadata: Mapping[str, Any], field: str) -> str | None:
-    """Returns a metadata field as text; None if there is none.
+    """Returns a row's category, a metadata field as text; None if it has none.
 
     If no field has the name, dots in it are a path (`a.b` is field b of the object a), which may
     also start in `verifier_metadata`.

@@ -333,6 +333,6 @@ def _warnings(
         yield _NOT_LOADED
     if usage.format == "adapter" and plan.base is not None and plan.base.is_local:
         base = pretrained_path(plan.base)
-        yield f"the adapter needs its base at {base}; format merged needs no base"
+        yield f"the adapter needs its base model at {base}; an export with format=merged does not"
     if usage.command is None:
         yield "vLLM supports adapters up to rank 512: export with format merged to serve it"

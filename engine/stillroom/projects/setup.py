@@ -116,8 +116,9 @@ def _gpu_check() -> Check:
         return Check(
             name="gpu",
             status="note",
-            detail="no GPU found: enough to train a model of 135M parameters on some hundred short "
-            "rows (20 minutes on 2 cores; run_recipe keeps to a limit), slow for larger ones",
+            detail="no GPU found: the processor suffices to train a model of 135M parameters on a "
+            "few hundred short rows (20 minutes on 2 cores; minutes limits run_recipe), but is "
+            "slow for larger models",
             fix="for larger models, train on a machine with ssh access or a rented one: see "
             "list_machines",
         )

@@ -187,8 +187,8 @@ _DATE_OR_AMOUNT = re.compile(
 )
 
 
-def _is_named_phone(number: str) -> bool:
-    """Returns whether the number after a word such as `Tel.` is a phone number."""
+def _is_labelled_phone(number: str) -> bool:
+    """Returns whether the number after a label such as `Tel.` is a phone number."""
     return _DATE_OR_AMOUNT.fullmatch(number) is None and _is_phone(number, 6)
 
 
@@ -229,7 +229,7 @@ PERSONAL_DATA = (
         r"(?i:\b(?:tele(?:f|ph)on[eo]?|phone|tel|tél|mob(?:ile?)?|fax|handy|fon)\b)"
         r"(?: ?(?i:number|nummer|no|nr)\b)?(?:[.:]{1,2}[ \t]{0,3}|[ \t]{1,3}(?=[0+(]))"
         r"(?P<data>[+(]{0,2}\d(?:[ .()/-]{0,3}\d){5,13})(?!\w)",
-        _is_named_phone,
+        _is_labelled_phone,
         min_digits=6,
     ),
     _kind(

@@ -202,7 +202,10 @@ def test_an_adapter_names_its_base_and_how_to_serve_it(project, made):
         f"vllm serve {base} --enable-lora --max-lora-rank 8 --lora-modules out=out "
         "--dtype float32 --enable-auto-tool-choice --tool-call-parser hermes"
     )
-    assert f"the adapter needs its base at {base}; format merged needs no base" in result.warnings
+    assert (
+        f"the adapter needs its base model at {base}; an export with format=merged does not"
+        in result.warnings
+    )
     card = (project.root / "out" / "README.md").read_text("utf-8")
     assert header_of(card)["library_name"] == "peft"
     assert base not in card

@@ -92,7 +92,7 @@ def _with_reference_answers(session: RecipeSession, parts: PromptSplit) -> Promp
     if session.plan.logged_file is not None and session.request.labelled is None:
         session.caveats.append(
             "the right answers are the input's own, so accuracy is agreement with them; pass "
-            "labelled to measure accuracy"
+            "labelled=<file> to measure accuracy"
         )
     unanswered = [one for one in eval_prompts if not one.is_answered]
     if not unanswered:
@@ -118,7 +118,7 @@ def _with_reference_answers(session: RecipeSession, parts: PromptSplit) -> Promp
         raise RunError(
             "the student cannot be evaluated: there are no labels, and the teacher's answers are "
             "free text",
-            "pass labelled, or put a rewards.py next to the prompts",
+            "pass labelled=<file>, or put a rewards.py next to the prompts",
         )
     session.is_teacher_right = True
     answers = {
@@ -127,7 +127,8 @@ def _with_reference_answers(session: RecipeSession, parts: PromptSplit) -> Promp
     session.caveats.append(
         f"{len(answers)} evaluation prompts without a label got the teacher's answer as a label "
         f"({sum(answer is None for answer in answers.values())} without a usable answer are left "
-        "out), so accuracy there is agreement with the teacher; pass labelled to measure accuracy"
+        "out), so accuracy there is agreement with the teacher; pass labelled=<file> to measure "
+        "accuracy"
     )
     return _drop_unanswered(parts, answers)
 
@@ -181,7 +182,7 @@ def _check_not_free_text(session: RecipeSession, eval_prompts: Sequence[RecipePr
     if median(lengths) > _LONGEST_LABEL:
         raise RunError(
             "the student cannot be evaluated: the input's answers are free text",
-            "pass labelled, or put a rewards.py next to the input",
+            "pass labelled=<file>, or put a rewards.py next to the input",
         )
 
 
@@ -199,8 +200,8 @@ def _drop_unanswered(parts: PromptSplit, answers: Mapping[str, str | None]) -> P
         raise RunError(
             f"there are usable answers to {len(parts.validation)} validation and "
             f"{len(parts.test)} test prompts, and {MIN_EVAL_PROMPTS} each are needed",
-            "pass labelled; if the teacher's answers are missing, try a clearer system or a larger "
-            "budget_usd",
+            "pass labelled=<file>; if the teacher's answers are missing, try a clearer system or a "
+            "larger budget_usd",
         )
     return parts
 

@@ -120,7 +120,7 @@ class SymbolSets:
         return self._set_index("bytes", "text")
 
     def text_may_follow(self, kind: PartKind) -> bool:
-        """Returns whether content may follow a part without a marker, in both models' formats."""
+        """Returns whether neither model's format has a marker between a part and content."""
         texts = self._texts(kind)
         pairs = zip((self.student, self.teacher), texts, strict=True)
         return all(

@@ -87,14 +87,14 @@ def check_remote_config(config: TrainConfig, machine: Machine) -> None:
         )
     if launcher.num_machines > 1:
         raise InputError(
-            f"launcher.num_machines {launcher.num_machines} is not supported with where: stillroom "
-            f"starts processes on {machine.name} only",
+            f"launcher.num_machines {launcher.num_machines} cannot be combined with `where`, since "
+            f"processes are started on {machine.name} only",
             "train on one machine: launcher.num_machines=1",
         )
     if config.trainer.trackio_project is not None:
         raise InputError(
-            "trainer.trackio_project is not supported with where: its metrics stay in a database "
-            "on the machine that trains",
+            "trainer.trackio_project cannot be combined with `where`, since its metrics stay in a "
+            "database on the machine that trains",
             "use trainer.tensorboard or trainer.wandb_project; the run's metrics.jsonl is always "
             "downloaded",
         )

@@ -88,12 +88,12 @@ class RateSearch:
         """The most recent measurements."""
         self._mark: SentRequest | None = None
         """The refused request at which the current measurement began."""
-        self._refused = dict.fromkeys(LimitUnit, 0.0)
+        self._refused_amount = dict.fromkeys(LimitUnit, 0.0)
         self._accepted_amount = dict.fromkeys(LimitUnit, 0.0)
         """The refused and the accepted amount of all requests sent after the mark."""
         self._last_accepted_at = 0.0
         """When the latest accepted request after the mark was sent; at first, when the mark was."""
-        self._accepted = self._num_refused = 0
+        self._num_accepted = self._num_refused = 0
         """Requests accepted since the last cut; refusals since the limit was last probed."""
         self._known_rate: float | None = None
         """The last measured rate, in `unit` per second; None if no measurement is valid."""
@@ -115,7 +115,7 @@ class RateSearch:
 
     def record_accepted(self, sent: SentRequest, now: float) -> None:
         """Counts a request that was accepted."""
-        self._accepted += 1
+        self._num_accepted += 1
         self._answered_at.append(now)
         before = self._mean_tokens or sent.tokens
         self._mean_tokens = before + (sent.tokens - before) * 0.05
@@ -129,7 +129,7 @@ class RateSearch:
         self._num_refused += 1
         if self._mark is not None and sent.number > self._mark.number:
             for unit in LimitUnit:
-                self._refused[unit] += sent.amount(unit)
+                self._refused_amount[unit] += sent.amount(unit)
 
     @property
     def has_answers(self) -> bool:
@@ -188,7 +188,7 @@ class RateSearch:
         if self.pace is None:
             return False
         if not self._is_probing:
-            if now - self._cut_at < _MIN_HOLD_S or self._accepted < self._num_needed():
+            if now - self._cut_at < _MIN_HOLD_S or self._num_accepted < self._num_needed():
                 return False
             self._is_probing, self._num_refused = True, 0
         elif now - self._step_at < max(_MIN_STEP_S, 2 * refusal_trip_s):
@@ -218,10 +218,10 @@ class RateSearch:
     def _restart(self, sent: SentRequest, now: float) -> None:
         """Begins a new measurement at the refused request `sent`."""
         self._mark, self._has_risen = sent, False
-        self._accepted, self._cut_at, self._step_at = 0, now, now
+        self._num_accepted, self._cut_at, self._step_at = 0, now, now
         self._last_accepted_at = sent.at
         for unit in LimitUnit:
-            self._refused[unit] = self._accepted_amount[unit] = 0.0
+            self._refused_amount[unit] = self._accepted_amount[unit] = 0.0
 
     def _measure(self, sent: SentRequest) -> MeasuredRate | None:
         """Returns the throughput accepted between the mark and a refused request.
@@ -230,12 +230,12 @@ class RateSearch:
         """
         if self._mark is None or sent.at <= self._mark.at:
             return None
-        # `_refused` counts the refused request itself and `before` does not, so it is added back.
+        # `_refused_amount` counts the refused request itself, `before` does not: it is added back.
         accepted = {
             unit: sent.before(unit)
             - self._mark.before(unit)
             - self._mark.amount(unit)
-            - self._refused[unit]
+            - self._refused_amount[unit]
             + sent.amount(unit)
             for unit in LimitUnit
         }
@@ -260,7 +260,7 @@ class RateSearch:
         self._is_probing = self._known_rate is None
         if self.pace is not None:
             self._num_unmeasured += 1
-            if self._known_rate is None and self._accepted:
+            if self._known_rate is None and self._num_accepted:
                 self.pace = max(self.pace * _NEXT_CUT, _MIN_PACE)
             return
         # Only recent responses count, because the burst that a full bucket allows at first says

@@ -443,14 +443,20 @@ def shared_speed(speed: Speed, layout: forecast.ProcessLayout) -> Speed:
     return replace(speed, token_s=speed.token_s / max(1, min(layout.num_processes, at_once)))
 
 
-def layout_notes(launcher: LauncherSection, layout: forecast.ProcessLayout) -> list[str]:
-    """Returns notes that explain a forecast for several processes; none for one process."""
+def layout_notes(
+    launcher: LauncherSection, layout: forecast.ProcessLayout, *, is_tried: bool = False
+) -> list[str]:
+    """Returns notes that explain a forecast for several processes; none for one process.
+
+    is_tried: whether the time is that of a trial, which is made in one process.
+    """
     if layout.num_processes == 1:
         return []
     machines = f" on {launcher.num_machines} machines" if launcher.num_machines > 1 else ""
-    whose = "one GPU" if layout.num_sharing == 1 else f"{layout.num_sharing} on one machine"
-    note = (
-        f"{layout.num_processes} processes{machines}: the memory is that of {whose}; the time was "
-        "measured in one process and excludes communication"
-    )
+    whose = "one GPU"
+    if layout.num_sharing > 1:
+        whose = f"the {layout.num_sharing} processes of one machine"
+    note = f"the run has {layout.num_processes} processes{machines}: the memory is that of {whose}"
+    if is_tried:
+        note += "; the time was measured in one process and excludes communication"
     return [note]

@@ -152,7 +152,7 @@ def _preference_pair(
         )
 
 
-def _eval_items(row: JsonRow) -> Iterator[SourceRow]:
+def _eval_item(row: JsonRow) -> Iterator[SourceRow]:
     """Yields the conversation of an output item of an eval run, with its graders' scores."""
     data, reader = row.data, MessageReader()
     sample = as_row(data.get("sample"))
@@ -215,7 +215,7 @@ EVAL_ITEMS = TraceFormat(
     name="openai_evals",
     title="Output items of OpenAI eval runs",
     is_recognised=recognise_rows(lambda row: row.get("object") == "eval.run.output_item"),
-    read=make_row_reader(_eval_items),
+    read=make_row_reader(_eval_item),
 )
 
 
@@ -278,7 +278,7 @@ def _messages(turns: list[Any]) -> Iterator[Row]:
         role, value = _ROLES.get(first_text(fields, "from") or ""), fields.get("value")
         if role is None or not isinstance(value, str):
             detail = f"turn {index} needs a known `from` and a text `value`, not {describe(turn)}"
-            raise UnreadableRowError("a turn has an unknown role", detail)
+            raise UnreadableRowError("a turn has no known role or no text", detail)
         message: Row = {"role": role, "content": value}
         if role == "call":
             calls = [

@@ -278,7 +278,7 @@ def _first(attributes: Row, *names: str) -> Any:
     return next((attributes[name] for name in names if name in attributes), None)
 
 
-def _is_of_openrouter(span: Span) -> bool:
+def _is_sent_by_openrouter(span: Span) -> bool:
     """Returns whether a span was sent by OpenRouter's broadcast feature."""
     names = (span.resource.get("service.name"), span.attributes.get("trace.name"))
     return "openrouter" in names or any(
@@ -325,4 +325,4 @@ def _read_openrouter_call(span: Span) -> Iterator[ApiCall]:
 
 
 GENAI = Convention(lambda _span: True, _is_model_call, _read_call)
-OPENROUTER_SPANS = Convention(_is_of_openrouter, _is_openrouter_call, _read_openrouter_call)
+OPENROUTER_SPANS = Convention(_is_sent_by_openrouter, _is_openrouter_call, _read_openrouter_call)
