@@ -18,7 +18,7 @@ class Bound:
     """The limit, in `unit`."""
     unit: Unit
     sender: str
-    """What sends the input."""
+    """What sends the input, e.g. a model."""
     subject: str
     """What is limited."""
     consequence: str
@@ -38,10 +38,10 @@ class Bound:
 
 
 _MACHINE = "another machine"
-_LOST = "the connection counts as lost, and is opened again"
+_LOST = "the connection is treated as lost and reopened"
 GREETING = Bound(1 << 20, "bytes", _MACHINE, "output before the first message", _LOST)
 FRAME_HEADER = Bound(1 << 10, "bytes", _MACHINE, "the header of a message", _LOST)
-FRAME = Bound(1 << 28, "bytes", _MACHINE, "a message, also decompressed", _LOST)
+FRAME = Bound(1 << 28, "bytes", _MACHINE, "a message, compressed or not", _LOST)
 SCRIPT = Bound(8 << 20, "bytes", _MACHINE, "the output of a script", "an error")
 SCRIPT_ERRORS = Bound(
     1 << 14, "bytes", _MACHINE, "standard error of a script", "only the end is kept"
@@ -60,20 +60,20 @@ PROBE = Bound(
 PROVIDER_CALL = Bound(1800, "seconds", _MACHINE, "a SkyPilot call that rents it", "an error")
 
 _ENDPOINT = "a model's endpoint"
-BODY = Bound(64 << 20, "bytes", _ENDPOINT, "a reply, also decompressed", "the call fails")
+BODY = Bound(64 << 20, "bytes", _ENDPOINT, "a reply, compressed or not", "the call fails")
 REPLY_HEADERS = Bound(128, "values", _ENDPOINT, "headers of a reply", "the call fails")
 REPLY_HEADER = Bound(16 << 10, "bytes", _ENDPOINT, "one header", "the call fails")
 CONNECT = Bound(30, "seconds", _ENDPOINT, "connecting", "the call is retried")
 ATTEMPTS = Bound(6, "values", _ENDPOINT, "failed attempts of a call", "the rollout fails")
 RATE_LIMIT = Bound(900, "seconds", _ENDPOINT, "waiting for its rate limit", "the rollout fails")
 DOWN = Bound(3600, "seconds", _ENDPOINT, "waiting for your own server that is down", "the run ends")
-SERVER_ANSWER = Bound(30, "seconds", _ENDPOINT, "its list of models", "an error")
+SERVER_RESPONSE = Bound(30, "seconds", _ENDPOINT, "its list of models", "an error")
 SERVER_LIST = Bound(8 << 20, "bytes", _ENDPOINT, "its list of models", "an error")
 PRICE_LIST = Bound(32 << 20, "bytes", _ENDPOINT, "the fetched list of prices", "an error")
 
 _MODEL = "a model"
 TOOL_CALLS = Bound(
-    1024, "values", _MODEL, "tool calls in one turn", "the reply counts as malformed"
+    1024, "values", _MODEL, "tool calls in one turn", "the reply is treated as malformed"
 )
 ANSWER = Bound(200_000, "characters", _MODEL, "an answer that is compared", "only its end is read")
 JUDGED = Bound(

@@ -3,15 +3,15 @@
 from enum import StrEnum
 from typing import Any, cast
 
-_LONGEST = 4000
+_MAX_CHARACTERS = 4000
 
 
 def writable_text(text: str) -> str:
     """Returns a text that can be encoded as UTF-8 and JSON, shortened if it is long."""
     text = text.encode("utf-8", errors="backslashreplace").decode("utf-8")
-    if len(text) <= _LONGEST:
+    if len(text) <= _MAX_CHARACTERS:
         return text
-    half = _LONGEST // 2
+    half = _MAX_CHARACTERS // 2
     return f"{text[:half]} … ({len(text) - 2 * half} characters left out) … {text[-half:]}"
 
 
@@ -19,7 +19,7 @@ class EngineError(Exception):
     """An error that the caller can act on: `problem` is what failed, `fix` is what to do about it.
 
     Both are positional arguments of Exception, so that the error can be pickled. Long texts, which
-    may quote text from others, are shortened.
+    may quote files or responses, are shortened.
     """
 
     def __init__(self, problem: str, fix: str) -> None:
@@ -40,7 +40,7 @@ class DocumentError(InputError):
 
 
 class ConfigError(EngineError):
-    """A config.yml, or an override of it, is wrong or needs something that is not supported."""
+    """A config.yml, or an override of it, is invalid or requests something unsupported."""
 
 
 class DataError(EngineError):
@@ -92,7 +92,7 @@ class FailureClass(StrEnum):
     TOOL_HOST = "tool_host"
 
     @property
-    def is_of_reward(self) -> bool:
+    def is_reward_failure(self) -> bool:
         """Whether only the reward failed, so that the complete conversation can be scored again."""
         return self in (FailureClass.REWARD, FailureClass.REWARD_TIMEOUT)
 

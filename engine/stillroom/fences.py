@@ -1,4 +1,4 @@
-"""Puts text from others between two marks, so that an agent treats it as data."""
+"""Puts untrusted text between two marks, so that an agent treats it as data."""
 
 import re
 import secrets
@@ -10,7 +10,7 @@ _MAX_WORDS = 3
 
 
 def new_mark() -> str:
-    """Returns a random mark, which no text can contain to end the marked part early."""
+    """Returns a random mark; a text cannot contain it in advance, so it cannot end its fence."""
     return secrets.token_hex(8)
 
 
@@ -28,12 +28,12 @@ def fenced(text: str, mark: str, *, name: str = "text") -> str:
 
 
 def opening(mark: str, *, name: str = "text") -> str:
-    """Returns the line above a text from others."""
+    """Returns the line above a fenced text."""
     return f"----- {name} {mark} -----"
 
 
 def closing(mark: str, *, name: str = "text") -> str:
-    """Returns the line below a text from others."""
+    """Returns the line below a fenced text."""
     return f"----- end of {name} {mark} -----"
 
 
@@ -50,10 +50,10 @@ def one_line(text: str) -> str:
     return _LINE_BREAKS.sub(" ", printable(text))
 
 
-def short_line(text: str, *, most: int) -> str:
-    """Returns a text on one line, truncated to `most` characters."""
+def short_line(text: str, *, max_characters: int) -> str:
+    """Returns a text on one line, truncated to `max_characters` characters."""
     line = one_line(text)
-    return line if len(line) <= most else line[: most - 1] + "…"
+    return line if len(line) <= max_characters else line[: max_characters - 1] + "…"
 
 
 def is_name(text: str) -> bool:
@@ -62,7 +62,7 @@ def is_name(text: str) -> bool:
 
 
 def name(text: str) -> str:
-    """Returns a name that others chose in a form that is safe in Stillroom's own sentences.
+    """Returns an untrusted name in a form that is safe inside Stillroom's own sentences.
 
     A name that looks like a sentence, which an agent might follow, is replaced by a placeholder.
     The field of the result that holds the name still shows it, between marks.

@@ -22,7 +22,7 @@ from stillroom.places import add_path_to_errors, open_real, real_folder
 _BLOCK = 1 << 20
 Buffer = bytes | memoryview | msgspec.Raw
 _MAX_WAITING = 2
-_SYNCED_AT_ONCE = 64 << 20
+_SYNC_INTERVAL_BYTES = 64 << 20
 _MAX_DOCUMENT_BYTES = bounds.DOCUMENT.limit
 _LONGEST_REASON = 300
 _DAMAGED_FIX = "if another program wrote it, move it elsewhere; otherwise create it again"
@@ -56,8 +56,8 @@ def file_sha256(path: Path, *, is_stopped: Callable[[], bool] = lambda: False) -
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Replaces a file's content: readers see the old bytes or the new ones, never a mixture.
 
-    With `durable`, the call returns once the bytes are on the disk. Turn it off for progress that
-    is soon overwritten.
+    With `durable`, the call returns once the bytes are on the disk. Turn it off for files that are
+    soon overwritten.
     """
     with replacing(path) as handle, os.fdopen(handle, "wb") as stream:
         stream.write(data)
@@ -154,7 +154,7 @@ class LineWriter:
         self._stream = stream
         self._parts: list[Buffer] = []
         self._source: bytes | None = None
-        self._num_held = 0
+        self._num_buffered = 0
         self._digest = _BackgroundSha256()
         self._sync, self._num_synced = _BackgroundSync(stream.fileno()), 0
         self.num_rows = self.num_bytes = 0
@@ -173,11 +173,11 @@ class LineWriter:
         self._parts.append(b"\n")
         self.num_rows += 1
         if source is None:
-            self._num_held += sum(map(len, parts)) + 1
+            self._num_buffered += sum(map(len, parts)) + 1
         elif source is not self._source:
             self._source = source
-            self._num_held += len(source)
-        if self._num_held >= _BLOCK:
+            self._num_buffered += len(source)
+        if self._num_buffered >= _BLOCK:
             self.flush()
 
     def append_file(self, path: Path, *, num_rows: int) -> None:
@@ -194,13 +194,13 @@ class LineWriter:
             return
         block = b"".join(self._parts)
         self._parts.clear()
-        self._source, self._num_held = None, 0
+        self._source, self._num_buffered = None, 0
         self.num_bytes += len(block)
-        rest = memoryview(block)
-        while rest:
-            rest = rest[self._stream.write(rest) :]
+        unwritten = memoryview(block)
+        while unwritten:
+            unwritten = unwritten[self._stream.write(unwritten) :]
         self._digest.update(block)
-        if self.num_bytes - self._num_synced >= _SYNCED_AT_ONCE:
+        if self.num_bytes - self._num_synced >= _SYNC_INTERVAL_BYTES:
             self._sync.start()
             self._num_synced = self.num_bytes
 
@@ -323,10 +323,10 @@ def cut_torn_line(path: Path) -> int:
         return 0
     with os.fdopen(open_real(path, os.O_RDWR), "r+b") as stream:
         end = stream.seek(0, os.SEEK_END)
-        keep = _last_newline_end(stream, end)
-        if keep < end:
-            stream.truncate(keep)
-        return end - keep
+        complete = _last_newline_end(stream, end)
+        if complete < end:
+            stream.truncate(complete)
+        return end - complete
 
 
 def _last_newline_end(stream: Any, end: int) -> int:

@@ -17,7 +17,7 @@ import msgspec
 _VARIABLE = "STILLROOM_HOME_PATHS"
 """The environment variable with a JSON object from home paths to local paths.
 
-The key `~` has the user's home folder on the user's machine.
+The value of the key `~` is the user's home folder on the user's machine.
 """
 
 _TEXT_SUFFIXES = frozenset({".json", ".md", ".txt", ".jinja", ".yml", ".yaml"})
@@ -44,8 +44,8 @@ def home_path(path: Path | str) -> str:
     """Returns the home path of a local file, which is the path that outputs record."""
     text = str(path)
     for local, home in _path_map(os.environ.get(_VARIABLE, "")).by_local:
-        if (rest := _below(text, local)) is not None:
-            return home + rest
+        if (suffix := _below(text, local)) is not None:
+            return home + suffix
     return text
 
 
@@ -55,15 +55,15 @@ def local_path(path: Path | str) -> Path:
     if not path_map.by_local:
         return Path(path)
     text = str(path)
-    if (rest := _below(text, "~")) is not None and path_map.own_folder is not None:
-        text = path_map.own_folder + rest
+    if (suffix := _below(text, "~")) is not None and path_map.home_folder is not None:
+        text = path_map.home_folder + suffix
     if not os.path.isabs(text):  # noqa: PTH117
         return Path(text)
     # `..` must be resolved in the home path, since local folders are arranged differently.
     at_home = os.path.normpath(home_path(text))
     for home, local in path_map.by_home:
-        if (rest := _below(at_home, home)) is not None:
-            return Path(local + rest)
+        if (suffix := _below(at_home, home)) is not None:
+            return Path(local + suffix)
     return Path(text)
 
 
@@ -72,7 +72,7 @@ class _PathMap(msgspec.Struct, frozen=True):
 
     by_home: list[tuple[str, str]]
     by_local: list[tuple[str, str]]
-    own_folder: str | None
+    home_folder: str | None
 
 
 @lru_cache(maxsize=8)
@@ -86,7 +86,7 @@ def _path_map(variable: str) -> _PathMap:
     )
 
 
-def _escaped(path: str) -> bytes:
+def _json_escaped(path: str) -> bytes:
     return json.dumps(path)[1:-1].encode()
 
 
@@ -110,6 +110,6 @@ def restore_home_paths(folder: Path) -> None:
         for local, home in path_map.by_local:
             text = text.replace(local.encode(), home.encode())
             # JSON files may contain the path with escaped non-ASCII characters.
-            text = text.replace(_escaped(local), _escaped(home))
+            text = text.replace(_json_escaped(local), _json_escaped(home))
         if text != before:
             path.write_bytes(text)

@@ -43,7 +43,7 @@ class AnsweringModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity of a model when it was used."""
+    """Identifies a model as it was when it was used."""
 
     role: str
     """How it was used: `policy`, `judge`, `student`, `teacher`, an export's `checkpoint`, or
@@ -114,7 +114,7 @@ def record_folder(folder: Path, *, final: Path | None = None) -> FileRecord:
     Hidden files and the folder's manifest are left out.
     """
     records = [(path.relative_to(folder), record_file(path)) for path in folder_files(folder)]
-    return folder_record(
+    return combine_records(
         final or folder,
         [msgspec.structs.replace(record, path=name.as_posix()) for name, record in records],
     )
@@ -131,7 +131,7 @@ def folder_files(folder: Path) -> list[Path]:
     return sorted(filter(is_listed, folder.rglob("*")))
 
 
-def folder_record(folder: Path, files: Sequence[FileRecord]) -> FileRecord:
+def combine_records(folder: Path, files: Sequence[FileRecord]) -> FileRecord:
     """Returns the record of a folder from the records of its files, sorted by path."""
     sha256sum_lines = "".join(f"{file.sha256}  {file.path}\n" for file in files)
     return FileRecord(
@@ -141,13 +141,13 @@ def folder_record(folder: Path, files: Sequence[FileRecord]) -> FileRecord:
     )
 
 
-def record_written(path: Path, written: LineWriter) -> FileRecord:
+def record_written(path: Path, writer: LineWriter) -> FileRecord:
     """Returns the record of a file from its writer, which has hashed it."""
-    return FileRecord(path=home_path(path), sha256=written.sha256, num_bytes=written.num_bytes)
+    return FileRecord(path=home_path(path), sha256=writer.sha256, num_bytes=writer.num_bytes)
 
 
 def _record_of(file: Path | FileRecord) -> FileRecord:
-    """Returns a record as it is, and the current record of a path."""
+    """Returns a record unchanged; for a path, returns the record of the file as it is now."""
     return file if isinstance(file, FileRecord) else record_file(file)
 
 
@@ -187,7 +187,7 @@ class Recording:
         self._may_grow = may_grow
         self.grown: list[Path] = []
         self._thread = ThreadPoolExecutor(1)
-        self._is_over = self._is_checked = False
+        self._is_done = self._is_checked = False
         self._initial_stats = {
             file: _size_and_mtime(file) for file in files if file not in (copies or {})
         }
@@ -196,14 +196,14 @@ class Recording:
 
     def _record(self, files: list[Path], copies: Mapping[Path, Path]) -> list[FileRecord]:
         sources = {file: copies.get(file, file) for file in files}
-        records = [record_file(file, is_stopped=lambda: self._is_over) for file in sources.values()]
+        records = [record_file(file, is_stopped=lambda: self._is_done) for file in sources.values()]
         return [
             msgspec.structs.replace(record, path=home_path(file))
             for file, record in zip(sources, records, strict=True)
         ]
 
     def records(self) -> list[FileRecord]:
-        """Waits until all files are hashed, and returns their records.
+        """Returns the records of all files, once they are hashed.
 
         Call this after the files have been read. The first call raises DataError if a file has
         changed since the beginning, because it is then unknown which content was read.
@@ -231,7 +231,7 @@ class Recording:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._is_over = True
+        self._is_done = True
         self._thread.shutdown()
 
 
@@ -242,7 +242,7 @@ def manifest_path(output: Path) -> Path:
     return output.with_name(output.name + ".manifest.json")
 
 
-def pending_manifest(output: Path) -> Path:
+def pending_manifest_path(output: Path) -> Path:
     """Returns the path of the new manifest of a file that is about to be replaced.
 
     After a crash it may still exist, and describes the files that were already replaced.
@@ -253,25 +253,25 @@ def pending_manifest(output: Path) -> Path:
 def read_manifest(output: Path) -> Manifest | None:
     """Returns the manifest of a file or folder; None if it has none.
 
-    It is not checked whether the output has changed since its manifest was written.
+    The output may have changed since its manifest was written.
     Raises DataError if the manifest is damaged.
     """
-    pending = _read_manifest_file(pending_manifest(output))
-    if pending is not None and is_as_recorded(output, pending.output):
+    pending = _read_manifest_file(pending_manifest_path(output))
+    if pending is not None and matches_record(output, pending.output):
         return pending
     return _read_manifest_file(manifest_path(output))
 
 
-def is_as_recorded(path: Path, record: FileRecord) -> bool:
+def matches_record(path: Path, record: FileRecord) -> bool:
     """Returns whether a file has the size and SHA-256 of a record."""
-    is_alike = path.is_file() and path.stat().st_size == record.num_bytes
-    return is_alike and file_sha256(path) == record.sha256
+    has_size = path.is_file() and path.stat().st_size == record.num_bytes
+    return has_size and file_sha256(path) == record.sha256
 
 
 def recorded_files(output: Path) -> list[FileRecord]:
     """Returns the records of an output and its side files from its manifests."""
     manifests = (
-        _read_manifest_file(pending_manifest(output)),
+        _read_manifest_file(pending_manifest_path(output)),
         _read_manifest_file(manifest_path(output)),
     )
     return [r for manifest in manifests if manifest for r in (manifest.output, *manifest.side)]

@@ -15,13 +15,13 @@ _LAST_BLANK = 0x20
 """The largest whitespace byte; a line that begins and ends with larger bytes needs no stripping."""
 _BLOCK = 256 << 10
 """The number of bytes read at once; a block and its lines fit into the L2 cache of a core."""
-_KEPT_WHEN_FREE = 4 << 20
-_BEGINNING = 200
+_MMAP_THRESHOLD_BYTES = 4 << 20
+_MAX_CUT_LINE_BYTES = 200
 _TAIL_BLOCK = 4 << 10
 _MAX_TAIL_BYTES = 100_000
 _LONGEST_SHOWN = 2000
 _LONGEST_LAST_LINE = 300
-_NUM_LOOKED_AT = 20
+_MAX_TRAILING_LINES = 20
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
@@ -112,7 +112,7 @@ class _Reader:
         self._number = 0
 
     def blocks(self) -> Iterator[list[Line]]:
-        """Yields lists of lines: those that end in a block, or one line longer than a block."""
+        """Yields lists of lines: the lines that end in a block, or one line longer than a block."""
         start = len(BOM) if os.pread(self._handle, len(BOM), 0) == BOM else 0
         while block := os.pread(self._handle, _BLOCK, start):
             if size := block.rfind(b"\n") + 1:
@@ -136,7 +136,7 @@ class _Reader:
             end = block.find(b"\n", begin)
             number += 1
             if end - begin >= limit:
-                lines.append(self._cut(number, start + begin, block[begin:end]))
+                lines.append(self._truncated_line(number, start + begin, block[begin:end]))
             elif block[begin] > _LAST_BLANK and block[end - 1] > _LAST_BLANK:
                 line = view[begin:end]
                 lines.append(Line(number, start + begin, end - begin, line, False, is_ascii))
@@ -151,14 +151,14 @@ class _Reader:
         """Returns the line from `start` to `end` in the file; `block` is its beginning."""
         self._number += 1
         if end - start > self._limit:
-            return [self._cut(self._number, start, block)]
+            return [self._truncated_line(self._number, start, block)]
         raw = block if end - start == len(block) else os.pread(self._handle, end - start, start)
         data = raw.strip(_BLANKS)
         return [Line(self._number, start + raw.index(data), len(data), data)] if data else []
 
-    def _cut(self, number: int, start: int, raw: bytes) -> Line:
+    def _truncated_line(self, number: int, start: int, raw: bytes) -> Line:
         """Returns the truncated form of a line that is too long."""
-        raw = raw[: min(self._limit, _BEGINNING)]
+        raw = raw[: min(self._limit, _MAX_CUT_LINE_BYTES)]
         data = raw.strip(_BLANKS)
         return Line(number, start + raw.index(data), len(data), data, is_cut=True)
 
@@ -178,7 +178,7 @@ def _keep_freed_memory() -> None:
     reading the file. glibc raises its mmap threshold when a block of this size is freed; the pages
     of this block are never touched.
     """
-    bytes(_KEPT_WHEN_FREE)
+    bytes(_MMAP_THRESHOLD_BYTES)
 
 
 class NewLines:
@@ -193,9 +193,9 @@ class NewLines:
             return []
         with self._path.open("rb") as stream:
             stream.seek(self._offset)
-            whole, newline, _ = stream.read().rpartition(b"\n")
-        self._offset += len(whole) + len(newline)
-        return whole.split(b"\n") if newline else []
+            complete, newline, _ = stream.read().rpartition(b"\n")
+        self._offset += len(complete) + len(newline)
+        return complete.split(b"\n") if newline else []
 
 
 class Tail(msgspec.Struct, frozen=True):
@@ -206,7 +206,7 @@ class Tail(msgspec.Struct, frozen=True):
     num_bytes: int
     """The size of the file."""
     is_whole: bool
-    """Whether these are all lines of the file."""
+    """Whether `lines` has all lines of the file."""
 
 
 def read_tail(path: Path, max_lines: int, *, max_bytes: int = _MAX_TAIL_BYTES) -> Tail:
@@ -234,7 +234,7 @@ def last_line(path: Path) -> str:
     """Returns the last non-blank line of a file, truncated if it is long; "" if there is none."""
     if not path.exists():
         return ""
-    lines = [line.strip() for line in read_tail(path, _NUM_LOOKED_AT).lines]
+    lines = [line.strip() for line in read_tail(path, _MAX_TRAILING_LINES).lines]
     return next((line for line in reversed(lines) if line), "")[:_LONGEST_LAST_LINE]
 
 

@@ -25,10 +25,10 @@ from stillroom.lineage import (
     FileRecord,
     Manifest,
     ModelRecord,
-    is_as_recorded,
     manifest_path,
+    matches_record,
     now,
-    pending_manifest,
+    pending_manifest_path,
     record_written,
     recorded_files,
 )
@@ -45,8 +45,8 @@ class OutputHeldError(InputError):
     """Another process, or another call in this process, is writing the output."""
 
 
-def _without_text(schema: dict[str, Any]) -> None:
-    """Removes an option's description from a tool's schema; the error explains the option."""
+def _drop_description(schema: dict[str, Any]) -> None:
+    """Removes an option's description from a tool's schema, as the error explains the option."""
     schema.pop("description", None)
 
 
@@ -57,7 +57,7 @@ class ReplacingRequest(StrictModel):
         bool,
         Field(
             description="Replace a file that stillroom did not write",
-            json_schema_extra=_without_text,
+            json_schema_extra=_drop_description,
         ),
     ] = False
 
@@ -99,7 +99,7 @@ class NewOutput:
             side=[record_written(path, writer) for path, writer in self.side.items()],
             left_out=dict(left_out or {}),
         )
-        write_json(pending_manifest(self.path), manifest)
+        write_json(pending_manifest_path(self.path), manifest)
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def new_output(
     with output_lock(path, operation, run_id=run_id):
         check_replaceable(path, *side, overwrite=overwrite)
         # Files of killed processes; a process that is still writing would hold the lock.
-        for file in (path, *side, pending_manifest(path)):
+        for file in (path, *side, pending_manifest_path(path)):
             for leftover in path.parent.glob(partial_name(glob.escape(file.name), "*")):
                 leftover.unlink()
         with ExitStack() as stack:
@@ -124,22 +124,22 @@ def new_output(
             writers = dict(zip(side, others, strict=True))
             yield NewOutput(path, rows, writers, operation, run_id)
         with real_folder(path.parent) as folder:
-            folder.rename(pending_manifest(path).name, manifest_path(path).name)
+            folder.rename(pending_manifest_path(path).name, manifest_path(path).name)
 
 
 def check_replaceable(output: Path, *side: Path, overwrite: bool) -> None:
-    """Raises InputError if the output or a side file exists and is not as Stillroom wrote it.
+    """Raises InputError if the output or a side file exists, unless Stillroom wrote its content.
 
     Empty files may be replaced.
     """
     if overwrite:
         return
     records = recorded_files(output)
-    is_old = len(records) == 1  # older versions recorded no side files
+    has_no_side_records = len(records) == 1  # older versions recorded no side files
     for path in (output, *side):
         if path.exists() and path.stat().st_size:
-            is_own_file = (is_old and path != output) or any(
-                is_as_recorded(path, r) for r in records
+            is_own_file = (has_no_side_records and path != output) or any(
+                matches_record(path, r) for r in records
             )
             if not is_own_file:
                 raise foreign_file_error(path)
@@ -151,14 +151,14 @@ def check_replaceable_by_size(output: Path, *, overwrite: bool) -> None:
     Raises OutputHeldError if it is being written, and InputError if no manifest records a file of
     its size.
     """
-    check_free(output)
+    check_unlocked(output)
     size = output.stat().st_size if output.is_file() else 0
     if size and not overwrite and size not in {r.num_bytes for r in recorded_files(output)}:
         raise foreign_file_error(output)
 
 
 def check_page(path: Path, *, overwrite: bool) -> None:
-    """Raises InputError if the file exists and is not a page as Stillroom wrote it."""
+    """Raises InputError if the file exists, unless it is an unchanged page of Stillroom."""
     if overwrite or not path.exists() or not path.stat().st_size:
         return
     page = path.read_bytes()
@@ -201,7 +201,7 @@ def output_lock(output: Path, operation: str, *, run_id: str | None = None) -> G
         lock.release()
 
 
-def check_free(output: Path) -> None:
+def check_unlocked(output: Path) -> None:
     """Raises OutputHeldError if the output is being written."""
     lock = OutputLock(output)
     if lock.path.exists():
@@ -229,7 +229,7 @@ class OutputLock:
                 if os.fstat(handle).st_nlink:
                     self._handle = handle
             except BlockingIOError:
-                # `check_free` may hold it for a moment.
+                # `check_unlocked` may hold it for a moment.
                 if tries < _TRIES:
                     time.sleep(_RETRY_S)
                     continue

@@ -20,7 +20,7 @@ _FOLDER_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOL
 
 @contextmanager
 def add_path_to_errors(path: Path) -> Generator[None]:
-    """Adds the path to an OSError in the block that names no file."""
+    """Adds the path to an OSError of the block if the error names no file."""
     try:
         yield
     except OSError as error:
@@ -59,7 +59,7 @@ class RealFolder:
         with self._add_path_to_errors(name), suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._handle)
 
-    def inner(self, name: str, *, create: bool) -> "RealFolder":
+    def open_subfolder(self, name: str, *, create: bool) -> "RealFolder":
         """Opens a subfolder; with `create`, creates it first if it does not exist."""
         with self._add_path_to_errors(name):
             try:
@@ -74,7 +74,7 @@ class RealFolder:
 
     @contextmanager
     def _add_path_to_errors(self, name: str) -> Generator[None]:
-        """Raises InputError for an OSError that a link causes; others get the whole path."""
+        """Turns an OSError caused by a link into an InputError, and adds the path to others."""
         path = self.path / name
         try:
             yield
@@ -105,7 +105,7 @@ def real_folder(path: Path, *, create: bool = True) -> RealFolder:
     folder = RealFolder(Path(path.anchor), os.open(path.anchor, _FOLDER_FLAGS))
     for name in path.parts[1:]:
         with folder:
-            folder = folder.inner(name, create=create)
+            folder = folder.open_subfolder(name, create=create)
     return folder
 
 
@@ -128,6 +128,6 @@ def rename_folder(temporary: Path, path: Path) -> None:
     """Renames a folder within its parent. Raises InputError if one of the two is a link."""
     with (
         real_folder(path.parent, create=False) as parent,
-        parent.inner(temporary.name, create=False),
+        parent.open_subfolder(temporary.name, create=False),
     ):
         parent.rename(temporary.name, path.name)

@@ -30,7 +30,7 @@ RUN_MARK_VARIABLE = "STILLROOM_RUN_MARK"
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_WATCH_S = 0.5
+_PARENT_POLL_S = 0.5
 _PROC_PIDTBSDINFO = 3
 _BSD_INFO_BYTES = 136
 _BSD_INFO_START = 120
@@ -108,7 +108,7 @@ def end_with_parent(parent: int) -> None:
 def _watch_parent(parent: int) -> None:
     """Kills this process once its parent is another process than `parent`."""
     while os.getppid() == parent:
-        time.sleep(_WATCH_S)
+        time.sleep(_PARENT_POLL_S)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -171,7 +171,7 @@ def end_process(process: "subprocess.Popen[Any]", *, grace_s: float = 5.0) -> No
 
 
 def kill_family(leader: int) -> None:
-    """Kills a process group and all descendants of its leader, also those in other groups.
+    """Kills a process group, and the descendants of its leader that are in other groups.
 
     The caller must not have reaped the leader yet, since its pid could then be reused.
     """

@@ -28,7 +28,7 @@ class Reporter(Protocol):
         ...
 
     def alarms(self, current: Sequence[str]) -> None:
-        """Replaces the reported problems with the current ones and their remedies."""
+        """Replaces the reported alarms with `current`: texts with a problem and its remedy."""
         ...
 
     def is_cancelled(self) -> bool:

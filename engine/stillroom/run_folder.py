@@ -28,11 +28,11 @@ _ID_LENGTH = 26  # 130 random bits
 REMOTE_FILE = "remote.json"
 """The file in the folder of a run whose process is on another machine (`remote/records.py`)."""
 VIEW_FILE = "remote_view.json"
-"""The file in such a folder with the last contact to the machine and the cost of the run."""
+"""The file in a remote run's folder with the last contact to the machine and the cost."""
 MIRROR_FILE, MIRRORED_FILE, JOB_FILE = "remote_mirror.json", "remote_files.json", "remote_job.json"
-"""The files in such a folder that record what was copied back to this machine."""
+"""The files in a remote run's folder that record what was copied back to this machine."""
 FOLLOWER_FILE, FOLLOWER_LOCK, FOLLOWER_LOG = "follower.json", "follower.lock", "follower.log"
-"""The settings with which the follower of such a run is restarted, its lock, and its log."""
+"""The settings with which a remote run's follower is restarted, its lock, and its log."""
 LIMITS_FILE = "limits.json"
 """The file with the limits at which a run stops by itself (`teachers/run_limits.py`)."""
 STATE_FILE, REQUEST_FILE, OWNER_LOCK = "run.json", "request.json", "owner.lock"
@@ -98,7 +98,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float | None:
-        """The seconds that the run's process has run; None if it has not started.
+        """How long the run's process has been running, in seconds; None if it has not started.
 
         On another machine, installation and transfers are not counted.
         """
@@ -108,20 +108,20 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def calls_usd(self) -> float:
-        """What the run's calls have cost in US dollars, with what may still be billed."""
+        """The cost of the run's calls in US dollars, including calls that may still be billed."""
         result = self.result or {}
-        known = [result.get("cost_usd"), self.metrics.get("cost_usd")]
-        return max(cost or 0.0 for cost in known) + (result.get("unconfirmed_usd") or 0.0)
+        recorded = [result.get("cost_usd"), self.metrics.get("cost_usd")]
+        return max(cost or 0.0 for cost in recorded) + (result.get("unconfirmed_usd") or 0.0)
 
 
-def ended_progress(progress: Progress | None, *, is_whole: bool = False) -> Progress | None:
+def final_progress(progress: Progress | None, *, is_complete: bool = False) -> Progress | None:
     """Returns the final progress of a run that has ended, without an ETA.
 
-    With `is_whole`, the run has done all its work, even if it stopped before the total.
+    With `is_complete`, the run has done all its work, even if it stopped before the total.
     """
     if progress is None:
         return None
-    total = progress.done if is_whole else progress.total
+    total = progress.done if is_complete else progress.total
     return msgspec.structs.replace(progress, total=total, eta_s=None)
 
 
@@ -139,8 +139,8 @@ class FixedInput(msgspec.Struct, frozen=True, kw_only=True):
     stamp: str
     """A hash of the size and modification time of the file, or of the files in the folder.
 
-    A call that starts a run must return at once, but hashing the content of 200,000 rows or of a
-    model takes longer, and a copy would need disk space. The run's process hashes the content that
+    A call that starts a run must return immediately, but hashing 200,000 rows or a model takes
+    longer, and a copy would need disk space. The run's process hashes the content that
     it reads; the stamp shows whether the files have changed since the call. Inode numbers are left
     out, since they can differ between machines that share a disk.
     """
@@ -156,7 +156,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     inputs: Sequence[FixedInput] = ()
 
     @property
-    def given_name(self) -> str | None:
+    def display_name(self) -> str | None:
         """The name of the run, or else its output, config file or model; None if it has none."""
         values = (self.request.get(field) for field in ("name", "output", "config", "model"))
         return next((name for name in values if isinstance(name, str)), None)
@@ -203,11 +203,11 @@ class RemoteView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spent_usd(self) -> float | None:
-        """The machine's cost with that of its release; None without a price."""
+        """The cost of the machine, including its release, in US dollars; None without a price."""
         return None if self.machine_usd is None else self.machine_usd + (self.release_usd or 0.0)
 
 
-class _Named(msgspec.Struct, frozen=True):
+class _MachineName(msgspec.Struct, frozen=True):
     """The name of a machine."""
 
     name: str
@@ -216,7 +216,7 @@ class _Named(msgspec.Struct, frozen=True):
 class _JobSpec(msgspec.Struct, frozen=True):
     """The part of remote.json that is shown to users."""
 
-    machine: _Named
+    machine: _MachineName
     budget_usd: float | None = None
 
 
@@ -268,7 +268,7 @@ class RunFolder:
         """
         return read_json(self.request_file, RunRequest, fix=_UNREADABLE_FIX)
 
-    def known_request(self) -> RunRequest | None:
+    def try_read_request(self) -> RunRequest | None:
         """Returns the request that the run was started with; None if it cannot be read."""
         with suppress(DataError, OSError):
             return self.read_request()
@@ -277,7 +277,7 @@ class RunFolder:
     def earlier_runs(self) -> Iterator["RunFolder"]:
         """Yields the run that this run resumed, then the run that that one resumed, and so on."""
         run, seen = self, {self.run_id}
-        while (run_request := run.known_request()) is not None:
+        while (run_request := run.try_read_request()) is not None:
             earlier = run_request.request.get("resume")
             if not isinstance(earlier, str) or earlier in seen:
                 return
@@ -299,7 +299,7 @@ class RunFolder:
             with os.fdopen(mark, "w", encoding="ascii") as stream:
                 stream.write(f"{time.monotonic()}\n")
 
-    def cancel_waited_s(self) -> float | None:
+    def seconds_since_cancel(self) -> float | None:
         """Returns the seconds since the run was first asked to stop; None if it was not."""
         try:
             recorded_time = self.cancel_mark.read_text(encoding="ascii", errors="replace")
@@ -345,10 +345,10 @@ class RunFolder:
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """What a new run gets in addition to its request."""
+    """What a new run starts with in addition to its request."""
 
     start_after: StartAfter | None = None
-    """The runs that it waits for; None if it starts at once."""
+    """The runs that it waits for; None if it starts immediately."""
     inputs: Sequence[Path] = ()
     """The files and folders that it reads, whose current state is recorded."""
     copies: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
@@ -390,7 +390,7 @@ def read_remote_state(folder: Path) -> RemoteView | None:
     """Returns the state of a run on another machine; None for a run on this machine."""
     if not (folder / REMOTE_FILE).is_file():
         return None
-    spec = _JobSpec(_Named("an unknown machine (remote.json is unreadable)"))
+    spec = _JobSpec(_MachineName("an unknown machine (remote.json is unreadable)"))
     with suppress(OSError, DataError):
         spec = read_json(folder / REMOTE_FILE, _JobSpec)
     view = RemoteView(where=spec.machine.name)
@@ -433,7 +433,7 @@ def find_run(workspace: Workspace, run_id: str) -> RunFolder:
         return matches[0]
     if matches:
         ids = ", ".join(folder.run_id for folder in matches[:4])
-        raise RunError(f"{run_id!r} matches several runs: {ids}", "give more of the id")
+        raise RunError(f"{run_id!r} matches several runs: {ids}", "give more characters of the id")
     raise RunError(
         f"there is no run {run_id!r} in {workspace.runs}",
         "list the runs with `stillroom list-runs` (tool list_runs)",

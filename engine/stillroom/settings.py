@@ -139,8 +139,8 @@ class Workspace:
     def key_hosts(self, name: str) -> Sequence[str]:
         """Returns the hosts in the line NAME_HOST of .env, for a key that is also in .env.
 
-        For other keys it returns none: .env may only allow hosts for its own keys, since an agent
-        that can write .env could otherwise redirect other keys.
+        For other keys it returns none: an agent that can write .env could otherwise send keys that
+        are not in .env to another host.
         """
         lines = _dot_env(self.root / ".env")
         if not lines.get(name) or lines[name] != self.read_key(name):
@@ -162,7 +162,7 @@ class Workspace:
             source[name] for source in sources for name in source if is_secret_name(name)
         )
 
-    def command(self, command: str) -> str:
+    def restore_command(self, command: str) -> str:
         """Returns the command line or URL of an MCP server with its hidden secrets restored.
 
         Raises InputError if this process does not have a secret.
@@ -178,18 +178,18 @@ class Workspace:
 
 
 def _nearby_files(path: Path) -> str | None:
-    """Returns a fix that lists the files next to a missing one; None if there are none."""
+    """Returns the text of a fix that lists the files next to a missing one; None without any."""
     folder = path.parent
     if not folder.is_dir():
         return None
-    names = sorted(entry.name for entry in folder.iterdir() if _is_plain(entry.name))
+    names = sorted(entry.name for entry in folder.iterdir() if _is_listable(entry.name))
     if not names:
         return None
     listed = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
     return f"check the name; {folder} contains: {listed}"
 
 
-def _is_plain(name: str) -> bool:
+def _is_listable(name: str) -> bool:
     """Returns whether an error may list a file; names that look like sentences are left out."""
     return not name.startswith(".") and name.isprintable() and len(name.split()) <= 3
 
@@ -216,8 +216,8 @@ def read_key(name: str) -> str | None:
     return os.environ.get(name, "").strip() or None
 
 
-def llama_cpp_variable() -> str | None:
-    """Returns the folder of llama.cpp from the variable LLAMA_CPP, or None if it is not set."""
+def llama_cpp_folder() -> str | None:
+    """Returns the folder of llama.cpp that the variable LLAMA_CPP names; None if it is not set."""
     return os.environ.get("LLAMA_CPP", "").strip() or None
 
 
@@ -231,7 +231,7 @@ def proxy_for(url: str) -> str | None:
 
 
 def _dot_env(path: Path) -> dict[str, str]:
-    """Returns the NAME=value lines of a .env file; other lines are skipped."""
+    """Returns the values in a .env file by name; lines without NAME=value are skipped."""
     if not path.is_file():
         return {}
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()

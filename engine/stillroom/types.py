@@ -10,8 +10,8 @@ from stillroom.errors import FailureClass
 
 OTHERS_WROTE = msgspec.Meta(extra={"others wrote this": True})
 OthersText = Annotated[str, OTHERS_WROTE]
-"""The type of a result's field with text from others, such as rows, pages and answers of models.
-Agents see it between marks."""
+"""The type of a result's field with untrusted text: of rows, pages or models. Agents see it between
+marks."""
 
 OWN_TEXT = msgspec.Meta(extra={"Stillroom wrote this": True})
 OwnText = Annotated[str, OWN_TEXT]
@@ -108,7 +108,7 @@ class RunKind(StrEnum):
 
 WaitReason = Literal["ended", "alarm", "budget", "progress", "time"]
 """Why a call that waits for a run returned: the run ended, a new alarm, 80 % of the budget spent,
-another 10 % done, or the end of the wait."""
+another 10 % done, or the time limit of the call."""
 
 
 class RunStatus(StrEnum):
@@ -129,7 +129,7 @@ class RunStatus(StrEnum):
 
 
 class RowReason(StrEnum):
-    """The reasons by which the results of runs count rows: keys that Stillroom itself writes."""
+    """The reasons by which results count rows that a run left out or could not use."""
 
     NOT_A_ROLLOUT = "not a rollout row"
     FAILED = "ended by an infrastructure failure"
@@ -138,7 +138,7 @@ class RowReason(StrEnum):
     TOO_LONG = "longer than max_length"
     NOTHING_TRAINED = "no assistant token to train"
     REFUSED = "refused by the chat template (inspect_examples with the model shows why)"
-    """Without the template's own words, since a reason is shown as Stillroom's."""
+    """The template's own message is left out, since reasons are shown as Stillroom's text."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,8 +191,8 @@ class CallTotals(msgspec.Struct, frozen=True, kw_only=True):
         answerers = () if turn.answered_by is None else (turn.answered_by,)
         origin = turn.origin
         calls = 0 if origin is not None and origin.is_given else 1
-        made = cls(calls=calls, usage=turn.usage, cost_usd=turn.cost_usd, answered_by=answerers)
-        return made + origin.unused if origin is not None and origin.unused is not None else made
+        totals = cls(calls=calls, usage=turn.usage, cost_usd=turn.cost_usd, answered_by=answerers)
+        return totals if origin is None or origin.unused is None else totals + origin.unused
 
     def __add__(self, other: "CallTotals") -> "CallTotals":
         return CallTotals(

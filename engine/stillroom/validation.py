@@ -60,13 +60,13 @@ UNKNOWN_KEY = "extra_forbidden"
 
 
 def describe_errors(
-    error: ValidationError, model: type[BaseModel], *, only: str | None = None
+    error: ValidationError, model: type[BaseModel], *, error_type: str | None = None
 ) -> str:
     """Returns one text with all validation errors, without pydantic's links and type names.
 
-    `only` leaves out the errors of other types.
+    With `error_type`, errors of other types are left out.
     """
-    problems = [p for p in error.errors(include_url=False) if only in (None, p["type"])]
+    problems = [p for p in error.errors(include_url=False) if error_type in (None, p["type"])]
     sentences = [_sentence(problem, model) for problem in problems[:_MAX_SHOWN]]
     if len(problems) > _MAX_SHOWN:
         sentences.append(f"and {len(problems) - _MAX_SHOWN} more")
@@ -86,7 +86,7 @@ def nearest(name: str, known_names: Sequence[str]) -> str:
 def _sentence(problem: Any, model: type[BaseModel]) -> str:
     """Returns one of pydantic's errors as a sentence, with the path of the field."""
     # A key of a document may be any text, even several lines.
-    path = [short_line(str(part), most=_LONGEST_PART) for part in problem["loc"]]
+    path = [short_line(str(part), max_characters=_LONGEST_PART) for part in problem["loc"]]
     where = ".".join(path)
     match problem["type"]:
         case "extra_forbidden":

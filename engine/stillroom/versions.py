@@ -71,13 +71,13 @@ def tag_file(
         created_at=created_at,
         manifest=manifest,
     )
-    record = _record(root, relative_path, tag)
+    record = _record_path(root, relative_path, tag)
     if not record.exists():
-        _keep_copy(file, copy_of(root, version), sha256)
+        _store_copy(file, copy_of(root, version), sha256)
         document = msgspec.json.format(msgspec.json.encode(version), indent=2) + b"\n"
         with suppress(FileExistsError):
             write_new(record, document)
-    stored = _read(record)
+    stored = _read_version(record)
     if stored.sha256 != sha256:
         raise InputError(
             f"tag {tag!r} of {relative_path} already names other content (SHA-256 "
@@ -92,7 +92,8 @@ def versions_of(root: Path, file: Path) -> list[Version]:
     relative_path = _relative_path(root, file)
     if relative_path is None:
         return []
-    versions = _records(_record(root, relative_path, "").parent, f"{Path(relative_path).name}@")
+    folder = _record_path(root, relative_path, "").parent
+    versions = _records(folder, f"{Path(relative_path).name}@")
     return sorted(versions, key=lambda version: version.created_at)
 
 
@@ -109,7 +110,7 @@ def copy_of(root: Path, version: Version) -> Path:
 
 def record_of(root: Path, version: Version) -> Path:
     """Returns the path of the file that records a version."""
-    return _record(root, version.file, version.tag)
+    return _record_path(root, version.file, version.tag)
 
 
 def find_version(root: Path, name: str | Path) -> Path | None:
@@ -123,7 +124,7 @@ def find_version(root: Path, name: str | Path) -> Path | None:
         return None
     files = [root / (base + ending) for ending in _ENDINGS]
     if _CONTENT.fullmatch(tag_or_hash):
-        return _by_content(root, files, base, tag_or_hash)
+        return _find_by_content(root, files, base, tag_or_hash)
     tagged = [v for file in files for v in versions_of(root, file) if v.tag == tag_or_hash]
     if not tagged:
         raise InputError(f"there is no version {str(name)!r}", _known_versions(root, files, base))
@@ -135,7 +136,7 @@ def find_version(root: Path, name: str | Path) -> Path | None:
     )
 
 
-def _by_content(root: Path, files: list[Path], base: str, prefix: str) -> Path:
+def _find_by_content(root: Path, files: list[Path], base: str, prefix: str) -> Path:
     """Returns a file, or a tagged copy of it, whose SHA-256 begins with `prefix`.
 
     Raises InputError if there is none, or tagged versions with different hashes match.
@@ -163,20 +164,20 @@ def _by_content(root: Path, files: list[Path], base: str, prefix: str) -> Path:
 def _file_with_content(root: Path, version: Version) -> Path | None:
     """Returns the file or the copy that has exactly the version's content; None if neither has."""
     for path in (root / version.file, copy_of(root, version)):
-        is_alike = path.is_file() and path.stat().st_size == version.num_bytes
-        if is_alike and file_sha256(path) == version.sha256:
+        has_size = path.is_file() and path.stat().st_size == version.num_bytes
+        if has_size and file_sha256(path) == version.sha256:
             return path
     return None
 
 
 def _known_versions(root: Path, files: list[Path], base: str) -> str:
-    """Returns a fix that lists the existing versions of a file."""
+    """Returns the text of a fix that lists the existing versions of a file."""
     names = [
         f"{base}@{file_sha256(f)[:MIN_DIGITS]} (current content)" for f in files if f.is_file()
     ]
     names += [f"{v.name} ({v.sha256[:MIN_DIGITS]})" for f in files for v in versions_of(root, f)]
     if not names:
-        return "check the name; show_lineage with tag keeps a copy of a file"
+        return "check the name; to keep a version of a file, call show_lineage with tag"
     return "give one of: " + ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
 
 
@@ -197,7 +198,7 @@ def _relative_path(root: Path, file: Path) -> str | None:
         return None
 
 
-def _record(root: Path, relative_path: str, tag: str) -> Path:
+def _record_path(root: Path, relative_path: str, tag: str) -> Path:
     return root / FOLDER / "tags" / f"{relative_path}@{tag}.json"
 
 
@@ -206,17 +207,17 @@ def _records(folder: Path, prefix: str, *, is_deep: bool = False) -> Iterator[Ve
     paths = folder.rglob("*@*.json") if is_deep else folder.glob("*@*.json")
     for path in sorted(paths):
         if path.name.startswith(prefix) and not path.name.startswith("."):
-            version = _read(path)
+            version = _read_version(path)
             # File names may contain @ too: `a@b.jsonl@v1.json` is not a record of the file `a`.
             if is_deep or path.name == f"{Path(version.file).name}@{version.tag}.json":
                 yield version
 
 
-def _read(record: Path) -> Version:
+def _read_version(record: Path) -> Version:
     return read_json(record, Version)
 
 
-def _keep_copy(file: Path, copy: Path, sha256: str) -> None:
+def _store_copy(file: Path, copy: Path, sha256: str) -> None:
     """Copies a file unless an intact copy exists. Raises InputError if the file changes."""
     if copy.is_file() and file_sha256(copy) == sha256:
         return

@@ -13,7 +13,7 @@ from stillroom import bounds
 
 _MAX_CHARACTERS = bounds.YAML.limit
 _MAX_EXPANDED = bounds.YAML_VALUES.limit
-"""The most characters and values that a text may have once its aliases are expanded."""
+"""The maximum size of a text with its aliases expanded: its values plus their characters."""
 
 
 def read_yaml(text: str | bytes) -> Any:

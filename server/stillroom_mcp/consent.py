@@ -124,7 +124,7 @@ async def _confirm_spending(
 
 
 def _for_display(name: str) -> str:
-    return short_line(name, most=_LONGEST_NAME)
+    return short_line(name, max_characters=_LONGEST_NAME)
 
 
 def _with_budget(request: BaseModel, answer: ElicitResult) -> BaseModel:

@@ -10,12 +10,12 @@ from pydantic import BaseModel
 
 from fakes.folders import names_in
 from stillroom.errors import DataError, InputError
-from stillroom.lineage import pending_manifest, read_manifest
+from stillroom.lineage import pending_manifest_path, read_manifest
 from stillroom.outputs import (
     OutputLock,
-    check_free,
     check_page,
     check_replaceable,
+    check_unlocked,
     marked_page,
     new_output,
     output_lock,
@@ -137,12 +137,12 @@ def test_a_lock_names_its_holder_and_goes_with_it(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
 
     with output_lock(path, "filter_dataset", run_id="score-1"):
-        for take in (lambda: OutputLock(path).acquire("other"), lambda: check_free(path)):
+        for take in (lambda: OutputLock(path).acquire("other"), lambda: check_unlocked(path)):
             with pytest.raises(InputError, match="being written by filter_dataset") as caught:
                 take()
             assert f"process {os.getpid()}" in caught.value.problem
             assert "run score-1" in caught.value.problem
-    check_free(path)
+    check_unlocked(path)
     with output_lock(path, "other"):
         pass
     assert names_in(tmp_path) == []
@@ -159,7 +159,7 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(path)], timeout=60, check=False)
     assert names_in(tmp_path) == [".out.jsonl.lock"]
 
-    check_free(path)
+    check_unlocked(path)
     write(path, 1)
 
     assert names_in(tmp_path) == ["out.jsonl", "out.jsonl.manifest.json"]
@@ -187,4 +187,4 @@ def test_a_file_beside_an_output_of_an_older_version_is_ours(tmp_path: Path) -> 
 
     check_replaceable(path, side, overwrite=False)
 
-    assert not pending_manifest(path).exists()
+    assert not pending_manifest_path(path).exists()

@@ -200,7 +200,7 @@ def check_not_running_elsewhere(workspace: Workspace, run_id: str) -> None:
     A queued cancellation is enough, since the machine may be unreachable for long or forever.
     """
     folder = RunFolder(workspace.runs / run_id)
-    if not folder.is_remote or folder.cancel_waited_s() is not None:
+    if not folder.is_remote or folder.seconds_since_cancel() is not None:
         return
     if not folder.read().status.is_final:
         machine = read_json(folder.path / REMOTE_FILE, JobSpec).machine.name

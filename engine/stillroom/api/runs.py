@@ -226,7 +226,7 @@ def get_run_logs(workspace: Workspace, request: GetRunLogs) -> LogPage:
 
 def report_run(workspace: Workspace, folder: RunFolder, state: RunState) -> RunReport:
     """Returns a run's state as a report, with the paths of its folder and log for display."""
-    remote, recorded = read_remote_state(folder.path), folder.known_request()
+    remote, recorded = read_remote_state(folder.path), folder.try_read_request()
     budget_usd = remote.budget_usd if remote is not None else None
     if budget_usd is None and recorded is not None:
         budget_usd = recorded.request.get("budget_usd")
@@ -279,8 +279,8 @@ def continuing_runs(workspace: Workspace, folder: RunFolder, kind: RunKind) -> l
 
 def _summary(workspace: Workspace, state: RunState) -> RunSummary:
     folder = RunFolder(workspace.runs / state.run_id)
-    request, remote = folder.known_request(), read_remote_state(folder.path)
-    name = request.given_name if request is not None else None
+    request, remote = folder.try_read_request(), read_remote_state(folder.path)
+    name = request.display_name if request is not None else None
     return RunSummary(
         run_id=state.run_id,
         kind=state.kind,

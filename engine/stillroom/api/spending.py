@@ -97,7 +97,7 @@ def limit_budget(
         return budget_usd, []
     spent = 0.0
     for folder in all_runs(workspace):
-        recorded = folder.known_request()
+        recorded = folder.try_read_request()
         try:
             supervise.read_run(folder)
             spent += cost_of(folder)

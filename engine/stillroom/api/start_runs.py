@@ -29,7 +29,7 @@ from stillroom.evaluate.request import EvaluateModel, plan_evaluation
 from stillroom.export.request import ExportModel, plan_export
 from stillroom.jobs import supervise
 from stillroom.jobs.child import run_in_child
-from stillroom.outputs import ReplacingRequest, check_free, check_replaceable_by_size
+from stillroom.outputs import ReplacingRequest, check_replaceable_by_size, check_unlocked
 from stillroom.recipe.request import RunRecipe
 from stillroom.remote.bundle.checks import check_remote_config
 from stillroom.remote.bundle.job_spec import PackedJob
@@ -77,7 +77,7 @@ def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunRep
     if request.refine is not None:
         check_needs_no_import(workspace, request.refine)
     plan = plan_generation(workspace, request)
-    check_free(plan.output)
+    check_unlocked(plan.output)
     check_not_written_elsewhere(workspace, plan.output)
     keys = workspace.read_keys(plan.rollouts.key_names)
     needs = functools.partial(needs_of_generation, plan)
@@ -99,7 +99,7 @@ def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunRep
 def run_recipe(workspace: Workspace, request: RunRecipe) -> RunReport:
     """Starts a recipe. Raises EngineError for an invalid request, before spending anything."""
     plan = plan_recipe(workspace, request)
-    check_free(plan.lock_name)
+    check_unlocked(plan.lock_name)
     keys = workspace.read_keys(plan.key_names)
     return _start(workspace, RunKind.RECIPE, request, keys=keys, new=NewRun(inputs=plan.inputs))
 
@@ -109,7 +109,7 @@ def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
     request, machine = resolve_machine(workspace, request)
     check_needs_no_import(workspace, request.input)
     plan = plan_scoring(workspace, request)
-    check_free(plan.output)
+    check_unlocked(plan.output)
     check_not_written_elsewhere(workspace, plan.output)
     keys = workspace.read_keys([plan.judge.endpoint.api_key_env if plan.judge else None])
     needs = functools.partial(needs_of_scoring, request, plan)
@@ -252,7 +252,7 @@ def export_model(workspace: Workspace, request: ExportModel) -> RunReport:
     """Starts an export. Raises EngineError for an invalid request, before loading a model."""
     request, machine = resolve_machine(workspace, request)
     plan = plan_export(workspace, request)
-    check_free(plan.output)
+    check_unlocked(plan.output)
     check_not_written_elsewhere(workspace, plan.output)
     verification = plan.verification
     keys = workspace.read_keys(

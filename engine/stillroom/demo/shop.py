@@ -16,8 +16,8 @@ PARAMETER: dict[ToolName, str] = {"price": "item", "stock": "item", "calculator"
 def evaluate(expression: str) -> int:
     """Returns the value of an expression of digits, `+ - * ( )` and spaces.
 
-    Raises ValueError for other or more than 40 characters, or if the absolute value is 10**9 or
-    more.
+    Raises ValueError for other characters, for more than 40, or if the absolute value is 10**9
+    or more.
     """
     if not re.fullmatch(r"[0-9+\-*() ]{1,40}", expression):
         raise ValueError("bad expression")

@@ -82,7 +82,7 @@ _MAX_NAME = 60
 
 def display_name(name: str) -> str:
     """Returns an evaluation's name on one short line, so that it cannot pass for instructions."""
-    return fences.short_line(name, most=_MAX_NAME)
+    return fences.short_line(name, max_characters=_MAX_NAME)
 
 
 def compare_costs(

@@ -18,7 +18,7 @@ from stillroom.lineage import (
     AnsweringModel,
     FileRecord,
     Manifest,
-    is_as_recorded,
+    matches_record,
     read_manifest,
 )
 from stillroom.models.gguf.header import read_header
@@ -159,7 +159,7 @@ def file_with_content(workspace: Workspace, record: FileRecord) -> Path | None:
     copies = (
         copy_of(workspace.root, version) for version in versions_with(workspace.root, record.sha256)
     )
-    return next((path for path in (record.file, *copies) if is_as_recorded(path, record)), None)
+    return next((path for path in (record.file, *copies) if matches_record(path, record)), None)
 
 
 def _row_inputs(manifest: Manifest) -> list[FileRecord]:

@@ -28,7 +28,7 @@ from stillroom.export.serving import (
 from stillroom.export.weights import write_adapter, write_merged
 from stillroom.files import write_atomic, write_json
 from stillroom.home_paths import restore_home_paths
-from stillroom.lineage import FileRecord, folder_record, now, record_file, write_manifest
+from stillroom.lineage import FileRecord, combine_records, now, record_file, write_manifest
 from stillroom.models.gguf.folder import pretrained_path
 from stillroom.models.resolve import identify
 from stillroom.reporting import Reporter, stop_if_cancelled
@@ -300,7 +300,7 @@ def _write_lineage(
     files = sorted([*manifest.files, export_record], key=lambda record: Path(record.path))
     write_manifest(
         target,
-        written=folder_record(plan.output, files),
+        written=combine_records(plan.output, files),
         operation="export_model",
         inputs=[identify(plan.checkpoint, role="checkpoint")],
         request=manifest.request,

@@ -23,7 +23,7 @@ from stillroom.run_folder import (
     RunFolder,
     RunState,
     create_run,
-    ended_progress,
+    final_progress,
 )
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
@@ -132,7 +132,7 @@ def cancel_run(folder: RunFolder) -> RunState:
     if folder.is_remote:
         return _cancel_by_follower(folder)
     pid = _live_pid(folder, state)
-    waited_s = folder.cancel_waited_s()
+    waited_s = folder.seconds_since_cancel()
     if waited_s is None:
         # The run's process polls for this mark, so it stops even if no signal can reach it.
         folder.ask_to_cancel()
@@ -146,7 +146,7 @@ def cancel_run(folder: RunFolder) -> RunState:
 
 def _cancel_by_follower(folder: RunFolder) -> RunState:
     """Records a cancellation, which the run's follower forwards to the other machine."""
-    if (folder.cancel_waited_s() or 0.0) >= _KILL_AFTER_S:
+    if (folder.seconds_since_cancel() or 0.0) >= _KILL_AFTER_S:
         remote_runs.ask_to_kill(folder)
     folder.ask_to_cancel()
     return folder.read()
@@ -219,10 +219,10 @@ def _close_dead_run(folder: RunFolder, state: RunState) -> RunState:
     The caller holds the run's lock.
     """
     status, error = RunStatus.CANCELLED, None
-    if folder.cancel_waited_s() is None:
+    if folder.seconds_since_cancel() is None:
         status, error = outcome_of_dead_process(folder, state, _wait_for_process_end(folder))
     state = msgspec.structs.replace(
-        state, status=status, ended_at=now(), error=error, progress=ended_progress(state.progress)
+        state, status=status, ended_at=now(), error=error, progress=final_progress(state.progress)
     )
     # On a full disk the true state is returned although it is not written; the next read_run
     # tries to write it again.

@@ -21,7 +21,7 @@ from stillroom.jobs.supervise import read_run
 from stillroom.lineage import now
 from stillroom.processes import process_start
 from stillroom.reporting import stop_if_cancelled
-from stillroom.run_folder import RunFailure, RunFolder, ended_progress
+from stillroom.run_folder import RunFailure, RunFolder, final_progress
 from stillroom.secrecy.environments import PIPED_VARIABLES
 from stillroom.secrecy.redaction import Redactor
 from stillroom.teachers.run_limits import RunLimits, read_limits
@@ -67,7 +67,7 @@ def main(
     if outcome["status"] is RunStatus.CANCELLED and canceller.limit is not None:
         outcome["error"] = failure_at_limit(folder, state.kind, canceller.limit)
     has_succeeded = outcome["status"] is RunStatus.SUCCEEDED
-    progress = ended_progress(reporter.state.progress, is_whole=has_succeeded)
+    progress = final_progress(reporter.state.progress, is_complete=has_succeeded)
     final = msgspec.structs.replace(reporter.state, ended_at=now(), progress=progress, **outcome)
     folder.write(final)
     lock.release()

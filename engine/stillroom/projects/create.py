@@ -42,7 +42,7 @@ class ProjectResult(msgspec.Struct, frozen=True, kw_only=True):
 def create_project(workspace: Workspace, request: CreateProject) -> ProjectResult:
     """Writes the template's files. Raises InputError if one of them already exists."""
     folder = workspace.writable(request.path, label="path")
-    files = dict(_files(request))
+    files = dict(_template_files(request))
     existing = sorted(name for name in files if (folder / name).exists())
     if existing:
         raise InputError(
@@ -56,7 +56,7 @@ def create_project(workspace: Workspace, request: CreateProject) -> ProjectResul
     )
 
 
-def _files(request: CreateProject) -> Iterator[tuple[str, bytes]]:
+def _template_files(request: CreateProject) -> Iterator[tuple[str, bytes]]:
     """Yields the name and content of each file of the template."""
     folder = _TEMPLATES / request.template
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):

@@ -55,7 +55,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     detail: OwnText
     fix: OwnText | None = None
     machine_says: OthersText | None = None
-    """The answer of another machine, in its own words."""
+    """The response of another machine, unchanged."""
 
 
 class SetupReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,10 +166,10 @@ def _requested_checks(workspace: Workspace, request: CheckSetup) -> Iterator[Che
                 yield Check(
                     name="model",
                     status="note",
-                    detail=f"{request.model}: not on this machine, so a hub id; the hub was not "
-                    "asked whether it has it",
+                    detail=f"{request.model}: not found on this machine, so it is taken as a hub "
+                    "id; whether the hub has it was not checked",
                     fix="the model is downloaded on first use; without a connection to the hub, "
-                    "name a folder, a GGUF file or an installed Python package that has one",
+                    "name a folder, a GGUF file or an installed Python package with the model",
                 )
 
 

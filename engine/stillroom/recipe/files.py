@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from stillroom.data.formats import load_tasks
 from stillroom.files import content_hash, read_json, write_atomic, write_json
-from stillroom.lineage import is_as_recorded, read_manifest, record_file
+from stillroom.lineage import matches_record, read_manifest, record_file
 from stillroom.outputs import new_output
 from stillroom.recipe.answers import AnswerForm
 from stillroom.recipe.inputs import RecipePrompt
@@ -148,5 +148,5 @@ def is_up_to_date(output: Path, request: BaseModel) -> bool:
     return (
         manifest is not None
         and manifest.request == request.model_dump(mode="json")
-        and all(is_as_recorded(one.file, one) for one in (manifest.output, *manifest.inputs))
+        and all(matches_record(one.file, one) for one in (manifest.output, *manifest.inputs))
     )

@@ -11,7 +11,7 @@ from stillroom.types import Message
 
 MAX_TEXT = 800
 """The maximum number of characters of a part."""
-_MAX_UNFOLDED, _MAX_REST = 1500, 200_000
+_MAX_UNFOLDED, _MAX_EXPANDABLE = 1500, 200_000
 _HEAD, _TAIL = 9, 5
 """The number of parts at the beginning and the end of a long conversation that are kept."""
 
@@ -26,7 +26,7 @@ class Part:
     text: str
     num_hidden: int
     """The number of characters that are cut off at the end."""
-    rest: str = ""
+    expandable: str = ""
     """The cut-off characters that the page can expand; empty if it cannot."""
     name: str = ""
     """The name of the tool, for calls and replies."""
@@ -43,7 +43,7 @@ class ShownConversation:
 
 
 def conversation(messages: Sequence[Message], *, is_whole: bool = False) -> ShownConversation:
-    """Returns messages as parts; with `is_whole`, all parts, with expandable long texts."""
+    """Returns the parts of messages; with `is_whole`, all of them, with expandable long texts."""
     limit = _MAX_UNFOLDED if is_whole else MAX_TEXT
     parts = [part for message in messages for part in _parts(message, limit)]
     if is_whole:
@@ -92,9 +92,9 @@ def _assistant_parts(message: Message, text: str, limit: int) -> Iterator[Part]:
 def _part(kind: PartKind, text: str, limit: int, *, name: str = "", is_error: bool = False) -> Part:
     """Returns a part with at most `limit` characters of the text."""
     text = text.strip("\n")
-    # Pages with whole conversations put the rest of a long part into a collapsed element.
-    rest = text[limit : limit + _MAX_REST] if limit == _MAX_UNFOLDED else ""
-    return Part(kind, text[:limit], max(0, len(text) - limit), rest, name, is_error)
+    # Pages with whole conversations put the end of a long part into a collapsed element.
+    expandable = text[limit : limit + _MAX_EXPANDABLE] if limit == _MAX_UNFOLDED else ""
+    return Part(kind, text[:limit], max(0, len(text) - limit), expandable, name, is_error)
 
 
 def _text(message: Message) -> str:

@@ -23,13 +23,13 @@ class ChartPlan:
     metric: str
     title: str
     unit: str
-    also: str | None = None
+    overlay: str | None = None
     """The name of a second metric, drawn as marks in the same chart."""
     is_collapsed: bool = False
     """Whether the chart is collapsed on the page, as a diagnostic."""
 
 
-_LOSS = ChartPlan("loss", "Loss", "nats per token", also="val_loss")
+_LOSS = ChartPlan("loss", "Loss", "nats per token", overlay="val_loss")
 _MAX_DATASETS = 8
 _DIAGNOSTICS = tuple(
     ChartPlan(metric, title, unit, is_collapsed=True)
@@ -64,9 +64,9 @@ _DIAGNOSTICS = tuple(
 _PLANS: dict[RunKind, Sequence[ChartPlan]] = {
     RunKind.SFT: (_LOSS,),
     RunKind.DPO: (
-        ChartPlan("loss", "Loss", "mean of the batch", also="val_loss"),
+        ChartPlan("loss", "Loss", "mean of the batch", overlay="val_loss"),
         ChartPlan("margin", "Reward margin", "chosen minus rejected"),
-        ChartPlan("pair_accuracy", "Pairs ranked right", "share", also="val_pair_accuracy"),
+        ChartPlan("pair_accuracy", "Pairs ranked right", "share", overlay="val_pair_accuracy"),
     ),
     RunKind.DISTILL: (
         ChartPlan("teacher_kl", "Reverse KL to the teacher", "nats per token"),
@@ -129,9 +129,9 @@ class Training:
     run: Run
     summary: str
     charts: Sequence[LineChart]
-    more: Sequence[LineChart]
-    """More charts, which are collapsed on the page."""
-    empty: str | None
+    diagnostics: Sequence[LineChart]
+    """The charts that are collapsed on the page."""
+    no_charts_reason: str | None
     """The reason why there are no charts; None if there are some."""
     settings: Sequence[Setting]
 
@@ -153,7 +153,7 @@ def chart_plans(reader: FolderReader, run: Run) -> list[ChartPlan]:
         return list(_CALLS)
     plans = [
         *_PLANS[run.state.kind],
-        *_evaluations(reader, run.folder / "config.json"),
+        *_evaluation_plans(reader, run.folder / "config.json"),
         *_THROUGHPUT,
     ]
     return list({plan.metric: plan for plan in reversed(plans)}.values())[::-1]
@@ -170,7 +170,7 @@ def read_settings(reader: FolderReader, runs: Sequence[Run]) -> dict[str, Traini
     return settings
 
 
-def trainings(
+def read_trainings(
     reader: FolderReader, runs: Sequence[Run], settings: dict[str, TrainingSettings]
 ) -> list[Training]:
     """Returns the newest training runs with their charts, oldest first."""
@@ -179,8 +179,8 @@ def trainings(
 
 
 def _training(reader: FolderReader, run: Run, settings: TrainingSettings | None) -> Training:
-    plans = [*_PLANS[run.state.kind], *_evaluations(reader, run.folder / "config.json")]
-    names = {name for plan in plans for name in (plan.metric, plan.also) if name}
+    plans = [*_PLANS[run.state.kind], *_evaluation_plans(reader, run.folder / "config.json")]
+    names = {name for plan in plans for name in (plan.metric, plan.overlay) if name}
     series = read_metrics(reader, RunFolder(run.folder), names)
     drawn_charts = [(plan, _chart(plan, series)) for plan in plans if series[plan.metric].points]
     charts = [chart for plan, chart in drawn_charts if not plan.is_collapsed]
@@ -188,18 +188,18 @@ def _training(reader: FolderReader, run: Run, settings: TrainingSettings | None)
         run=run,
         summary=_summary(series[plans[0].metric], settings),
         charts=charts,
-        more=[chart for plan, chart in drawn_charts if plan.is_collapsed],
-        empty=None if charts else _empty_reason(run.state.status),
+        diagnostics=[chart for plan, chart in drawn_charts if plan.is_collapsed],
+        no_charts_reason=None if charts else _empty_reason(run.state.status),
         settings=settings.rows if settings else (),
     )
 
 
 def _chart(plan: ChartPlan, series: dict[str, Series]) -> LineChart:
-    also = series[plan.also] if plan.also else None
-    return line_chart(series[plan.metric], title=plan.title, unit=plan.unit, also=also)
+    overlay = series[plan.overlay] if plan.overlay else None
+    return line_chart(series[plan.metric], title=plan.title, unit=plan.unit, overlay=overlay)
 
 
-def _evaluations(reader: FolderReader, config: Path) -> list[ChartPlan]:
+def _evaluation_plans(reader: FolderReader, config: Path) -> list[ChartPlan]:
     """Returns a chart for each pass@k of the evaluations that config.yml requests."""
     requested = reader.document(config, _RequestedEvaluations)
     return [

@@ -28,7 +28,7 @@ class RowConversation:
     """One conversation of a row, for display."""
 
     title: str | None
-    parts: ShownConversation
+    conversation: ShownConversation
 
 
 def write_rows_page(path: Path, inspection: Inspection, request: InspectExamples) -> None:
@@ -57,7 +57,7 @@ def conversations(sections: Sequence[Section]) -> list[RowConversation]:
     ]
 
 
-_FORMATS = {
+_ROW_NOUNS = {
     RowFormat.PROMPTS: "prompt",
     RowFormat.ROLLOUTS: "rollout",
     RowFormat.SFT: "supervised row",
@@ -96,7 +96,7 @@ def write_dataset_page(
 
 def _lead(report: ValidationReport) -> str:
     """Returns the first sentence of the page: how many rows there are, and how many are bad."""
-    rows = plural(report.rows, _FORMATS[RowFormat(report.format)])
+    rows = plural(report.rows, _ROW_NOUNS[RowFormat(report.format)])
     if not report.bad:
         return f"{rows}, all well formed."
     problems = plural(report.num_problems, "problem")
@@ -122,7 +122,7 @@ def _figures(report: ValidationReport, counts: TokenCounts | None) -> Iterator[F
 
 
 def dataset_charts(row_format: str, statistics: DatasetStatistics) -> Iterator[BarChart]:
-    """Yields the distributions of the rows that were added to the statistics."""
+    """Yields a chart for each distribution in the statistics that has values."""
     planned = (
         (statistics.rewards, "Reward", "per row"),
         (statistics.turns, "Turns", "assistant turns per row"),

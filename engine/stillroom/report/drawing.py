@@ -64,7 +64,7 @@ class LineChart:
     unit: str
     change: str
     """The first and last value, as text."""
-    also: str | None
+    overlay: str | None
     """The name and the first and last value of the second series, as text."""
     description: str
     """A description of the chart for screen readers."""
@@ -99,19 +99,21 @@ class _Scale:
         return " ".join(f"{self.x(p.step):.1f},{self.y(p.value):.1f}" for p in points)
 
 
-def line_chart(series: Series, *, title: str, unit: str, also: Series | None = None) -> LineChart:
-    """Returns the chart of a non-empty series; `also` is a second series, drawn as marks."""
-    points, second_points = series.points, also.points if also else ()
-    ticks = nice_ticks([point.value for point in [*points, *second_points]])
-    steps = [point.step for point in [*points, *second_points]]
+def line_chart(
+    series: Series, *, title: str, unit: str, overlay: Series | None = None
+) -> LineChart:
+    """Returns the chart of a non-empty series; `overlay` is a second series, drawn as marks."""
+    points, overlaid = series.points, overlay.points if overlay else ()
+    ticks = nice_ticks([point.value for point in [*points, *overlaid]])
+    steps = [point.step for point in [*points, *overlaid]]
     scale = _Scale(min(steps), max(steps), ticks[0], ticks[-1])
     averaged = trend(points)
-    mark_points = [*second_points, *(points if len(points) == 1 else ())]
+    mark_points = [*overlaid, *(points if len(points) == 1 else ())]
     return LineChart(
         title=title,
         unit=unit,
         change=_change(points),
-        also=f"{also.name} {_change(second_points)}" if also and second_points else None,
+        overlay=f"{overlay.name} {_change(overlaid)}" if overlay and overlaid else None,
         description=_description(series, title),
         raw=scale.path(thin(points)),
         trend=scale.path(thin(averaged)) if averaged else None,

@@ -24,7 +24,7 @@ Change = Literal["fixed", "broken", "unsolved"]
 
 _MAX_PICKS: dict[Change, int] = {"fixed": 4, "broken": 1, "unsolved": 1}
 _LONGEST_ANSWER = 200
-_VARIETY_FIELD = "task_type"
+_TASK_TYPE_FIELD = "task_type"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ class TaskChange:
     groups: Mapping[str, str]
 
 
-class _Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields by which a rollout is chosen."""
+class _RolloutResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a rollout that decide whether it is shown."""
 
     task_id: str
     success: bool | None = None
@@ -92,7 +92,7 @@ class _Rollout(msgspec.Struct, frozen=True, kw_only=True):
     tool_errors: int = 0
 
 
-def before_after(reader: FolderReader, lineup: Lineup) -> BeforeAfter:
+def read_before_after(reader: FolderReader, lineup: Lineup) -> BeforeAfter:
     """Returns examples of tasks whose result changed from the first to the last evaluation."""
     before, after = lineup.before, lineup.after
     if before is None or after is None:
@@ -159,22 +159,22 @@ def _change(old: TaskScore, new: TaskScore) -> Change | None:
 
 
 def _task_type(pick: TaskChange) -> str:
-    return pick.groups.get(_VARIETY_FIELD) or next(iter(pick.groups.values()), "")
+    return pick.groups.get(_TASK_TYPE_FIELD) or next(iter(pick.groups.values()), "")
 
 
 def _read_rollouts(
-    reader: FolderReader, entry: EvaluationEntry, wanted: Mapping[str, bool]
+    reader: FolderReader, entry: EvaluationEntry, wanted_success: Mapping[str, bool]
 ) -> dict[str, _Rollout]:
-    """Returns a rollout of each task in `wanted`, preferably with the given success."""
+    """Returns a rollout of each task in `wanted_success`, preferably one with that success."""
     # Only the file name is used, since the folder may have been moved.
     path = entry.run.folder / Path(entry.evaluation.result.rollouts).name
     best_lines: dict[str, tuple[bool, bytes]] = {}
     try:
-        for head, data in _rows(path):
-            has_wanted_success = (head.success is True) is wanted.get(head.task_id)
-            is_better = has_wanted_success and not best_lines.get(head.task_id, (False,))[0]
-            if head.task_id in wanted and (head.task_id not in best_lines or is_better):
-                best_lines[head.task_id] = (has_wanted_success, data)
+        for row, data in _rows(path):
+            is_wanted = (row.success is True) is wanted_success.get(row.task_id)
+            is_better = is_wanted and not best_lines.get(row.task_id, (False,))[0]
+            if row.task_id in wanted_success and (row.task_id not in best_lines or is_better):
+                best_lines[row.task_id] = (is_wanted, data)
     except OSError as error:
         reader.note(path, str(error))
     rollouts: dict[str, _Rollout] = {}
@@ -184,8 +184,8 @@ def _read_rollouts(
     return rollouts
 
 
-def _rows(path: Path) -> Iterator[tuple[_Head, bytes]]:
-    decoder = msgspec.json.Decoder(_Head)
+def _rows(path: Path) -> Iterator[tuple[_RolloutResult, bytes]]:
+    decoder = msgspec.json.Decoder(_RolloutResult)
     for line in read_lines(path):
         # Incomplete lines are skipped.
         with suppress(ValueError, RecursionError):
@@ -240,7 +240,7 @@ def _counts(changes: Sequence[TaskChange], num_shared: int, when: str) -> str:
 def _empty_reason(picks: Sequence[TaskChange]) -> str:
     if picks:
         return "The conversations are no longer in the run folders."
-    return "Both solved all shared tasks, so there is nothing to show."
+    return "Both models solved all shared tasks, so there is nothing to show."
 
 
 def _without_examples(lineup: Lineup) -> BeforeAfter:

@@ -28,8 +28,8 @@ class Run:
         return self.folder.name
 
     @property
-    def elsewhere(self) -> RemoteView | None:
-        """The state of the run's machine; None if it runs on this machine."""
+    def remote_view(self) -> RemoteView | None:
+        """The state of a run on another machine; None if it runs on this machine."""
         return read_remote_state(self.folder)
 
 

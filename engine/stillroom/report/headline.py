@@ -43,10 +43,10 @@ def headline(lineup: Lineup, *, num_runs: int) -> Headline:
     if before is None:
         return Headline([Phrase(_without_evaluations(num_runs))], ())
     if best is None:
-        return Headline(_single(before, lineup), _single_figures(before))
+        return Headline(_single_sentence(before, lineup), _single_figures(before))
     comparison = compare(before.evaluation, best.evaluation)
-    sentence = _versus(before, best, comparison, lineup) + _teacher_clause(best, lineup)
-    return Headline(sentence, _figures(before, best, comparison, lineup))
+    clauses = _comparison_clause(before, best, comparison, lineup) + _teacher_clause(best, lineup)
+    return Headline(clauses, _figures(before, best, comparison, lineup))
 
 
 def _without_evaluations(num_runs: int) -> str:
@@ -58,7 +58,7 @@ def _without_evaluations(num_runs: int) -> str:
     )
 
 
-def _single(entry: EvaluationEntry, lineup: Lineup) -> list[Phrase]:
+def _single_sentence(entry: EvaluationEntry, lineup: Lineup) -> list[Phrase]:
     """Returns the sentence about an evaluation that is compared with no other."""
     result = entry.evaluation.result
     interval = percent_interval(result.accuracy)
@@ -72,7 +72,7 @@ def _single(entry: EvaluationEntry, lineup: Lineup) -> list[Phrase]:
     return [_name(entry), Phrase(text)]
 
 
-def _versus(
+def _comparison_clause(
     before: EvaluationEntry, best: EvaluationEntry, comparison: Comparison, lineup: Lineup
 ) -> list[Phrase]:
     """Returns the beginning of the sentence that compares the first evaluation with the best."""
@@ -100,7 +100,7 @@ def _name(entry: EvaluationEntry) -> Phrase:
 
 
 def _teacher_clause(best: EvaluationEntry, lineup: Lineup) -> list[Phrase]:
-    """Returns the end of that sentence, with the teacher's accuracy on the same tasks if known."""
+    """Returns the end of the sentence: the teacher's accuracy on the same tasks, if known."""
     teacher = lineup.teacher
     if teacher is None or teacher is best:
         return [Phrase(".")]
@@ -119,9 +119,9 @@ def _single_figures(entry: EvaluationEntry) -> list[Figure]:
     return [accuracy, _figure("Reverse KL", number_interval(result.teacher_kl), note)]
 
 
-def _figure(label: str, interval: Interval, unit: str) -> Figure:
+def _figure(label: str, interval: Interval, note_end: str) -> Figure:
     note = f"95 % interval {interval.range}" if interval.range else "no interval"
-    return Figure(label, interval.value, note + unit)
+    return Figure(label, interval.value, note + note_end)
 
 
 def _figures(
@@ -165,7 +165,7 @@ def _gap_closed(
 
 
 def _kl_change(before: EvaluationEntry, best: EvaluationEntry) -> Figure | None:
-    """Returns how the KL to the teacher changed; None unless both measured it to the same one."""
+    """Returns how the KL to the teacher changed; None unless both have the same teacher."""
     old, new = before.evaluation.result, best.evaluation.result
     if old.teacher_kl is None or new.teacher_kl is None or old.teacher != new.teacher:
         return None

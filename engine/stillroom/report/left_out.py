@@ -10,11 +10,11 @@ from stillroom.lineage import FileRecord, read_manifest
 from stillroom.report.folders import TRAINING_KINDS, Run
 from stillroom.report.wording import count, plural
 
-_MOST_STAGES = 40
-_MOST_REASONS = 12
-_KEPT = ("kept", "converted", "pairs", "rows")
-"""The names of the number of written rows among the counts of the operations' manifests."""
-_UNKNOWN = "for reasons that an older version did not record"
+_MAX_STAGES = 40
+_MAX_REASONS = 12
+_WRITTEN_KEYS = ("kept", "converted", "pairs", "rows")
+"""The keys under which the operations' manifests count the rows that were written."""
+_UNRECORDED_REASON = "for reasons that an older version did not record"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +45,24 @@ class LeftOut:
 
 
 def left_out_rows(runs: Sequence[Run], stages_of: StagesOf) -> list[LeftOut]:
-    """Returns the stages of the latest trainings in their order, each once."""
-    found: dict[LeftOut, None] = {}
+    """Returns what each stage up to the training runs kept and left out; each stage once."""
+    stages: dict[LeftOut, None] = {}
     for run in runs:
         if run.state.kind in TRAINING_KINDS and run.state.result is not None:
-            found.update(dict.fromkeys(_stages_of_training(run, run.state.result, stages_of)))
-    return [*found][-_MOST_STAGES:]
+            stages.update(dict.fromkeys(_stages_of_training(run, run.state.result, stages_of)))
+    return [*stages][-_MAX_STAGES:]
 
 
 def _stages_of_training(
     run: Run, result: Mapping[str, Any], stages_of: StagesOf
 ) -> Iterator[LeftOut]:
-    """Yields the stages that made a training's rows, and the training itself."""
+    """Yields the stages that made the rows of a training run, and the run itself."""
     manifest = None
     with suppress(DataError, OSError):
         manifest = read_manifest(run.folder / "checkpoints" / "final")
     for record in manifest.inputs if manifest is not None else ():
         for stage in reversed([*stages_of(record)]):
-            yield LeftOut(stage.operation, stage.output, _kept(stage.counts), _reasons_of(stage))
+            yield LeftOut(stage.operation, stage.output, _written(stage.counts), _reasons_of(stage))
     rows, skipped = result.get("rows"), result.get("skipped")
     yield LeftOut(
         "start_training",
@@ -72,27 +72,27 @@ def _stages_of_training(
     )
 
 
-def _kept(counts: Mapping[str, int]) -> str | None:
+def _written(counts: Mapping[str, int]) -> str | None:
     """Returns the number of written rows, as text."""
-    name = next((name for name in _KEPT if name in counts), None)
+    name = next((name for name in _WRITTEN_KEYS if name in counts), None)
     return None if name is None else plural(counts[name], "pair" if name == "pairs" else "row")
 
 
 def _reasons_of(stage: DataStage) -> str:
-    """Returns the numbers of rows that a stage left out; without reasons, their sum."""
+    """Returns how many rows a stage left out for each reason, as text."""
     counts, reasons = stage.counts, dict(stage.left_out)
     if failed := counts.get("failed"):
         reasons["failed"] = failed
     written = counts.get("kept", counts.get("converted"))
     if not reasons and written is not None and counts.get("read", 0) > written:
-        reasons[_UNKNOWN] = counts["read"] - written
+        reasons[_UNRECORDED_REASON] = counts["read"] - written
     return _joined(reasons)
 
 
 def _joined(reasons: Mapping[str, int]) -> str:
     """Returns numbers by reason as text, the largest first."""
     largest = sorted(reasons.items(), key=lambda item: -item[1])
-    texts = [f"{count(number)} {reason}" for reason, number in largest[:_MOST_REASONS]]
-    if rest := sum(number for _, number in largest[_MOST_REASONS:]):
-        texts.append(f"{count(rest)} for other reasons")
+    texts = [f"{count(number)} {reason}" for reason, number in largest[:_MAX_REASONS]]
+    if num_others := sum(number for _, number in largest[_MAX_REASONS:]):
+        texts.append(f"{count(num_others)} for other reasons")
     return ", ".join(texts) or "none"

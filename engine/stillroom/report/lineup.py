@@ -26,7 +26,7 @@ class EvaluationEntry:
     run: Run
     evaluation: Evaluation
     label: str
-    """The evaluation's name, shortened, with a number if others of its tasks have it too."""
+    """The evaluation's name, shortened, and numbered if earlier ones on its tasks have it."""
     is_teacher: bool
 
 
@@ -52,8 +52,8 @@ class Lineup:
             return "first"
         return "best" if entry is self.best else "other"
 
-    def foremost(self, limit: int) -> list[EvaluationEntry]:
-        """Returns at most `limit` entries, oldest first; compared entries take precedence."""
+    def most_important(self, limit: int) -> list[EvaluationEntry]:
+        """Returns at most `limit` entries, oldest first; those with a role take precedence."""
         compared = [self.before, self.teacher, self.best, self.after]
         chosen = [entry for entry in self.entries if any(entry is other for other in compared)]
         others = [entry for entry in self.entries if all(entry is not other for other in chosen)]
@@ -75,10 +75,10 @@ def read_lineup(
             evaluation = reader.document(path, Evaluation, is_required=is_finished)
             if evaluation is not None:
                 evaluations.append((run, evaluation))
-    scorers = {
+    kl_teachers = {
         evaluation.result.teacher for _, evaluation in evaluations if evaluation.result.teacher
     }
-    teachers = scorers | _teachers_of_runs(reader, runs, settings)
+    teachers = kl_teachers | _teachers_of_runs(reader, runs, settings)
     labels = _labels([evaluation.result for _, evaluation in evaluations])
     return line_up(
         [
@@ -129,10 +129,10 @@ def _rivals(
             for entry in candidates
             if entry is not before
         ]
-        # Other prompts may share a few tasks by chance, such as those that rewording left as they
-        # were.
-        least = max(MIN_SHARED, max((num for num, _ in shared), default=0) / 2)
-        if comparable := [entry for num, entry in shared if num >= least]:
+        # Evaluations on other prompts may share a few tasks by chance, e.g. those that rewording
+        # did not change.
+        min_shared = max(MIN_SHARED, max((num for num, _ in shared), default=0) / 2)
+        if comparable := [entry for num, entry in shared if num >= min_shared]:
             return comparable
     return []
 

@@ -1,4 +1,4 @@
-"""What the latest recipe of a workspace made: the student, how to use it, and what it is worth."""
+"""What the latest recipe of a workspace made: the student, how to use it, and how good it is."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ import msgspec
 
 from stillroom.evaluate.intervals import Estimate
 from stillroom.report.folders import Run
-from stillroom.report.request import RecipeAtWork, RecipeOutcome
+from stillroom.report.request import RecipeOutcome, ReportingRecipe
 from stillroom.report.wording import interval_text, plural, points
 from stillroom.types import RunKind, RunStatus
 
@@ -28,18 +28,18 @@ class Outcome:
     caveats: Sequence[str]
 
 
-def latest_outcome(runs: Sequence[Run], at_work: RecipeAtWork | None) -> Outcome | None:
+def latest_outcome(runs: Sequence[Run], reporting: ReportingRecipe | None) -> Outcome | None:
     """Returns what the latest recipe made; None if none has succeeded.
 
-    at_work: the recipe that writes the report, which is the latest.
+    reporting: the recipe that is writing the report, which is the latest one; None otherwise.
     """
     done = [
         run.state.result
         for run in runs
         if run.state.kind is RunKind.RECIPE and run.state.status is RunStatus.SUCCEEDED
     ]
-    if at_work is not None:
-        result = at_work.outcome
+    if reporting is not None:
+        result = reporting.outcome
     elif not done:
         return None
     else:
@@ -50,16 +50,16 @@ def latest_outcome(runs: Sequence[Run], at_work: RecipeAtWork | None) -> Outcome
     return Outcome(
         folder=result.folder,
         gguf=result.gguf,
-        system=_system(result.system),
+        system=_system_advice(result.system),
         commands=list(_commands(result)),
         comparisons=list(_comparisons(result)),
         caveats=result.caveats,
     )
 
 
-def _system(system: str | None) -> str:
+def _system_advice(system: str | None) -> str:
     if system is None:
-        return "Give it whole prompts, with the system messages that they have in the data."
+        return "Give it complete prompts, with the system messages that they have in the data."
     return "Give it the text alone: it was trained without a system message."
 
 
@@ -77,8 +77,8 @@ def _comparisons(result: RecipeOutcome) -> Iterator[str]:
     if result.above_teacher is not None:
         prompts = _points(result.above_teacher, "validation prompt")
         yield (
-            f"Compared with the teacher, on {prompts}. The student that did best on them is the "
-            "one that was kept, which favours it a little."
+            f"Compared with the teacher, on {prompts}. The student was chosen by its result on "
+            "these prompts, which favours it a little."
         )
 
 

@@ -44,8 +44,8 @@ class RecipeOutcome(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class RecipeAtWork:
-    """The recipe that writes the report, as the last of its stages."""
+class ReportingRecipe:
+    """A recipe that is still running: writing the report is its last stage."""
 
     run_id: str
     outcome: RecipeOutcome

@@ -12,11 +12,11 @@ from stillroom.report.wording import (
     NO_VALUE,
     count,
     dollars,
+    duration,
     number,
     percent_interval,
     plural,
     short_name,
-    span,
 )
 from stillroom.run_folder import RemoteView, RunFolder, RunRequest, RunState
 from stillroom.types import RunKind, RunStatus
@@ -29,8 +29,8 @@ class RunRow:
     run: Run
     took: str
     outcome: str
-    where: RemoteView | None
-    """The state of its machine; None if it runs on this machine."""
+    remote_view: RemoteView | None
+    """The state of a run on another machine; None if it runs on this machine."""
     cost: str | None
     """Its cost in US dollars; None if it is unknown or zero."""
     command: str | None
@@ -151,9 +151,9 @@ def run_rows(
     return [
         RunRow(
             run=run,
-            took=_took(run.state),
+            took=_duration_text(run.state),
             outcome=_outcome(run.state),
-            where=run.elsewhere,
+            remote_view=run.remote_view,
             cost=dollars(spent) if (spent := spent_usd(run)) else None,
             command=_command(run, command_of) if command_of else None,
         )
@@ -165,8 +165,8 @@ def totals(runs: Sequence[Run]) -> str:
     """Returns the total duration and cost of the runs as a sentence."""
     spans = (seconds_between(run.state.started_at or "", run.state.ended_at or "") for run in runs)
     costs = [spent for run in runs if (spent := spent_usd(run))]
-    sentence = f"In total, they took {span(sum(filter(None, spans)))}"
-    if any(run.elsewhere is not None for run in runs):
+    sentence = f"In total, they took {duration(sum(filter(None, spans)))}"
+    if any(run.remote_view is not None for run in runs):
         sentence += " without installation and transfers on other machines"
     return f"{sentence} and cost {dollars(sum(costs))}." if costs else f"{sentence}."
 
@@ -176,21 +176,21 @@ def spent_usd(run: Run) -> float | None:
     # A run's last live metric may be older than its result.
     recorded_costs = ((run.state.result or {}).get("cost_usd"), run.state.metrics.get("cost_usd"))
     calls = next((float(cost) for cost in recorded_costs if isinstance(cost, int | float)), None)
-    machine = run.elsewhere.machine_usd if run.elsewhere is not None else None
+    machine = run.remote_view.machine_usd if run.remote_view is not None else None
     return None if calls is None and machine is None else (calls or 0.0) + (machine or 0.0)
 
 
 def _command(run: Run, command_of: Callable[[RunRequest], str]) -> str | None:
-    request = RunFolder(run.folder).known_request()
+    request = RunFolder(run.folder).try_read_request()
     return command_of(request) if request is not None else None
 
 
-def _took(state: RunState) -> str:
+def _duration_text(state: RunState) -> str:
     """Returns the duration of a run as text; `unfinished` while it is active."""
     took = seconds_between(state.started_at or "", state.ended_at or "")
     if took is None or took < 0:
         return NO_VALUE if state.status.is_final else "unfinished"
-    return span(took)
+    return duration(took)
 
 
 def _outcome(state: RunState) -> str:

@@ -16,7 +16,7 @@ MAX_BARS = 8
 MAX_GROUPS = 8
 
 _PREFERRED_FIELDS = ("difficulty", "expected_answer")
-_KNOWN_ORDER = {"trivial": 0, "easy": 1, "medium": 2, "normal": 2, "hard": 3, "expert": 4}
+_LEVEL_RANKS = {"trivial": 0, "easy": 1, "medium": 2, "normal": 2, "hard": 3, "expert": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Scoreboard:
 
 def scoreboard(lineup: Lineup, costs: CostComparison | None = None) -> Scoreboard:
     """Returns the table and the bars of the evaluations, with a note on `costs`."""
-    rows, entries_with_bars = lineup.foremost(MAX_ROWS), lineup.foremost(MAX_BARS)
+    rows, entries_with_bars = lineup.most_important(MAX_ROWS), lineup.most_important(MAX_BARS)
     results = [entry.evaluation.result for entry in rows]
     field = _group_field(results)
     values = _group_values(results, field) if field else []
@@ -88,18 +88,18 @@ def scoreboard(lineup: Lineup, costs: CostComparison | None = None) -> Scoreboar
         )
         for data, entries in by_file.items()
     ]
-    # The groups of the file that most evaluations with groups are on.
+    # Groups are shown for the file with the most evaluations that have groups.
     grouped = max(
         by_file.values(),
         key=lambda entries: sum(field in entry.evaluation.result.by_group for entry in entries),
         default=[],
     )
-    of_file = f" in {names[grouped[0].evaluation.result.data]}" if len(by_file) > 1 else ""
-    in_file = [value for value in values if any(_group_accuracy(e, field, value) for e in grouped)]
-    groups = in_file[:MAX_GROUPS]
+    title_suffix = f" in {names[grouped[0].evaluation.result.data]}" if len(by_file) > 1 else ""
+    values_in_file = [v for v in values if any(_group_accuracy(e, field, v) for e in grouped)]
+    groups = values_in_file[:MAX_GROUPS]
     for group in groups:
         members = [(entry, _group_accuracy(entry, field, group)) for entry in grouped]
-        title = f"{short_name(group)}{of_file}"
+        title = f"{short_name(group)}{title_suffix}"
         panels.append(_panel(title, lineup, [(e, a) for e, a in members if a is not None]))
     return Scoreboard(
         rows=[_row(entry, lineup, field, groups) for entry in rows],
@@ -166,14 +166,14 @@ def _group_field(results: Sequence[EvaluationResult]) -> str | None:
 
 def _group_values(results: Sequence[EvaluationResult], field: str) -> list[str]:
     values = {value for result in results for value in result.by_group.get(field, {})}
-    return sorted(values, key=_order)
+    return sorted(values, key=_sort_key)
 
 
-def _order(value: str) -> tuple[float, str]:
+def _sort_key(value: str) -> tuple[float, str]:
     """Returns a sort key for groups: numbers by value, and levels such as easy by difficulty."""
     if value.isdecimal():
         return float(value), value
-    return float(_KNOWN_ORDER.get(value.lower(), 9)), value
+    return float(_LEVEL_RANKS.get(value.lower(), 9)), value
 
 
 def _notes(

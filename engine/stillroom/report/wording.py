@@ -101,19 +101,19 @@ def moment(text: str) -> str:
     return f"{time.day} {time:%b %Y, %H:%M} UTC"
 
 
-def machine_status(elsewhere: RemoteView) -> str:
+def machine_status(view: RemoteView) -> str:
     """Returns the machine of a run, its phase, and the time of the last contact."""
-    text = f"on {elsewhere.where}"
-    if elsewhere.phase == "over":
+    text = f"on {view.where}"
+    if view.phase == "over":
         return text
-    if elsewhere.phase != "running":
-        text += f", {elsewhere.phase.replace('_', ' ')}"
-    if elsewhere.last_contact is None:
+    if view.phase != "running":
+        text += f", {view.phase.replace('_', ' ')}"
+    if view.last_contact is None:
         return f"{text}, not connected yet"
-    return f"{text}, last contact {moment(elsewhere.last_contact)}"
+    return f"{text}, last contact {moment(view.last_contact)}"
 
 
-def span(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Returns a number of seconds as text, in seconds, minutes or hours."""
     if seconds < 60:
         return f"{seconds:.1f}{_SPACE}s"

@@ -402,7 +402,7 @@ class _ToolSources:
             for server in self._external_servers():
                 tools = await stack.enter_async_context(
                     MCPTools(
-                        self._plan.workspace.command(server),
+                        self._plan.workspace.restore_command(server),
                         tool_timeout_s=self._options.tool_timeout,
                         folder=self._plan.workspace.root,
                     )

@@ -38,17 +38,17 @@ _CHECK_URL = "start the server and check base_url"
 _T = TypeVar("_T")
 
 
-class UnreadableAnswerError(Exception):
+class UnreadableResponseError(Exception):
     """A server's response cannot be parsed, or lacks what was requested."""
 
 
-def decode_answer(body: bytes, kind: type[_T]) -> _T:
-    """Decodes a response's JSON as `kind`. Raises UnreadableAnswerError if it does not match."""
+def decode_response(body: bytes, kind: type[_T]) -> _T:
+    """Decodes a response's JSON as `kind`. Raises UnreadableResponseError if it does not match."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         beginning = body[:120].decode("utf-8", "replace")
-        raise UnreadableAnswerError(f"{error}: {beginning}") from error
+        raise UnreadableResponseError(f"{error}: {beginning}") from error
 
 
 class NotServedError(TeacherError):
@@ -111,13 +111,13 @@ class ModelServer:
         self,
         path: str,
         body: Mapping[str, Any],
-        read: Callable[[bytes], _T],
+        parse: Callable[[bytes], _T],
         *,
         tokens: float = 0.0,
     ) -> _T:
-        """Posts `body` as JSON to a path and returns the response body as parsed by `read`.
+        """Posts `body` as JSON to a path and returns the response body as parsed by `parse`.
 
-        `read` must raise UnreadableAnswerError for a body that it cannot parse; the call is then
+        `parse` must raise UnreadableResponseError for a body that it cannot parse; the call is then
         retried. `tokens` is the approximate size of the call, which matters only if the server
         limits tokens.
 
@@ -130,7 +130,7 @@ class ModelServer:
             self._jitter, max_refused_wait_s=PATIENCE_S, down_patience_s=DOWN_PATIENCE_S
         )
         while True:
-            outcome = await self._attempt(path, encoded, read, tokens)
+            outcome = await self._attempt(path, encoded, parse, tokens)
             if not isinstance(outcome, Retry):
                 self._note_up()
                 return outcome
@@ -157,15 +157,15 @@ class ModelServer:
             self.note(f"{self.root} answers again, after {seconds:.0f} s")
 
     async def fetch(self, path: str, payload: Mapping[str, Any] | None = None) -> bytes:
-        """Returns the response to a GET or, if there is a `payload`, to a POST of it as JSON.
+        """Returns the response body of a GET, or of a POST if there is a `payload` to send as JSON.
 
-        Raises TeacherError if it is not HTTP 200.
+        Raises TeacherError if the status is not 200.
         """
         import httpx
 
         url = self.root + path
         headers = {**self.endpoint.key_headers(self._key), "accept-encoding": "identity"}
-        body, bound, seconds = bytearray(), bounds.SERVER_LIST, bounds.SERVER_ANSWER.limit
+        body, bound, seconds = bytearray(), bounds.SERVER_LIST, bounds.SERVER_RESPONSE.limit
         try:
             with anyio.fail_after(seconds):
                 async with (
@@ -198,9 +198,9 @@ class ModelServer:
     async def context_lengths(self) -> dict[str, int | None]:
         """Returns the context length in tokens of each served model by name; None if not stated.
 
-        Raises TeacherError or UnreadableAnswerError if the server does not list its models.
+        Raises TeacherError or UnreadableResponseError if the server does not list its models.
         """
-        models = decode_answer(await self.fetch("/v1/models"), _Models).data
+        models = decode_response(await self.fetch("/v1/models"), _Models).data
         return {model.id: model.max_model_len for model in models}
 
     async def ignores_tools(self, model: str, tools: Sequence[ToolSchema]) -> bool:
@@ -211,20 +211,20 @@ class ModelServer:
         conversation = {"model": model, "messages": [{"role": "user", "content": "?"}]}
         try:
             ids_without_tools, ids_with_tools = [
-                decode_answer(await self.fetch("/tokenize", request), Tokens).tokens
+                decode_response(await self.fetch("/tokenize", request), Tokens).tokens
                 for request in (conversation, {**conversation, "tools": list(tools)})
             ]
-        except (TeacherError, UnreadableAnswerError):
+        except (TeacherError, UnreadableResponseError):
             return False
         return ids_without_tools == ids_with_tools
 
     async def _attempt(
-        self, path: str, body: bytes, read: Callable[[bytes], _T], tokens: float
+        self, path: str, body: bytes, parse: Callable[[bytes], _T], tokens: float
     ) -> _T | Retry:
         ticket = await self._limiter.acquire(tokens)
-        return await run_limited(self._limiter, ticket, self._send(path, body, read))
+        return await run_limited(self._limiter, ticket, self._send(path, body, parse))
 
-    async def _send(self, path: str, body: bytes, read: Callable[[bytes], _T]) -> _T | Retry:
+    async def _send(self, path: str, body: bytes, parse: Callable[[bytes], _T]) -> _T | Retry:
         """Sends a request once; returns the parsed response, or a Retry."""
         reply = await post_once(self._channel, body, timeout_s=self.settings.timeout_s, path=path)
         if isinstance(reply, Retry):
@@ -232,8 +232,8 @@ class ModelServer:
         if reply.status != 200:
             return self._check_error(path, reply)
         try:
-            return read(reply.body)
-        except UnreadableAnswerError as error:
+            return parse(reply.body)
+        except UnreadableResponseError as error:
             return retry_unreadable(error)
 
     def _check_error(self, path: str, reply: HttpReply) -> Retry:
@@ -278,7 +278,7 @@ class Tokens(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class FittedSampling:
-    """Settings that fit a server, and notes for the user."""
+    """Sampling settings that fit a server's context, and notes for the user."""
 
     sampling: SamplingSettings
     notes: Sequence[str] = ()
@@ -296,7 +296,7 @@ async def fit_max_tokens(
 
     The default `max_tokens` is lowered to half of the context length, which a note reports. Another
     note reports that the chat template ignores the `tools`. Nothing changes if the server does not
-    state a context length, like hosted providers.
+    state a context length, which hosted providers never do.
 
     Raises InputError if a `max_tokens` other than the default leaves no room for a prompt.
     """
@@ -306,7 +306,7 @@ async def fit_max_tokens(
     async with ModelServer(endpoint, key=key) as server:
         try:
             context = (await server.context_lengths()).get(model)
-        except (TeacherError, UnreadableAnswerError):
+        except (TeacherError, UnreadableResponseError):
             # The first call will report the problem with the server.
             return FittedSampling(sampling)
         if context is not None and tools and await server.ignores_tools(model, tools):

@@ -15,7 +15,7 @@ from stillroom.models.load import LoadedModel
 from stillroom.policy.conversation import TokenConversation
 from stillroom.policy.hf import SamplingStoppedError
 from stillroom.policy.sequences import TokenHistory
-from stillroom.serving.model_server import ModelServer, UnreadableAnswerError, decode_answer
+from stillroom.serving.model_server import ModelServer, UnreadableResponseError, decode_response
 from stillroom.types import Message, SampledTurn, SamplingSettings, ToolSchema
 
 _ID_PREFIX = "token_id:"
@@ -95,7 +95,7 @@ class ServedPolicy:
             try:
                 if not self._is_stopping:
                     return await self._server.post(
-                        "/v1/completions", body, lambda answer: _read(answer, ids), tokens=len(ids)
+                        "/v1/completions", body, lambda a: _parse_turn(a, ids), tokens=len(ids)
                     )
             finally:
                 self._in_flight.discard(scope)
@@ -145,8 +145,8 @@ class ServedConversation(TokenConversation):
     async def sample(self) -> SampledTurn:
         """Samples the model's next turn; it is empty if the context is full.
 
-        The server returns tokens only when the turn is complete, so a cancelled turn has only the
-        tokens that it began with.
+        The server returns tokens only when the turn is complete, so a cancelled turn keeps only
+        the tokens that it started from.
         """
         history = self._history
         num_partial = len(history.ids) - self._start_turn()
@@ -179,30 +179,30 @@ class _Choice(msgspec.Struct):
     prompt_token_ids: list[int] | None = None
 
 
-class _Answer(msgspec.Struct):
+class _Completion(msgspec.Struct):
     choices: list[_Choice]
 
 
-def _read(body: bytes, prompt_ids: Sequence[int]) -> ServedTurn:
+def _parse_turn(body: bytes, prompt_ids: Sequence[int]) -> ServedTurn:
     """Returns the sampled tokens in a response body.
 
-    Raises UnreadableAnswerError if token ids or logprobs are missing or do not match the request.
+    Raises UnreadableResponseError if token ids or logprobs are missing or do not match the request.
     """
-    choices = decode_answer(body, _Answer).choices
+    choices = decode_response(body, _Completion).choices
     if len(choices) != 1:
-        raise UnreadableAnswerError(f"expected 1 choice, got {len(choices)}")
+        raise UnreadableResponseError(f"expected 1 choice, got {len(choices)}")
     (choice,) = choices
     sampled = choice.logprobs
     ids = choice.token_ids
     if ids is None:
         if not all(token.startswith(_ID_PREFIX) for token in sampled.tokens):
-            raise UnreadableAnswerError("the response has no token ids; use a newer vLLM")
+            raise UnreadableResponseError("the response has no token ids; use a newer vLLM")
         ids = [int(token.removeprefix(_ID_PREFIX)) for token in sampled.tokens]
     logprobs = [value for value in sampled.token_logprobs if value is not None and value <= 1e-2]
     if not ids or len(logprobs) != len(ids):
-        raise UnreadableAnswerError(f"got {len(ids)} tokens but {len(logprobs)} logprobs")
+        raise UnreadableResponseError(f"got {len(ids)} tokens but {len(logprobs)} logprobs")
     if choice.prompt_token_ids is not None and choice.prompt_token_ids != list(prompt_ids):
-        raise UnreadableAnswerError("prompt_token_ids differs from the token ids in the request")
+        raise UnreadableResponseError("prompt_token_ids differs from the token ids in the request")
     if choice.finish_reason not in ("stop", "length"):
-        raise UnreadableAnswerError(f"unexpected finish_reason {choice.finish_reason!r}")
+        raise UnreadableResponseError(f"unexpected finish_reason {choice.finish_reason!r}")
     return ServedTurn(ids, [min(value, 0.0) for value in logprobs], choice.finish_reason == "stop")

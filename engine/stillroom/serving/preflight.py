@@ -24,8 +24,8 @@ from stillroom.serving.model_server import (
     ModelServer,
     NotServedError,
     Tokens,
-    UnreadableAnswerError,
-    decode_answer,
+    UnreadableResponseError,
+    decode_response,
 )
 from stillroom.serving.scoring import ServedTeacher, TeacherScores
 from stillroom.settings import Workspace
@@ -54,13 +54,13 @@ async def check_served(
     student_tokenizer: Any,
     *,
     max_context: int,
-    num_own: int = 0,
+    num_extra: int = 0,
 ) -> list[str]:
     """Checks a served teacher and returns the findings as notes for the run's report.
 
     `tokenizer` is the folder or hub id of the teacher's tokenizer; if None, the server's
-    `/tokenize` is used instead. `num_own` is the number of tokens that the teacher's own
-    prompt adds to a conversation.
+    `/tokenize` is used instead. `num_extra` is the number of tokens that
+    the teacher's own prompt adds to a conversation.
 
     Raises:
         ModelError: the teacher has a different tokenizer or chat template than the student, or its
@@ -70,19 +70,19 @@ async def check_served(
     """
     async with teacher.server:
         try:
-            length = await _check_model(teacher, max_context, num_own)
+            length = await _check_model(teacher, max_context, num_extra)
             if tokenizer is not None:
                 names = f"the student and the teacher's tokenizer {tokenizer!r}"
                 server_tokenizer = load_tokenizer(locate_model(workspace, tokenizer))
                 check_tokenizers(names, student_tokenizer, server_tokenizer)
-                read = f"its tokenizer and chat template are those of {tokenizer}"
+                finding = f"its tokenizer and chat template are those of {tokenizer}"
             else:
-                read = await _check_tokens(teacher, student_tokenizer, _student_wording(teacher))
+                finding = await _check_tokens(teacher, student_tokenizer, _student_wording(teacher))
             gap = await _check_scores(teacher, student_tokenizer, max_context)
-        except (CallFailedError, UnreadableAnswerError) as error:
+        except (CallFailedError, UnreadableResponseError) as error:
             raise _failed_check(teacher, error) from error
     note = (
-        f"{_describe(teacher, length)}; {read}; its scores of the same tokens differ by "
+        f"{_describe(teacher, length)}; {finding}; its scores of the same tokens differ by "
         f"{gap:.1e} nats between calls"
     )
     return [note]
@@ -116,13 +116,13 @@ async def check_rereading(teacher: ServedTeacher, tokenizer: Any, name: str) -> 
             length = await _check_model(teacher, 0, 0)
             # To score a prompt, vLLM must have room for the token after it.
             room = sys.maxsize if length is None else length - (teacher.provider == "vllm")
-            read = await _check_tokens(teacher, tokenizer, _rereading_wording(teacher, name))
+            finding = await _check_tokens(teacher, tokenizer, _rereading_wording(teacher, name))
             gap = await _check_scores(teacher, tokenizer, room)
-        except (CallFailedError, UnreadableAnswerError) as error:
+        except (CallFailedError, UnreadableResponseError) as error:
             raise _failed_check(teacher, error) from error
     note = (
         f"{_describe(teacher, length)} and returns the top {teacher.top_k} tokens at each "
-        f"position; {read}; its scores of the same tokens differ by {gap:.1e} nats between calls"
+        f"position; {finding}; its scores of the same tokens differ by {gap:.1e} nats between calls"
     )
     return RereadingServer(room, note)
 
@@ -142,10 +142,10 @@ def _failed_check(teacher: ServedTeacher, error: Exception) -> TeacherError:
 class _Wording:
     """The wording of errors and notes about a server's tokenizer and the expected one."""
 
-    names: str
+    compared: str
     """The names of the two tokenizers that are compared."""
-    whose: str
-    """The owner of the expected tokenizer and template, as in "its tokenizer is the student's"."""
+    expected: str
+    """Whose tokenizer and template are expected, as in "its tokenizer is the student's"."""
     fix: str
     """The fix for different tokenizers."""
     template_fix: str
@@ -180,7 +180,7 @@ def _rereading_wording(teacher: ServedTeacher, name: str) -> _Wording:
     )
 
 
-async def _check_model(teacher: ServedTeacher, max_context: int, num_own: int) -> int | None:
+async def _check_model(teacher: ServedTeacher, max_context: int, num_extra: int) -> int | None:
     """Returns the model's context length in tokens; None if the server does not state it.
 
     Raises TeacherError if the server does not serve the model, and ModelError if its context is too
@@ -195,12 +195,12 @@ async def _check_model(teacher: ServedTeacher, max_context: int, num_own: int) -
         )
     length = served[teacher.model]
     # To score a prompt, vLLM must have room for the token after it.
-    needed = max_context + num_own + (teacher.provider == "vllm")
+    needed = max_context + num_extra + (teacher.provider == "vllm")
     if length is not None and length < needed:
-        own_note = f", plus {num_own} for the teacher's own prompt" if num_own else ""
+        extra_note = f", plus {num_extra} for the teacher's own prompt" if num_extra else ""
         raise ModelError(
             f"{teacher.model!r} is served with a context of {length} tokens, but conversations may "
-            f"have {max_context}{own_note}",
+            f"have {max_context}{extra_note}",
             f"serve it with {needed} tokens (vLLM: --max-model-len), or set "
             "rollout.max_context_window: "
             f"{length - needed + max_context}",
@@ -215,7 +215,7 @@ async def _check_tokens(teacher: ServedTeacher, tokenizer: Any, wording: _Wordin
     """
     server = teacher.server
     text = _TEXT + "".join(sorted(tokenizer.get_added_vocab()))
-    own_ids = _encode(tokenizer, text)
+    expected_ids = _encode(tokenizer, text)
     server_ids = await _tokenize(
         server, {"model": teacher.model, "prompt": text, "add_special_tokens": False}
     )
@@ -226,11 +226,11 @@ async def _check_tokens(teacher: ServedTeacher, tokenizer: Any, wording: _Wordin
             f"{server.root} cannot tokenize a text ({_NO_TOKENIZE})",
             "set teacher.tokenizer to the folder or hub id of the model that it serves",
         )
-    if own_ids != server_ids:
-        index, own_text, server_text = _first_difference(own_ids, server_ids, tokenizer)
+    if expected_ids != server_ids:
+        index, expected_text, server_text = _first_difference(expected_ids, server_ids, tokenizer)
         raise ModelError(
-            f"{wording.names} have different tokenizers: token ids of the same text differ from "
-            f"index {index} on ({own_text!r}, {server_text!r})",
+            f"{wording.compared} have different tokenizers: token ids of the same text differ from "
+            f"index {index} on ({expected_text!r}, {server_text!r})",
             wording.fix,
         )
     chat_request = {"model": teacher.model, "messages": _CHAT, "add_generation_prompt": True}
@@ -239,17 +239,17 @@ async def _check_tokens(teacher: ServedTeacher, tokenizer: Any, wording: _Wordin
     except CallFailedError as error:
         if error.kind is not FailureClass.BAD_REQUEST:
             raise
-        return f"its tokenizer is {wording.whose}; its chat template could not be checked"
-    own_ids = ChatRenderer(tokenizer).prompt_ids(_CHAT, [])
-    if server_ids is not None and own_ids != server_ids:
-        index, own_text, server_text = _first_difference(own_ids, server_ids, tokenizer)
+        return f"its tokenizer is {wording.expected}; its chat template could not be checked"
+    expected_ids = ChatRenderer(tokenizer).prompt_ids(_CHAT, [])
+    if server_ids is not None and expected_ids != server_ids:
+        index, expected_text, server_text = _first_difference(expected_ids, server_ids, tokenizer)
         raise ModelError(
-            f"{wording.names} have different chat templates, so the teacher would score "
+            f"{wording.compared} have different chat templates, so the teacher would score "
             "conversations in a format it was not trained on: token ids of the same conversation "
-            f"differ from index {index} on ({own_text!r}, {server_text!r})",
+            f"differ from index {index} on ({expected_text!r}, {server_text!r})",
             wording.template_fix,
         )
-    return f"its tokenizer and chat template are {wording.whose}"
+    return f"its tokenizer and chat template are {wording.expected}"
 
 
 async def _check_scores(teacher: ServedTeacher, tokenizer: Any, max_context: int) -> float:
@@ -290,7 +290,7 @@ def _mean_gap(one: TeacherScores, other: TeacherScores) -> float:
 async def _tokenize(server: ModelServer, body: dict[str, Any]) -> list[int] | None:
     """Returns the token ids from the server's `/tokenize`; None if the server has no such path."""
     try:
-        return await server.post("/tokenize", body, lambda a: decode_answer(a, Tokens).tokens)
+        return await server.post("/tokenize", body, lambda a: decode_response(a, Tokens).tokens)
     except NotServedError:
         return None
 
@@ -300,13 +300,13 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
 
 
 def _first_difference(
-    own_ids: Sequence[int], server_ids: Sequence[int], tokenizer: Any
+    expected_ids: Sequence[int], server_ids: Sequence[int], tokenizer: Any
 ) -> tuple[int, str, str]:
-    """Returns the index of the first differing token, and both texts of the next 8 tokens."""
-    pairs = enumerate(zip(own_ids, server_ids, strict=False))
-    index = next((i for i, (a, b) in pairs if a != b), min(len(own_ids), len(server_ids)))
+    """Returns the index where the ids first differ, and the next 8 tokens of both as text."""
+    pairs = enumerate(zip(expected_ids, server_ids, strict=False))
+    index = next((i for i, (a, b) in pairs if a != b), min(len(expected_ids), len(server_ids)))
     return (
         index,
-        tokenizer.decode(own_ids[index : index + 8]),
+        tokenizer.decode(expected_ids[index : index + 8]),
         tokenizer.decode(server_ids[index : index + 8]),
     )

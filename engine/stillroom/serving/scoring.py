@@ -9,16 +9,17 @@ from typing import Any, Literal
 
 import msgspec
 
-from stillroom.serving.model_server import ModelServer, UnreadableAnswerError, decode_answer
+from stillroom.serving.model_server import ModelServer, UnreadableResponseError, decode_response
 from stillroom.types import TokenTrace
 
 ScoringProvider = Literal["vllm", "sglang"]
 # Servers write -9999 for the logarithm of 0, so any value this low is no real log-probability.
-_IMPOSSIBLE = -1000.0
+_MIN_LOGPROB = -1000.0
 # Rounding may put a log-probability above zero by this much at most.
 _ROUNDING = 1e-2
 
-_Listed = tuple[float | None, int, str | None]
+_SglangLogprob = tuple[float | None, int, str | None]
+"""A token's logprob (None for the first token), its id, and its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class ScoringRequest:
 
     model: str
     ids: Sequence[int]
-    wanted: Sequence[int]
+    positions: Sequence[int]
     """The indices in `ids` of the tokens to score, ascending.
 
     Index 0 is never among them, because a model does not predict the first token.
@@ -54,7 +55,7 @@ class ScoringRequest:
                 "input_ids": list(self.ids),
                 "sampling_params": {"temperature": 1.0, "max_new_tokens": 0},
                 "return_logprob": True,
-                "logprob_start_len": self.start,
+                "logprob_start_len": self.logprob_start,
                 "top_logprobs_num": self.top_k or 0,
             }
         return "/v1/completions", {
@@ -71,32 +72,30 @@ class ScoringRequest:
         }
 
     @property
-    def start(self) -> int:
+    def logprob_start(self) -> int:
         """The index from which SGLang must return entries.
 
         That is one before the first token to score, because the first entry has no logprob.
         """
-        return min(self.wanted) - 1
+        return min(self.positions) - 1
 
     def parse(self, provider: ScoringProvider, body: bytes) -> TeacherScores:
         """Parses the scores in a response body.
 
-        Raises UnreadableAnswerError if they do not match the request.
+        Raises UnreadableResponseError if they do not match the request.
         """
         logprobs_at = self._parse_sglang(body) if provider == "sglang" else self._parse_vllm(body)
-        logprobs = [self._logprob_at(position, logprobs_at[position]) for position in self.wanted]
+        logprobs = [self._logprob_at(i, logprobs_at[i]) for i in self.positions]
         if self.top_k is None:
             return TeacherScores(logprobs)
-        tops = [
-            self._top_k_at(position, logprobs_at[position], self.top_k) for position in self.wanted
-        ]
+        tops = [self._top_k_at(i, logprobs_at[i], self.top_k) for i in self.positions]
         return TeacherScores(logprobs, [ids for ids, _ in tops], [values for _, values in tops])
 
     def _logprob_at(self, position: int, logprobs: Mapping[int, float]) -> float:
-        """Returns the logprob of the token at an index, from those listed there."""
+        """Returns the logprob of the sequence's token at an index, from all at that index."""
         token = self.ids[position]
         if token not in logprobs:
-            raise UnreadableAnswerError(
+            raise UnreadableResponseError(
                 f"expected a logprob of token id {token} at index {position}, got those of "
                 f"{sorted(logprobs)[:3]}"
             )
@@ -109,45 +108,46 @@ class ScoringRequest:
         # The entry also has the scored token itself, which may not be in the top k.
         top_tokens = sorted(logprobs, key=lambda token: -logprobs[token])[:top_k]
         if len(top_tokens) < top_k:
-            raise UnreadableAnswerError(
+            raise UnreadableResponseError(
                 f"expected {top_k} top tokens at index {position}, got {len(top_tokens)}"
             )
         return top_tokens, [_check_logprob(logprobs[token], position) for token in top_tokens]
 
     def _parse_vllm(self, body: bytes) -> dict[int, dict[int, float]]:
         """Returns the listed logprobs by token id, for each index to score."""
-        choices = decode_answer(body, _VllmAnswer).choices
+        choices = decode_response(body, _VllmResponse).choices
         scores = choices[0].prompt_logprobs if choices else None
         if scores is None:
-            raise UnreadableAnswerError("the response has no prompt_logprobs")
+            raise UnreadableResponseError("the response has no prompt_logprobs")
         if len(scores) != len(self.ids):
-            raise UnreadableAnswerError(
+            raise UnreadableResponseError(
                 f"expected prompt_logprobs of {len(self.ids)} tokens, got {len(scores)}"
             )
         return {
-            position: {token: one.logprob for token, one in (scores[position] or {}).items()}
-            for position in self.wanted
+            position: {token: entry.logprob for token, entry in (scores[position] or {}).items()}
+            for position in self.positions
         }
 
     def _parse_sglang(self, body: bytes) -> dict[int, dict[int, float]]:
         """Returns the listed logprobs by token id, for each index to score."""
-        meta = decode_answer(body, _SglangAnswer).meta_info
+        meta = decode_response(body, _SglangResponse).meta_info
         scored = meta.input_token_logprobs
-        if len(scored) != len(self.ids) - self.start:
-            raise UnreadableAnswerError(
-                f"expected input_token_logprobs of {len(self.ids) - self.start} tokens, got "
+        if len(scored) != len(self.ids) - self.logprob_start:
+            raise UnreadableResponseError(
+                "expected input_token_logprobs of "
+                f"{len(self.ids) - self.logprob_start} tokens, got "
                 f"{len(scored)}"
             )
         logprobs_at: dict[int, dict[int, float]] = {}
-        for position in self.wanted:
-            listed = [scored[position - self.start]]
+        for position in self.positions:
+            listed = [scored[position - self.logprob_start]]
             if self.top_k is not None:
                 tops = meta.input_top_logprobs
                 if tops is None or len(tops) != len(scored):
-                    raise UnreadableAnswerError(
+                    raise UnreadableResponseError(
                         "input_top_logprobs is missing or does not match input_token_logprobs"
                     )
-                listed += tops[position - self.start] or []
+                listed += tops[position - self.logprob_start] or []
             logprobs_at[position] = {
                 token: logprob for logprob, token, *_ in listed if logprob is not None
             }
@@ -157,10 +157,10 @@ class ScoringRequest:
 def _check_logprob(logprob: float, position: int) -> float:
     """Returns a logprob, or 0 if rounding put it slightly above 0.
 
-    Raises UnreadableAnswerError for a value that a sampled token cannot have.
+    Raises UnreadableResponseError for a value that a sampled token cannot have.
     """
-    if not _IMPOSSIBLE < logprob <= _ROUNDING:
-        raise UnreadableAnswerError(
+    if not _MIN_LOGPROB < logprob <= _ROUNDING:
+        raise UnreadableResponseError(
             f"the logprob of the token at index {position} is {logprob:g}, which no sampled token "
             "can have; the server may mask logits"
         )
@@ -175,16 +175,16 @@ class _Choice(msgspec.Struct):
     prompt_logprobs: list[dict[int, _Logprob] | None] | None = None
 
 
-class _VllmAnswer(msgspec.Struct):
+class _VllmResponse(msgspec.Struct):
     choices: list[_Choice]
 
 
 class _MetaInfo(msgspec.Struct):
-    input_token_logprobs: list[_Listed]
-    input_top_logprobs: list[list[_Listed] | None] | None = None
+    input_token_logprobs: list[_SglangLogprob]
+    input_top_logprobs: list[list[_SglangLogprob] | None] | None = None
 
 
-class _SglangAnswer(msgspec.Struct):
+class _SglangResponse(msgspec.Struct):
     meta_info: _MetaInfo
 
 
@@ -225,5 +225,5 @@ class ServedTeacher:
         request = ScoringRequest(self.model, ids, positions, self.top_k)
         path, body = request.path_and_body(self.provider)
         return await self.server.post(
-            path, body, lambda answer: request.parse(self.provider, answer), tokens=len(ids)
+            path, body, lambda data: request.parse(self.provider, data), tokens=len(ids)
         )

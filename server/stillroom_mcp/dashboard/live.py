@@ -10,7 +10,7 @@ import msgspec
 
 from stillroom.report.folders import Run
 from stillroom.report.run_list import spent_usd
-from stillroom.report.wording import Figure, count, dollars, number, percent, span
+from stillroom.report.wording import Figure, count, dollars, duration, number, percent
 from stillroom.run_folder import Progress, RunEvent, RunState
 
 _MAX_BYTES = 4 << 20
@@ -94,7 +94,7 @@ def _complete_lines(path: Path, start: int) -> bytes:
 def spending(run: Run, request: Mapping[str, Any]) -> Spending | None:
     """Returns the money that a run has spent; None if it has no known cost and no budget."""
     spent = spent_usd(run)
-    budget = run.elsewhere.budget_usd if run.elsewhere is not None else None
+    budget = run.remote_view.budget_usd if run.remote_view is not None else None
     budget = request.get("budget_usd") if budget is None else budget
     if not isinstance(budget, int | float):
         budget = None
@@ -118,13 +118,13 @@ def _time_figures(run: Run) -> Iterator[Figure]:
     if elapsed is None:
         return
     if state.status.is_final:
-        is_here = run.elsewhere is None
+        is_here = run.remote_view is None
         note = "from start to end" if is_here else "without installation and transfers"
-        yield Figure("Took", span(elapsed), note)
+        yield Figure("Took", duration(elapsed), note)
     else:
         eta_s = progress.eta_s if progress else None
-        left = f"about {span(eta_s)} left" if eta_s is not None else "remaining time not known yet"
-        yield Figure("Running for", span(elapsed), left)
+        left = "remaining time not known yet" if eta_s is None else f"about {duration(eta_s)} left"
+        yield Figure("Running for", duration(elapsed), left)
 
 
 def _metric_figures(state: RunState) -> Iterator[Figure]:
@@ -136,7 +136,7 @@ def _metric_figures(state: RunState) -> Iterator[Figure]:
 
 
 def _money_figures(run: Run, request: Mapping[str, Any]) -> Iterator[Figure]:
-    money, elsewhere = spending(run, request), run.elsewhere
+    money, elsewhere = spending(run, request), run.remote_view
     if money is None:
         return
     note = "no budget was set" if money.share is None else f"{percent(money.share)} of the budget"

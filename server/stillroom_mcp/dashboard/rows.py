@@ -15,7 +15,7 @@ from stillroom.data.statistics import DatasetStatistics, RowPosition
 from stillroom.errors import DataError, ModelError
 from stillroom.report.data_pages import CategoryShare, category_shares, dataset_charts
 from stillroom.report.drawing import BarChart
-from stillroom.report.wording import Figure, count, number, plural, span
+from stillroom.report.wording import Figure, count, duration, number, plural
 from stillroom_mcp.dashboard.row_files import MAX_SHOWN_BYTES, FileLine, RowFiles, head_of
 
 PAGE_ROWS = 50
@@ -197,7 +197,7 @@ def _usage(row: dict[str, Any]) -> Iterator[Figure]:
         yield Figure("Cost", f"${cost:.4f}", "of the calls")
     seconds = row.get("duration_s")
     if _is_number(seconds):
-        yield Figure("Took", span(seconds), str(row.get("stop_reason") or "answered"))
+        yield Figure("Took", duration(seconds), str(row.get("stop_reason") or "answered"))
 
 
 def _is_number(value: Any) -> TypeGuard[float]:

@@ -13,7 +13,7 @@ from stillroom.evaluate.files import RESULT_FILE, Evaluation
 from stillroom.jobs.supervise import read_run
 from stillroom.lineage import manifest_path
 from stillroom.report.curves import ChartPlan, Setting, chart_plans, read_settings
-from stillroom.report.examples import BeforeAfter, before_after
+from stillroom.report.examples import BeforeAfter, read_before_after
 from stillroom.report.folders import TRAINING_KINDS, FolderReader, Run
 from stillroom.report.lineup import EvaluationEntry, Lineup, read_lineup
 from stillroom.report.run_list import RunRow, run_rows
@@ -116,9 +116,9 @@ def run_cards(runs: Sequence[Run]) -> list[RunCard]:
 
 
 def _card(row: RunRow) -> RunCard:
-    state, request = row.run.state, RunFolder(row.run.folder).known_request()
+    state, request = row.run.state, RunFolder(row.run.folder).try_read_request()
     values = request.request if request else {}
-    name = request.given_name if request else None
+    name = request.display_name if request else None
     is_active = not state.status.is_final and state.progress is not None
     share = share_done(state.progress) if is_active and state.progress else None
     return RunCard(row, name, share, spending(row.run, values))
@@ -138,7 +138,7 @@ def machines(workspace: Workspace) -> api.MachineList | None:
 
 def run_view(workspace: Workspace, run: Run) -> RunView:
     """Returns the content of a run's page, except the values of its curves."""
-    reader, request = FolderReader(), RunFolder(run.folder).known_request()
+    reader, request = FolderReader(), RunFolder(run.folder).try_read_request()
     values = request.request if request else {}
     settings = read_settings(reader, [run]).get(run.run_id)
     rows, output = _outputs(workspace, run, values)
@@ -146,8 +146,8 @@ def run_view(workspace: Workspace, run: Run) -> RunView:
     return RunView(
         run=run,
         outcome=run_rows([run])[0].outcome,
-        elsewhere=run.elsewhere,
-        name=request.given_name if request else None,
+        elsewhere=run.remote_view,
+        name=request.display_name if request else None,
         figures=figures(run, values),
         share=share_done(state.progress) if state.progress else None,
         spending=spending(run, values),
@@ -248,7 +248,7 @@ def _examples(runs: Sequence[Run]) -> BeforeAfter | None:
             return None
         entries.append(EvaluationEntry(run, evaluation, evaluation.result.name, is_teacher=False))
     first, second = entries
-    return before_after(reader, Lineup(entries, first, second, second, 1, None))
+    return read_before_after(reader, Lineup(entries, first, second, second, 1, None))
 
 
 def data_files(workspace: Workspace) -> list[DataFile]:

@@ -113,7 +113,7 @@ def add_prompts(server: MCPServer, workspace: Workspace) -> None:
 
 
 def _one_line(text: str) -> str:
-    return short_line(text, most=_MAX_LENGTH)
+    return short_line(text, max_characters=_MAX_LENGTH)
 
 
 def _with_skills(instruction: str, *skills: str) -> list[Message]:

@@ -18,7 +18,7 @@ from fakes.user_files import suspend
 from fakes.waiting import wait_until
 from stillroom import api
 from stillroom.jobs import remote_runs, supervise
-from stillroom.outputs import OutputHeldError, check_free
+from stillroom.outputs import OutputHeldError, check_unlocked
 from stillroom.run_folder import create_run
 from stillroom.types import RunKind, RunStatus
 
@@ -217,7 +217,7 @@ def test_no_second_run_here_writes_the_output_of_a_run_elsewhere(elsewhere: Else
     run = elsewhere.start()
     wait_until(lambda: elsewhere.rewarded(run) == ["0"])
     with pytest.raises(OutputHeldError, match=f"a run on another machine .* run {run.run_id}"):
-        check_free(elsewhere.home / "scored.jsonl")
+        check_unlocked(elsewhere.home / "scored.jsonl")
     (elsewhere.home / "scored.jsonl").write_text("by hand\n")
     elsewhere.open()
     ended = elsewhere.ended(run)

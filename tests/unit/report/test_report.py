@@ -408,6 +408,6 @@ def test_two_hundred_runs_make_a_page_of_bearable_size(runs: Path, written: Writ
     path = written()
     assert path.stat().st_size < 2_000_000
     text = text_of(path)
-    assert "60 older training runs are not drawn." in text
+    assert "60 older training runs are not shown." in text
     assert "76 older evaluations not shown in the table" in text
     assert all(f"sft-{index:03d}" in text for index in range(100))

@@ -3,11 +3,11 @@
 from stillroom.evaluate.intervals import Estimate
 from stillroom.report.wording import (
     Interval,
+    duration,
     moment,
     number,
     percent_interval,
     points,
-    span,
 )
 
 SPACE = "\N{NO-BREAK SPACE}"
@@ -29,5 +29,5 @@ def test_differences_carry_their_sign_and_zero_has_none() -> None:
 def test_times_and_durations_are_readable_and_never_fail() -> None:
     assert moment("2026-11-20T10:33:14.660Z") == "20 Nov 2026, 10:33 UTC"
     assert moment("yesterday") == "yesterday"
-    assert span(7.6) == f"7.6{SPACE}s"
-    assert span(7510) == f"2{SPACE}h 5{SPACE}min"
+    assert duration(7.6) == f"7.6{SPACE}s"
+    assert duration(7510) == f"2{SPACE}h 5{SPACE}min"

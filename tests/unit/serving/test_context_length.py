@@ -9,7 +9,7 @@ from fakes.model_server import FakeModelServer
 from fakes.raw_endpoint import RawEndpoint, json_reply
 from fakes.waiting import run_async
 from stillroom.errors import InputError, TeacherError
-from stillroom.serving.model_server import ModelServer, UnreadableAnswerError, fit_max_tokens
+from stillroom.serving.model_server import ModelServer, UnreadableResponseError, fit_max_tokens
 from stillroom.teachers.providers import ANY_ENDPOINT, AZURE, PROVIDERS, Endpoint
 from stillroom.types import SamplingSettings
 
@@ -86,6 +86,6 @@ def test_what_a_server_says_of_its_models_is_read_within_bounds(reply, error):
         async with ModelServer(Endpoint(url, None, ANY_ENDPOINT)) as server:
             return await server.context_lengths()
 
-    refusals = (TeacherError, UnreadableAnswerError)
+    refusals = (TeacherError, UnreadableResponseError)
     with RawEndpoint(lambda _: reply) as endpoint, pytest.raises(refusals, match=error):
         run_async(partial(listed, endpoint.url))

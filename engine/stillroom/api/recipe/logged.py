@@ -16,7 +16,7 @@ from stillroom.files import content_hash, file_sha256, read_json, write_json
 from stillroom.importing.formats.datasets.feedback_tables import is_thumb
 from stillroom.importing.redaction import Redaction
 from stillroom.importing.request import ImportResult, ImportRollouts
-from stillroom.lineage import is_as_recorded, read_manifest
+from stillroom.lineage import matches_record, read_manifest
 from stillroom.recipe.files import RecipeFiles
 from stillroom.recipe.inputs import RecipePrompt, read_prompts
 from stillroom.recipe.selection import AnsweredRollout, is_cut_off, is_wrong, read_rollouts
@@ -104,7 +104,7 @@ def _import_answers(
     path = plan.folder / f"logged-{key}.jsonl"
     result_file = path.with_suffix(".json")
     manifest = read_manifest(path) if path.exists() else None
-    if result_file.exists() and manifest is not None and is_as_recorded(path, manifest.output):
+    if result_file.exists() and manifest is not None and matches_record(path, manifest.output):
         return path, read_json(result_file, ImportResult)
     request = ImportRollouts(input=source, output=workspace.shown(path), prompts=True)
     result = stages.call(IMPORT, "import_rollouts", request, ImportResult)

@@ -38,7 +38,7 @@ from stillroom.recipe.files import RecipeFiles
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import RecipeResult, RunRecipe
 from stillroom.recipe.splits import PromptSplit, split
-from stillroom.report.request import RecipeAtWork, RecipeOutcome, WriteReport
+from stillroom.report.request import RecipeOutcome, ReportingRecipe, WriteReport
 from stillroom.reporting import Reporter
 from stillroom.rollout.request import NO_FILE
 from stillroom.run_folder import RunRequest, all_runs
@@ -140,7 +140,7 @@ def _run_stages(
         problems=session.problems,
     )
     outcome = msgspec.convert(result, RecipeOutcome, from_attributes=True)
-    write_report(workspace, page, recipe=RecipeAtWork(run_id, outcome))
+    write_report(workspace, page, recipe=ReportingRecipe(run_id, outcome))
     return result
 
 
@@ -156,7 +156,7 @@ def _same_limits_since(workspace: Workspace, plan: RecipePlan) -> str:
 
     times: list[str] = []
     for folder in all_runs(workspace):
-        recorded = folder.known_request()
+        recorded = folder.try_read_request()
         if recorded is None or recorded.kind is not RunKind.RECIPE:
             continue
         is_here = workspace.path(str(recorded.request.get("output"))) == plan.folder

@@ -21,7 +21,7 @@ from stillroom.errors import DataError, RunCancelledError, RunError
 from stillroom.jobs import supervise
 from stillroom.jobs.failures import resume_hint
 from stillroom.jobs.operations import Operation
-from stillroom.lineage import is_as_recorded, read_manifest
+from stillroom.lineage import matches_record, read_manifest
 from stillroom.recipe.request import StageRun
 from stillroom.reporting import Reporter
 from stillroom.run_folder import RunFolder, RunRequest, all_runs, find_run
@@ -63,7 +63,7 @@ class Stages:
         """What each run on files of the recipe's folder has cost, by its id."""
         self._earlier_s = 0.0
         for folder in all_runs(workspace):
-            recorded = folder.known_request()
+            recorded = folder.try_read_request()
             if recorded is None or not self._belongs_to_recipe(recorded):
                 continue
             try:
@@ -175,7 +175,7 @@ class Stages:
             if folder.run_id.partition("-")[0] not in kinds:
                 continue
             first = [folder, *folder.earlier_runs()][-1]
-            recorded = first.known_request()
+            recorded = first.try_read_request()
             if recorded is None or _without_limits(recorded.request) != wanted:
                 continue
             try:
@@ -217,7 +217,7 @@ class Stages:
         manifest = read_manifest(path) if path.exists() else None
         if manifest is None or path.is_dir():
             return manifest is not None and manifest.run_id == run_id
-        return is_as_recorded(path, manifest.output)
+        return matches_record(path, manifest.output)
 
     def _with_resume(self, request: BaseModel, earlier_runs: Sequence[RunFolder]) -> BaseModel:
         """Returns the request, for a training one that resumes the newest run with a checkpoint."""

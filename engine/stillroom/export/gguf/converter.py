@@ -12,7 +12,7 @@ from stillroom.errors import InputError, RunError
 from stillroom.export.programs import running_program
 from stillroom.lines import last_line
 from stillroom.reporting import Reporter, stop_if_cancelled
-from stillroom.settings import Workspace, llama_cpp_variable
+from stillroom.settings import Workspace, llama_cpp_folder
 
 SCRIPT = "convert_hf_to_gguf.py"
 _NAMES = (SCRIPT, "convert-hf-to-gguf.py")
@@ -39,7 +39,7 @@ def find_converter(workspace: Workspace, checkout: str | None) -> list[str] | No
     """
     if checkout is not None:
         return _in_checkout(workspace.existing(checkout, label="llama_cpp"))
-    if (checkout_path := llama_cpp_variable()) is not None:
+    if (checkout_path := llama_cpp_folder()) is not None:
         return _in_checkout(workspace.existing(checkout_path, label="LLAMA_CPP"))
     installed = next((path for name in _NAMES if (path := shutil.which(name))), None)
     # The first line of the script names the Python with its packages.

@@ -48,7 +48,7 @@ def rollout_row(
     kept = rollout.kept
     last = msgspec.json.decode(rollout.messages[-1])
     is_truncated = kept.finish_reason == "length"
-    is_failed = kept.error is not None and not (kept.failure and kept.failure.is_of_reward)
+    is_failed = kept.error is not None and not (kept.failure and kept.failure.is_reward_failure)
     stop = kept.stop_reason
     # Where only a reward failed, the rollout itself ended as its last message says.
     if stop is None or (stop is StopReason.ERROR and not is_failed):

@@ -63,7 +63,7 @@ def cancel(agent: AgentFolder, request: CancelRequest) -> None:
         )
     if request.kill:
         kill_run(folder)
-    elif folder.cancel_waited_s() is None:
+    elif folder.seconds_since_cancel() is None:
         cancel_run(folder)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from stillroom.errors import DataError, InputError
-from stillroom.lineage import folder_files, manifest_path, pending_manifest, read_manifest
+from stillroom.lineage import folder_files, manifest_path, pending_manifest_path, read_manifest
 from stillroom.remote.bundle.code import add_referenced_files, pinned_packages
 from stillroom.remote.bundle.layout import FileLayout
 from stillroom.remote.bundle.models import (
@@ -153,7 +153,7 @@ def _output_files(output: Path, needs: Needs) -> list[Path]:
         return [path for path in folder_files(output) if _is_store_of(path, row_files)]
     journal = journal_folder(output)
     scores = output.with_name(f".{output.name}.scores")
-    files = [output, manifest_path(output), pending_manifest(output), scores]
+    files = [output, manifest_path(output), pending_manifest_path(output), scores]
     journal_files = sorted(journal.rglob("*")) if journal.is_dir() else []
     return [path for path in (*files, *journal_files) if path.is_file() and path.name != ".lock"]
 

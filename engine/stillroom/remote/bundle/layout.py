@@ -11,7 +11,7 @@ from pathlib import Path
 
 import stillroom
 from stillroom.errors import RunError
-from stillroom.lineage import FOLDER_MANIFEST, folder_files, manifest_path, pending_manifest
+from stillroom.lineage import FOLDER_MANIFEST, folder_files, manifest_path, pending_manifest_path
 from stillroom.remote.hash_cache import HashCache
 from stillroom.remote.records import (
     PACKAGE_PREFIX,
@@ -110,7 +110,7 @@ class FileLayout:
     def add_manifests(self, path: Path) -> None:
         """Adds the manifest of a file, or its pending manifest, if they exist."""
         if not path.is_dir():
-            self.add_all([manifest_path(path), pending_manifest(path)])
+            self.add_all([manifest_path(path), pending_manifest_path(path)])
 
     def add_keys_file(self) -> None:
         """Adds the user's keys.yml, which lists the hosts of each key, but contains no keys."""

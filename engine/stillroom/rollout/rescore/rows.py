@@ -90,7 +90,7 @@ def _input_row(location: str, line: Line) -> InputRow:
     fields = RULES[layout].to_stillroom(row)
     failure = FailureClass.of(fields.get("error"))
     # A row whose reward alone failed is judged: scoring it again is the remedy.
-    if failure is not None and not failure.is_of_reward:
+    if failure is not None and not failure.is_reward_failure:
         return InputRow(location, data, None, RowReason.FAILED)
     messages = cast("list[Message]", fields["messages"])
     task = Task(

@@ -175,7 +175,7 @@ def _unknown_keys(raw: Mapping[str, Any], model: type[TrainConfig]) -> list[_Ref
     try:
         model.model_validate(raw)
     except ValidationError as error:
-        unknown = describe_errors(error, model, only=UNKNOWN_KEY)
+        unknown = describe_errors(error, model, error_type=UNKNOWN_KEY)
         sentences = [part for part in unknown.split("; ") if f".{_EVAL_ID} " not in part]
         if sentences and unknown:
             return [("; ".join(sentences), "correct or remove it")]

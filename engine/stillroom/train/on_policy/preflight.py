@@ -171,7 +171,7 @@ def check_teacher_server(
     for teacher in dict.fromkeys(scoring):
         if teacher.section.is_served:
             served = served_teacher(workspace, teacher, top_k=config.served_top_k)
-            check = functools.partial(check_served, max_context=max_context, num_own=num_extra)
+            check = functools.partial(check_served, max_context=max_context, num_extra=num_extra)
             notes += anyio.run(check, workspace, teacher.tokenizer, served, tokenizer)
     return notes
 
