@@ -164,7 +164,7 @@ def test_loss_and_gradient_are_those_of_the_formulas_in_float64(
     if way == "autograd":
         student = with_another_head(student)
     if way == "tiles":
-        monkeypatch.setattr("stillroom.models.cpu.gradients._LOSS_TILE_NUMBERS", 5 * 352)
+        monkeypatch.setattr("stillroom.models.cpu.gradients._LOSS_TILE_LOGITS", 5 * 352)
     prepared = prepare_sequences(sampled_by(student.loaded.model), KINDS[kind])
     stats = UpdateStats()
 
