@@ -36,7 +36,7 @@ class RunRecipe(StrictModel):
         Field(description="The teacher's system message; the student is trained without it"),
     ] = None
     budget_usd: Annotated[
-        float | None, Field(gt=0, description="Spending cap for the teacher over all calls")
+        float | None, Field(gt=0, description="Cap on the teacher's cost over all calls")
     ] = None
     minutes: Annotated[float | None, Field(gt=0, description="Time limit over all calls")] = None
     accept: Annotated[tuple[Gate, ...], Field(description="Failed checks to continue after")] = ()

@@ -61,7 +61,7 @@ def test_a_view_from_before_a_night_is_said_to_be_old_and_a_new_one_is_not(works
             return after_run(None, api.get_run(workspace, api.GetRun(run_id=folder.run_id)))
 
     eight_hours_ago = datetime.now(UTC) - timedelta(hours=8)
-    assert "this report (also its cost) is 480 minutes old" in step(eight_hours_ago.isoformat())
+    assert "this report, with its cost, is 480 minutes old" in step(eight_hours_ago.isoformat())
     assert " old" not in step(datetime.now(UTC).isoformat())
 
 
