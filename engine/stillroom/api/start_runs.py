@@ -180,7 +180,7 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
 
 
 def _notes_on_continuations(workspace: Workspace, run_id: str) -> list[str]:
-    """Returns a note if the run was resumed before. Raises RunError if that run is still active."""
+    """Returns a note if the run was resumed before. Raises RunError if that is still running."""
     folder = find_run(workspace, run_id)
     ids = continuing_runs(workspace, folder, folder.read().kind)
     states = [

@@ -430,7 +430,7 @@ class _ToolSources:
         servers = self._plan.mcp_servers
         inside = {server for server in servers if self._tasks and is_local_port(server, MCP_PORT)}
         self.notes += [
-            f"MCP server {server} is taken for the one in the rows' containers; for a server on "
+            f"MCP server {server} is treated as the one in the rows' containers; for a server on "
             f"this machine write http://{server}/mcp"
             for server in sorted(inside)
         ]

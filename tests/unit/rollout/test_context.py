@@ -96,7 +96,7 @@ def test_the_server_of_the_rows_containers_is_not_opened_a_second_time(
     assert fake.calls("run")
     assert notes == [
         (
-            "MCP server localhost:8931 is taken for the one in the rows' containers; "
+            "MCP server localhost:8931 is treated as the one in the rows' containers; "
             "for a server on this machine write http://localhost:8931/mcp"
         )
     ]

@@ -105,7 +105,7 @@ def _note_cost_of_asking(
     if (budget := session.request.budget_usd) is None:
         return
     # Not what earlier calls of the recipe spent after this stage.
-    left = budget - sum(stage.usd for stage in session.stages.done)
+    left = max(0.0, budget - sum(stage.usd for stage in session.stages.done))
     usd = find_run(session.workspace, teacher.run_id).read().calls_usd
     each_usd = usd / max(1, teacher.result.accuracy.n)
     prompts = [*parts.first_round, *parts.of_new_forms, *parts.second_round]
@@ -113,7 +113,7 @@ def _note_cost_of_asking(
         session.stages.note(
             f"to ask the teacher about all {len(prompts)} texts costs about "
             f"${len(prompts) * each_usd:.2g}, and ${left:.2g} of budget_usd are left, enough for "
-            f"about {left / each_usd:.0f}: a later call with a higher budget_usd pays for the rest"
+            f"about {left / each_usd:.0f}: a later call with a higher budget_usd asks about more"
         )
 
 

@@ -38,7 +38,7 @@ class FilterDataset(ReplacingRequest):
     max_turns: Annotated[int | None, Field(ge=1)] = None
     require_final_answer: Annotated[bool, Field(description="Ends with text")] = False
     require_tool_use: Annotated[str | None, Field(description="any, or a tool's name")] = None
-    only_tools: Annotated[tuple[str, ...], Field(description="Tool names")] = ()
+    only_tools: Annotated[tuple[str, ...], Field(description="No others")] = ()
     answered_by: Annotated[tuple[str, ...], Field(description="Models: gpt*")] = ()
     max_tool_errors: Annotated[int | None, Field(ge=0)] = None
     max_tokens: Annotated[int | None, Field(ge=1, description="In model's tokens")] = None

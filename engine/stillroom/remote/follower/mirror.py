@@ -167,7 +167,7 @@ def _is_shorter(path: Path, num_bytes: int) -> bool:
 def _append(path: Path, size: int, data: bytes, *, is_run_file: bool) -> bool:
     """Appends to a file of `size` bytes; returns False if another process has changed it.
 
-    A part of the same bytes is no such change: an earlier follower may have been killed meanwhile.
+    It may already end with a part of the data, which a follower that was killed has written.
     """
     with os.fdopen(open_real(path, os.O_RDWR | os.O_CREAT), "r+b") as stream:
         excess = stream.seek(0, os.SEEK_END) - size

@@ -275,7 +275,7 @@ class AlgorithmSection(ConfigSection):
 
     @property
     def needs_distribution(self) -> bool:
-        """Whether the loss uses full distributions (byte_reverse_kl: with a local teacher only)."""
+        """Whether the loss uses full distributions, of tokens or of bytes."""
         return self.loss.reads in ("distribution", "bytes") or self.kl_baseline == "exact"
 
     @property

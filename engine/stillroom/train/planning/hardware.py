@@ -231,7 +231,7 @@ def _seconds(hardware: Hardware, work: Work) -> tuple[tuple[float, float] | None
             starts[1] + _REPEATED[1] * seconds,
         )
         return span, (
-            f"{measured.run_id}, the same training on this machine: "
+            f"{measured.run_id}, the same training on {hardware.machine}: "
             f"{measured.tokens_per_s:.0f} tokens per second"
         )
     rates = _rates(hardware, work)

@@ -88,7 +88,7 @@ def test_a_measured_rate_gives_the_time(project):
     assert result.seconds > 0.1 * trained
     whole = Hardware("box", gpus=["H100"], measured=EarlierRate("sft-abc", 0.5, other_s=20.0))
     [box] = planned(project, whole).machines
-    assert box.based_on == "sft-abc, the same training on this machine: 0 tokens per second"
+    assert box.based_on == "sft-abc, the same training on box: 0 tokens per second"
     steps_s = result.epoch_trained_tokens / 0.5
     assert box.seconds_least == pytest.approx(0.9 * (20.0 + steps_s))
     assert box.seconds_most == pytest.approx(1.15 * (20.0 + steps_s))
