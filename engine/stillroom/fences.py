@@ -61,7 +61,7 @@ def is_name(text: str) -> bool:
     return len(text) <= _LONGEST_NAME and len(text.split()) <= _MAX_WORDS and one_line(text) == text
 
 
-def name(text: str) -> str:
+def safe_name(text: str) -> str:
     """Returns an untrusted name in a form that is safe inside Stillroom's own sentences.
 
     A name that looks like a sentence, which an agent might follow, is replaced by a placeholder.

@@ -16,7 +16,7 @@ marks."""
 OWN_TEXT = msgspec.Meta(extra={"Stillroom wrote this": True})
 OwnText = Annotated[str, OWN_TEXT]
 """The type of a result's field with Stillroom's own sentences; names in them have passed through
-`fences.name`. Strings of other types are shown between marks unless they are names."""
+`fences.safe_name`. Strings of other types are shown between marks unless they are names."""
 
 Role = Literal["system", "user", "assistant", "tool"]
 

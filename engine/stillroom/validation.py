@@ -73,7 +73,7 @@ def describe_errors(
     return "; ".join(sentences)
 
 
-def nearest(name: str, known_names: Sequence[str]) -> str:
+def did_you_mean(name: str, known_names: Sequence[str]) -> str:
     """Returns " (did you mean 'x'?)" for a misspelt name, or "" if no known name is similar."""
     close = difflib.get_close_matches(name[:_LONGEST_PART], known_names, n=1, cutoff=0.6)
     # difflib does not match the beginning of a longer name, such as price for price_per_hour.
@@ -91,7 +91,7 @@ def _sentence(problem: Any, model: type[BaseModel]) -> str:
     match problem["type"]:
         case "extra_forbidden":
             field_names = _fields_at(model, path[:-1])
-            hint = nearest(path[-1], field_names) or f" (known: {', '.join(field_names)})"
+            hint = did_you_mean(path[-1], field_names) or f" (known: {', '.join(field_names)})"
             return f"{where} is not known{hint}"
         case "missing":
             return f"{where} is required"

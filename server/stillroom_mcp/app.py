@@ -13,7 +13,7 @@ from mcp.types import CallToolResult, InputRequiredResult, Resource
 from stillroom import __version__, fences
 from stillroom.api import OPERATIONS, Operation
 from stillroom.settings import Workspace
-from stillroom.validation import nearest
+from stillroom.validation import did_you_mean
 from stillroom_mcp.answers import escape_unwritable_text
 from stillroom_mcp.dashboard.chat_views import chat_views
 from stillroom_mcp.resources.prompts import add_completions, add_prompts
@@ -95,7 +95,9 @@ class CompleteServer(MCPServer[TaskGroup]):
         tool_names = [tool.name for tool in self._tool_manager.list_tools()]
         if name not in tool_names:
             is_command = any(operation.name == name for operation in OPERATIONS)
-            problem = f"there is no tool {fences.one_line(name)!r} here{nearest(name, tool_names)}"
+            problem = (
+                f"there is no tool {fences.one_line(name)!r} here{did_you_mean(name, tool_names)}"
+            )
             fix = (
                 f"call `stillroom {name.replace('_', '-')}` in a shell"
                 if is_command

@@ -17,7 +17,7 @@ from stillroom.api import OPERATIONS, Operation, operation_named
 from stillroom.errors import EngineError, InputError
 from stillroom.fences import printable
 from stillroom.settings import open_workspace
-from stillroom.validation import describe_errors, nearest
+from stillroom.validation import describe_errors, did_you_mean
 from stillroom_mcp import commands, waiting
 from stillroom_mcp.commands import ALL, TOOLSETS, chosen_operations
 from stillroom_mcp.fencing import error_for
@@ -46,10 +46,10 @@ class _Parser(argparse.ArgumentParser):
         if "invalid choice: '" in message:
             _, _, choices = message.rpartition("(choose from")
             word = message.split("'")[1]
-            hint = hint_for_command(word) or nearest(word, re.findall(r"[\w-]+", choices))
+            hint = hint_for_command(word) or did_you_mean(word, re.findall(r"[\w-]+", choices))
         elif message.startswith("unrecognized arguments: "):
             word = message.removeprefix("unrecognized arguments: ").split()[0]
-            hint = hint_for_option(word) or nearest(word, sorted(self._option_string_actions))
+            hint = hint_for_option(word) or did_you_mean(word, sorted(self._option_string_actions))
         short = message.split(" (choose from", maxsplit=1)[0]
         self.exit(EXIT_USAGE, f"{self.prog}: {short}{hint}\nfix: see `{self.prog} --help`\n")
 

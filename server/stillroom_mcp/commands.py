@@ -234,15 +234,15 @@ class _ProgressView:
             self._task = self._task or self._bar.add_task("", total=1, unit="")
             self._bar.update(
                 self._task,
-                description=fences.name(progress.phase),
+                description=fences.safe_name(progress.phase),
                 total=progress.total,
                 completed=progress.done,
                 unit=progress.unit,
             )
         elif time.monotonic() - self._last_line_at >= _LINE_EVERY_S:
             eta = "" if progress.eta_s is None else f", about {progress.eta_s:.0f} s left"
-            done = f"{progress.done}/{progress.total} {fences.name(progress.unit)}"
-            sys.stderr.write(f"{fences.name(progress.phase)}: {done}{eta}\n")
+            done = f"{progress.done}/{progress.total} {fences.safe_name(progress.unit)}"
+            sys.stderr.write(f"{fences.safe_name(progress.phase)}: {done}{eta}\n")
             self._last_line_at = time.monotonic()
 
 

@@ -186,7 +186,7 @@ def _quotable(value: Any, author: _Author) -> Any:
         case enum.Enum():
             return value
         case str():
-            return fences.one_line(value) if author.is_own else fences.name(value)
+            return fences.one_line(value) if author.is_own else fences.safe_name(value)
         case Mapping():
             return {
                 _quotable(str(key), _key_author(key, author)): _quotable(inner, author)

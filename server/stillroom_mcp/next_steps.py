@@ -122,7 +122,7 @@ def after_import_rollouts(request: object, result: api.ImportResult) -> str:
     if lost > result.read / 10:
         inspect = f"read why {lost} rows were refused ({result.refused_file}), then {inspect}"
     if result.unread_files:
-        names = ", ".join(map(fences.name, result.unread_files[:_MAX_FILES_NAMED]))
+        names = ", ".join(map(fences.safe_name, result.unread_files[:_MAX_FILES_NAMED]))
         names += " and more" if len(result.unread_files) > _MAX_FILES_NAMED else ""
         inspect = f"nothing was read from {names}: see notes before you use the rows; {inspect}"
     notes = "; tell the user about the notes" if result.notes else ""

@@ -169,7 +169,7 @@ async def wait_for_run(
     while (reason := watch.reason(report, anyio.current_time() - started)) is None:
         if report.progress is not None:
             await context.report_progress(
-                report.progress.done, report.progress.total, fences.name(report.progress.phase)
+                report.progress.done, report.progress.total, fences.safe_name(report.progress.phase)
             )
         await anyio.sleep(_POLL_S)
         report = await anyio.to_thread.run_sync(api.get_run, workspace, request)

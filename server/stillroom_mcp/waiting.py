@@ -10,7 +10,7 @@ from typing import Any
 from stillroom import api
 from stillroom.api import operation_named
 from stillroom.errors import EngineError
-from stillroom.fences import name, printable
+from stillroom.fences import printable, safe_name
 from stillroom.settings import Workspace, open_workspace
 from stillroom_mcp.answers import structured_content
 from stillroom_mcp.fencing import error_for, quoted_for
@@ -112,7 +112,7 @@ def _print_status(workspace: Workspace, run: api.RunReport, reason: str, *, as_j
         sys.stdout.write(json.dumps({**answer, "answered_at": reason}, ensure_ascii=False) + "\n")
         return
     done = (
-        f" ({run.progress.done}/{run.progress.total} {name(run.progress.unit)})"
+        f" ({run.progress.done}/{run.progress.total} {safe_name(run.progress.unit)})"
         if run.progress
         else ""
     )

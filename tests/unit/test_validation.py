@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from stillroom.curate.filter.request import FilterDataset
 from stillroom.importing.request import ImportRollouts
 from stillroom.train.config.request import PlanTraining
-from stillroom.validation import describe_errors, nearest
+from stillroom.validation import describe_errors, did_you_mean
 
 
 class Sampling(BaseModel):
@@ -94,9 +94,9 @@ def test_a_long_value_is_cut() -> None:
 
 
 def test_only_a_near_name_is_suggested() -> None:
-    assert nearest("max_turn", ["max_turns", "seed"]) == " (did you mean 'max_turns'?)"
-    assert nearest("price", ["price_per_hour", "seed"]) == " (did you mean 'price_per_hour'?)"
-    assert nearest("zzz", ["max_turns", "seed"]) == ""
+    assert did_you_mean("max_turn", ["max_turns", "seed"]) == " (did you mean 'max_turns'?)"
+    assert did_you_mean("price", ["price_per_hour", "seed"]) == " (did you mean 'price_per_hour'?)"
+    assert did_you_mean("zzz", ["max_turns", "seed"]) == ""
 
 
 @pytest.mark.parametrize(

@@ -369,7 +369,7 @@ def supervised_row(
     messages, removed = raw_fields.messages, b""
     if not instruction.is_empty:
         original: list[Message] = msgspec.json.decode(raw_fields.messages)
-        instructed = instruction.put_before(original)
+        instructed = instruction.apply_to(original)
         if instructed != original:
             messages = msgspec.json.encode(instructed)
             if (system := removed_system(original)) is not None:

@@ -190,9 +190,9 @@ def unread_file_notes(workspace: Workspace, name: str) -> list[str]:
     if not read_files or not unread:
         return []
     note = (
-        f"{len(unread)} files in {fences.name(name)} {NEED_IMPORT} and were not read: "
-        f"{fences.name(unread[0].name)}{', …' if len(unread) > 1 else ''}; a folder is imported "
-        "only if all of its files need that: give these as the input, or to import_rollouts"
+        f"{len(unread)} files in {fences.safe_name(name)} {NEED_IMPORT} and were not read: "
+        f"{fences.safe_name(unread[0].name)}{', …' if len(unread) > 1 else ''}; a folder is "
+        "imported only if all of its files need that: give these as the input, or import them"
     )
     return [note]
 

@@ -32,7 +32,7 @@ from stillroom.errors import DataError
 from stillroom.files import content_hash
 from stillroom.lines import Line
 from stillroom.types import Message, ToolSchema, Trajectory, is_trained_turn
-from stillroom.validation import nearest
+from stillroom.validation import did_you_mean
 
 _VALIDATE_HINT = (
     "correct the line, then list every problem with `stillroom validate-dataset {path}`"
@@ -175,12 +175,12 @@ def unread_key_problems(row: dict[str, Any]) -> Iterator[Problem]:
             fix = "write the system message's text"
             yield Problem(key, f"must be a string, not {describe(row[key])}; it is ignored", fix)
     for key in row.keys() - set(_PROMPT_KEYS):
-        similar = nearest(key, _PROMPT_KEYS)
+        similar = did_you_mean(key, _PROMPT_KEYS)
         yield Problem(
             key,
             f"is not a key of a prompt row and is ignored{similar}",
-            f"move it into metadata: {{{fences.name(key)!r}: …}}, where rewards and tools can read "
-            "it, or remove it",
+            f"move it into metadata: {{{fences.safe_name(key)!r}: …}}, where rewards and tools can "
+            "read it, or remove it",
         )
 
 

@@ -35,7 +35,7 @@ class Instruction:
         """Whether the instruction leaves conversations unchanged."""
         return self.system is None and self.context is None
 
-    def put_before(self, messages: Sequence[Message]) -> list[Message]:
+    def apply_to(self, messages: Sequence[Message]) -> list[Message]:
         """Returns a conversation with this instruction in its system message.
 
         The context, if any, follows the system message after a blank line.
@@ -51,11 +51,11 @@ class Instruction:
         text = "\n\n".join(part for part in (first, self.context) if part)
         return [{"role": "system", "content": text}, *others] if text else others
 
-    def put_before_task(self, task: Task) -> Task:
+    def apply_to_task(self, task: Task) -> Task:
         """Returns the task with this instruction in its system message; its id does not change."""
         if self.is_empty:
             return task
-        return msgspec.structs.replace(task, messages=self.put_before(task.messages))
+        return msgspec.structs.replace(task, messages=self.apply_to(task.messages))
 
     def describe(self) -> str:
         """Returns a short description of the system message that a model reads."""
@@ -109,7 +109,7 @@ class PromptViews:
 
     def for_student(self, task: Task) -> Task:
         """Returns the task as the student reads it; its id does not change."""
-        return self.student.put_before_task(task)
+        return self.student.apply_to_task(task)
 
 
 UNCHANGED = PromptViews()

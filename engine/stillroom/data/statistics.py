@@ -119,7 +119,7 @@ _MAX_FIELDS = 20
 def missing_field_note(field: str, existing: Iterable[str]) -> str:
     """Returns a note that no row has a metadata field; `existing` are the fields that rows have."""
     names = sorted(set(existing))
-    shown = ", ".join(map(fences.name, names[:_MAX_FIELDS])) or "none"
+    shown = ", ".join(map(fences.safe_name, names[:_MAX_FIELDS])) or "none"
     more = ", …" if len(names) > _MAX_FIELDS else ""
     return f"no row has the metadata field {field}; the fields that rows have: {shown}{more}"
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from stillroom.errors import DataError
 from stillroom.types import ToolSchema
-from stillroom.validation import nearest
+from stillroom.validation import did_you_mean
 
 _NAMES = re.compile(rb'"tools"\s*:\s*\[\s*"')
 """A list of tool names in a row. In a JSON string, the quotes would be escaped."""
@@ -55,7 +55,7 @@ def named_schemas(
         else:
             raise DataError(
                 f"{where} names the tool {tool!r}, which is not in tools.py"
-                + (nearest(tool, list(named_tools)) or f" (it has: {', '.join(named_tools)})"),
+                + (did_you_mean(tool, list(named_tools)) or f" (it has: {', '.join(named_tools)})"),
                 "add the function with @tool to tools.py, or correct the row's tools",
             )
     return schemas

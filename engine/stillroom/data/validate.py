@@ -372,5 +372,5 @@ def _row_problem(problem: Problem, where: str) -> RowProblem:
     field, message = problem.field, problem.message
     if not fences.is_name(field):
         # A key of a row may be a sentence that is meant as an instruction to an agent.
-        field, message = fences.name(field), f"{field}: {message}"
+        field, message = fences.safe_name(field), f"{field}: {message}"
     return RowProblem(where=where, field=field, problem=message, fix=problem.fix)

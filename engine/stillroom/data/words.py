@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from stillroom.data.chat.template import THINKING_FIELDS
 from stillroom.errors import InputError, missing_extra
-from stillroom.validation import nearest
+from stillroom.validation import did_you_mean
 
 # Chinese and Japanese have no spaces between words, so each character counts as a word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
@@ -130,7 +130,7 @@ class LanguageDetector:
             raise missing_extra("curate", "detecting languages") from error
         if language not in LANGUAGES:
             raise InputError(
-                f"language {language!r} is unknown{nearest(language, LANGUAGES)}",
+                f"language {language!r} is unknown{did_you_mean(language, LANGUAGES)}",
                 f"use one of these codes: {', '.join(LANGUAGES)}",
             )
         self._detector: Any = eld.LanguageDetector()

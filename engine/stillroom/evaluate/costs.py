@@ -90,7 +90,7 @@ def compare_costs(
     student: EvaluationResult,
     teacher: EvaluationResult,
     *,
-    shown: Callable[[str], str] = fences.name,
+    shown: Callable[[str], str] = fences.safe_name,
 ) -> CostComparison | None:
     """Returns the costs per task; None if an evaluation of an earlier version has none.
 

@@ -59,7 +59,7 @@ def decide(student: Evaluation, others: Sequence[Evaluation], teacher: Evaluatio
         )
     comparisons = [(compare(one, teacher), one) for one in prompted]
     closest, best = min(comparisons, key=lambda pair: pair[0].difference.value)
-    left, name = closest.difference, fences.name(best.result.name)
+    left, name = closest.difference, fences.safe_name(best.result.name)
     if excludes_zero(left) and left.value > 0:
         because = f"{lead}, and {_points(left.value)} points above that of {name!r}"
         decision = Decision(verdict="go", because=because, gap=gap)

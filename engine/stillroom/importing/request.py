@@ -9,7 +9,7 @@ from stillroom.data.distribution import Quantiles
 from stillroom.importing.tally import FormatCount
 from stillroom.outputs import ReplacingRequest
 from stillroom.types import OthersText, OwnText
-from stillroom.validation import nearest
+from stillroom.validation import did_you_mean
 
 AUTO = "auto"
 
@@ -62,7 +62,9 @@ class ImportRollouts(ReplacingRequest):
 
         names = [AUTO, *(trace_format.name for trace_format in FORMATS)]
         if name not in names:
-            raise ValueError(f"{name!r} is not one of {', '.join(names)}{nearest(name, names)}")
+            raise ValueError(
+                f"{name!r} is not one of {', '.join(names)}{did_you_mean(name, names)}"
+            )
         return name
 
     @field_validator("columns")

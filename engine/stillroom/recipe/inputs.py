@@ -128,7 +128,7 @@ def read_prompts(path: Path, *, system: str | None, is_labelled: bool = False) -
 def _recipe_prompt(row: dict[str, Any], system: str | None) -> RecipePrompt:
     """Returns a row of any layout as a prompt with `messages` and `metadata`."""
     task = task_from_row(row)
-    messages = Instruction(system=system).put_before(task.messages)
+    messages = Instruction(system=system).apply_to(task.messages)
     kept = {k: v for k, v in row.items() if k not in ("prompt", "system", "system_prompt")}
     answer = task.metadata.get("expected_answer")
     if isinstance(answer, int | float) and not isinstance(answer, bool):
@@ -189,7 +189,7 @@ def _table_rows(path: Path, read: PromptsRead, *, is_labelled: bool) -> Iterator
             "rename the column with the right answers to 'label'",
         )
     if answer is not None and answer not in _LABEL_NAMES:
-        read.notes.append(f"{path.name}: the labels are from column {fences.name(answer)!r}")
+        read.notes.append(f"{path.name}: the labels are from column {fences.safe_name(answer)!r}")
     for row in rows:
         if not str(row.get(text) or "").strip():
             continue

@@ -19,7 +19,7 @@ from stillroom.remote.machine import Kind, Machine
 from stillroom.secrecy.keys import check_host, is_loopback, keys_file
 from stillroom.secrecy.readable import check_readable, parse_error_message
 from stillroom.settings import Workspace
-from stillroom.validation import StrictModel, describe_errors, nearest
+from stillroom.validation import StrictModel, describe_errors, did_you_mean
 from stillroom.yaml_text import read_yaml
 
 MACHINES_FILE = "machines.yml"
@@ -182,7 +182,8 @@ def find_machine(workspace: Workspace, name: str) -> Machine:
         else _EXAMPLE
     )
     raise InputError(
-        f"where: there is no machine {name[:80]!r}{nearest(name, list(machines))} (known: {known})",
+        f"where: there is no machine {name[:80]!r}{did_you_mean(name, list(machines))} "
+        f"(known: {known})",
         f"add it to {workspace.root / MACHINES_FILE} or {users_machines_file()}, e.g. {entry} "
         "(ssh: an alias of ~/.ssh/config, or user@host; ask the user for the price)",
     )

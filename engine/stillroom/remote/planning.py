@@ -39,10 +39,10 @@ def plan_training(
     others = [machine for machine in all_machines(workspace) if machine.name != chosen.name]
     alternatives = (hardware_of(workspace, machine, config) for machine in others)
     try:
-        from stillroom.train.planning.other_machines import plan_elsewhere
+        from stillroom.train.planning.other_machines import plan_on_machines
     except ModuleNotFoundError as error:
         raise missing_extra("train", "planning a training run") from error
-    return plan_elsewhere(
+    return plan_on_machines(
         workspace, request, [hardware, *(other for other in alternatives if other.is_known)]
     )
 

@@ -104,7 +104,7 @@ async def open_chat(
     """
     task = _task(workspace, request)
     plan = plan_rollouts(workspace, request, prompts=workspace.root)
-    task = plan.instruction.put_before_task(task)
+    task = plan.instruction.apply_to_task(task)
     sampling = sampling_settings(request, temperature=request.temperature)
     async with open_rollout_context(plan, sampling, [task]) as context:
         yield Conversation(context, task, show), context.notes

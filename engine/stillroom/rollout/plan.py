@@ -125,7 +125,7 @@ class RolloutPlan(ToolsPlan):
         They include the run's instruction but keep the ids of their rows, so that evaluations with
         different instructions can be compared.
         """
-        tasks = [self.instruction.put_before_task(task) for task in load_tasks(self.prompts_file)]
+        tasks = [self.instruction.apply_to_task(task) for task in load_tasks(self.prompts_file)]
         return select_entries(tasks, n=self.options.n, entries=self.options.entries)
 
 
@@ -180,7 +180,7 @@ class GenerationPlan:
     def _add_instruction(self, task: Task) -> Task:
         """Returns a task with the run's instruction; a requested system message changes its id."""
         context = Instruction(context=self.rollouts.instruction.context)
-        return context.put_before_task(with_system(task, self.request.system))
+        return context.apply_to_task(with_system(task, self.request.system))
 
 
 def plan_rollouts(
@@ -267,7 +267,7 @@ def with_system(task: Task, system: str | None) -> Task:
     """
     if system is None:
         return task
-    changed = Instruction(system).put_before_task(task)
+    changed = Instruction(system).apply_to_task(task)
     identity = content_hash({"task": task.task_id, "system": system})
     return msgspec.structs.replace(changed, task_id=identity)
 

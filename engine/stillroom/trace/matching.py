@@ -219,7 +219,7 @@ def _keys_before_rewrite(row: CuratedRow, instruction: Instruction) -> Keys:
     """Returns the key of a rollout that equals the key of its rewritten row."""
     if row.facts is None:
         return ()
-    messages = instruction.put_before(cast("list[Message]", row.messages))
+    messages = instruction.apply_to(cast("list[Message]", row.messages))
     original = content_hash(final_answer(row.messages))
     return (content_hash([row.facts.id or None, messages[:-1], original]),)
 
@@ -235,7 +235,7 @@ def _pair_link(field: str, instruction: Instruction) -> Link:
     def starts_with_conversation(line: Line, row: CuratedRow) -> bool:
         pair = _PAIR.decode(line.data)
         conversation = pair.prompt + (pair.chosen if field == "chosen" else pair.rejected)
-        messages = instruction.put_before(cast("list[Message]", row.messages))
+        messages = instruction.apply_to(cast("list[Message]", row.messages))
         return messages[: len(conversation)] == conversation
 
     return Link(

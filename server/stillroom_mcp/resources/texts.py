@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from stillroom.errors import InputError
-from stillroom.validation import nearest
+from stillroom.validation import did_you_mean
 
 _PACKAGE = Path(__file__).parent.parent
 _SKILL_FILE = "SKILL.md"
@@ -80,7 +80,7 @@ def page_text(name: str) -> str:
     page = name.removeprefix("docs/").removesuffix(".md")
     if page not in files:
         raise InputError(
-            f"the documentation has no page {name!r}{nearest(page, list(files))}",
+            f"the documentation has no page {name!r}{did_you_mean(page, list(files))}",
             f"read one of {', '.join(files)}"
             if files
             else "read the docs folder of the repository",

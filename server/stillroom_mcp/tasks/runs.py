@@ -131,5 +131,5 @@ def progress_message(report: api.RunReport) -> str:
     progress = report.progress
     if progress is None:
         return str(report.status)
-    phase, unit = fences.name(progress.phase), fences.name(progress.unit)
+    phase, unit = fences.safe_name(progress.phase), fences.safe_name(progress.unit)
     return f"{phase}: {progress.done} of {progress.total} {unit}"

@@ -31,8 +31,8 @@ def system(text):
 def test_a_system_message_replaces_the_rows_own_and_a_context_follows_it(
     instruction, with_own, without
 ):
-    assert instruction.put_before([OWN, ASK]) == with_own
-    assert instruction.put_before([ASK]) == without
+    assert instruction.apply_to([OWN, ASK]) == with_own
+    assert instruction.apply_to([ASK]) == without
 
 
 def test_a_task_keeps_its_id_and_the_messages_that_others_read():

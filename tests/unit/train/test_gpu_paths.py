@@ -58,7 +58,7 @@ def test_packs_of_one_kernel_call_train_as_sequences_alone(tiny_models, monkeypa
     loss, found = step(student, teacher_of(tiny_models)), gradients(student)
 
     assert student.head.rules.kernel == "varlen"
-    assert student.by_hand is None
+    assert student.hand_gradients is None
     assert loss == pytest.approx(expected[0], rel=2e-3)
     assert largest_gap(found, expected[1]) < 1e-2
 
@@ -74,7 +74,7 @@ def test_an_apple_gpu_packs_span_by_span_in_fp32(tiny_models, monkeypatch, step)
     loss, found = step(student, teacher_of(tiny_models)), gradients(student)
 
     assert (student.head.rules.kernel, student.head.can_pack) == ("spans", True)
-    assert student.by_hand is None
+    assert student.hand_gradients is None
     assert student.compute_dtype is None
     assert loss == pytest.approx(expected[0], rel=1e-5)
     assert largest_gap(found, expected[1]) < 1e-3

@@ -293,7 +293,7 @@ def note_never_right(session: RecipeSession, after: ModelEvaluation) -> int:
     if never:
         caveat = (
             f"the student is right on none of the {num_never} (of {after.result.accuracy.n}) test "
-            f"prompts with these answers: {', '.join(map(fences.name, never))}; by_group of "
+            f"prompts with these answers: {', '.join(map(fences.safe_name, never))}; by_group of "
             f"{after.run_id} has all answers"
         )
         session.caveats.append(caveat)
@@ -343,7 +343,7 @@ def add_field_accuracies(
         num_right = sum(has_same_value(output, field, expected=answer) for answer, output in pairs)
         session.add(
             Measured(
-                name=f"student, field {fences.name(field)}",
+                name=f"student, field {fences.safe_name(field)}",
                 prompts=PROMPTS[TEST],
                 accuracy=share_estimate(num_right, len(pairs)),
                 run_id=after.run_id,

@@ -184,7 +184,7 @@ def _unify_spellings(trained: PromptsRead, measured: PromptsRead) -> Iterator[st
         first = max(usual, key=lambda answer: (counts[answer], answer))
         yield (
             f"{sum(counts[answer] for answer in usual)} labels were respelt to their commonest "
-            f"spelling, such as {fences.name(first)!r} to {fences.name(usual[first])!r}"
+            f"spelling, such as {fences.safe_name(first)!r} to {fences.safe_name(usual[first])!r}"
         )
     for file in files:
         file.prompts = [
@@ -197,5 +197,5 @@ def _unify_spellings(trained: PromptsRead, measured: PromptsRead) -> Iterator[st
         if rare:
             yield (
                 f"{len(rare)} labels have fewer than {_MIN_LABEL_TEXTS} texts, too few to learn, "
-                f"such as {fences.name(rare[0])!r}: check the spelling"
+                f"such as {fences.safe_name(rare[0])!r}: check the spelling"
             )

@@ -74,7 +74,7 @@ def reworded_by_teacher(
 def _rewording_prompt(prompt: RecipePrompt) -> RecipePrompt:
     """Returns the prompt that asks the teacher to reword another prompt."""
     bare = prompt.without_answer()
-    messages = Instruction(_SYSTEM).put_before(bare.row["messages"])
+    messages = Instruction(_SYSTEM).apply_to(bare.row["messages"])
     return RecipePrompt({**bare.row, "messages": messages}, bare.text, None)
 
 

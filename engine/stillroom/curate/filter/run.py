@@ -477,7 +477,7 @@ class FilterTally:
             size = before.size_of(category)
             if _MIN_CATEGORY_SIZE <= size < self.num_read and count > size / 2:
                 warnings.append(
-                    f"{count} of the {size} rows of category {fences.name(category)!r} were "
+                    f"{count} of the {size} rows of category {fences.safe_name(category)!r} were "
                     f"dropped for {text!r}"
                 )
         return warnings[:_MAX_WARNINGS]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stillroom.data.row_notes import later_system_notes
-from stillroom.fences import name
+from stillroom.fences import safe_name
 from stillroom.importing.formats.datasets.tables import NO_COLUMN
 from stillroom.importing.output.rows import TOOLS_UNKNOWN, UNKNOWN_PROVIDER, RolloutCounts
 from stillroom.importing.output.split import Split
@@ -34,7 +34,7 @@ def notes_on_files(
         reason, _ = file.reasons.most_common(1)[0]
         rows = "its table was" if file.columns else f"all {file.num_rows} rows were"
         yield (
-            f"nothing was read from {name(path)}: {rows} refused ({reason})"
+            f"nothing was read from {safe_name(path)}: {rows} refused ({reason})"
             f"{_advice_on(reason, file.columns)}"
         )
     if len(refused) > _MAX_SHOWN:
@@ -48,10 +48,10 @@ def notes_on_files(
             + f"; if one has feedback: {_COLUMNS_OF_FEEDBACK}"
         )
     for path, table in [*tally.files.feedback.items()][:_MAX_SHOWN]:
-        scores = ", ".join(map(name, [*table.scores][:_MAX_NAMES]))
+        scores = ", ".join(map(safe_name, [*table.scores][:_MAX_NAMES]))
         yield (
-            f"{name(path)} was read as feedback, with the scores in {scores} and the ids in "
-            f"{name(table.target)}: {table.num_matched} of {table.num_scores} scores match an "
+            f"{safe_name(path)} was read as feedback, with the scores in {scores} and the ids in "
+            f"{safe_name(table.target)}: {table.num_matched} of {table.num_scores} scores match an "
             f"imported call or session; if these are the wrong columns: {_COLUMNS_OF_FEEDBACK}"
         )
     if grown:
@@ -66,7 +66,7 @@ _COLUMNS_OF_FEEDBACK = (
 def _advice_on(reason: str, columns: Sequence[str]) -> str:
     """Returns advice on how to import a file that was refused for this reason, or ""."""
     if reason == NO_COLUMN:
-        names = ", ".join(map(name, columns[:_MAX_NAMES]))
+        names = ", ".join(map(safe_name, columns[:_MAX_NAMES]))
         return f"; if it is feedback: {_COLUMNS_OF_FEEDBACK}; its columns are {names}"
     if reason == NO_CALL_FOUND:
         return (
@@ -188,7 +188,7 @@ def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator
 
 def _join_names(names: Iterable[str]) -> str:
     """Joins names from the sources."""
-    return ", ".join(map(name, names))
+    return ", ".join(map(safe_name, names))
 
 
 _TERMS_CHECKED = "2026-11"

@@ -57,7 +57,7 @@ def encode_sft(
     def encode(row: SftRow) -> list[TokenSequence]:
         rendered = renderer.sequences(row.messages, row.tools)
         sequences = [TokenSequence(one.ids, one.trained) for one in rendered]
-        messages = instruction.put_before(row.messages)
+        messages = instruction.apply_to(row.messages)
         if messages == row.messages:
             return sequences
         instructed = renderer.sequences(messages, row.tools)

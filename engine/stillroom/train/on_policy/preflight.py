@@ -112,7 +112,7 @@ def paired_prompts(tokenizer: Any, views: PromptViews, tasks: Sequence[Task]) ->
         PairedPrompt(
             dataset,
             *(
-                renderer.prompt_ids(one.put_before(task.messages), [])
+                renderer.prompt_ids(one.apply_to(task.messages), [])
                 for one in (views.student, views.teacher)
             ),
         )

@@ -137,7 +137,7 @@ class StudentPolicy:
             if self._teacher is not None and rollout.teacher_turns:
                 teacher = await stack.enter_async_context(
                     self._teacher.converse(
-                        self._views.teacher.put_before(rollout.task.messages),
+                        self._views.teacher.apply_to(rollout.task.messages),
                         tools,
                         seed_key=f"{key}:teacher",
                         seed=rollout.seed,

@@ -375,6 +375,6 @@ def _tokenize_for_teacher(
     pair: ReadingPair, rollout: Trajectory, trace: TokenTrace, task: Task, views: PromptViews
 ) -> ByteReading:
     """Returns a finished rollout in the tokens of a teacher with another tokenizer."""
-    sampled_messages = rollout.messages[len(views.student.put_before(task.messages)) :]
-    messages = [*views.teacher.put_before(task.messages), *sampled_messages]
+    sampled_messages = rollout.messages[len(views.student.apply_to(task.messages)) :]
+    messages = [*views.teacher.apply_to(task.messages), *sampled_messages]
     return pair.read(trace, messages, rollout.tools, num_turns=rollout.turns)

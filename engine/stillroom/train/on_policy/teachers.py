@@ -240,8 +240,8 @@ def prompt_replacer(renderer: ChatRenderer, views: PromptViews) -> PromptReplace
     """
 
     def replace(task: Task, trace: TokenTrace, tools: Sequence[ToolSchema]) -> TokenTrace | None:
-        messages = views.student.put_before(task.messages)
-        teacher_messages = views.teacher.put_before(task.messages)
+        messages = views.student.apply_to(task.messages)
+        teacher_messages = views.teacher.apply_to(task.messages)
         if teacher_messages == messages:
             return None
         prompt = renderer.prompt_ids(messages, tools)

@@ -97,14 +97,14 @@ def add_gradient_with_teacher(
 
     teacher_batch: the same sequences, collated for the teacher.
     """
-    by_hand, teacher_by_hand = student.by_hand, teacher.head.hand_gradients
+    hand_gradients, teacher_gradients = student.hand_gradients, teacher.head.hand_gradients
     if (
-        by_hand is not None
-        and teacher_by_hand is not None
-        and by_hand.matrix.vocab_size == teacher_by_hand.matrix.vocab_size
+        hand_gradients is not None
+        and teacher_gradients is not None
+        and hand_gradients.matrix.vocab_size == teacher_gradients.matrix.vocab_size
     ):
-        scorer = _LocalScorer(teacher, batch, teacher_batch, comparison, teacher_by_hand)
-        by_hand.add_loss_gradient(batch, scorer.compare, losses)
+        scorer = _LocalScorer(teacher, batch, teacher_batch, comparison, teacher_gradients)
+        hand_gradients.add_loss_gradient(batch, scorer.compare, losses)
         return
     scores = score_with_teacher(student, teacher, batch, teacher_batch, comparison)
     losses(slice(0, batch.num_trained), scores).sum().backward()
@@ -122,8 +122,8 @@ def add_gradient(
 
     tile_size: the number of tokens scored at a time; None: the maximum of the student's head.
     """
-    if (by_hand := student.by_hand) is not None:
-        by_hand.add_loss_gradient(batch, scorer.compare, losses)
+    if (hand_gradients := student.hand_gradients) is not None:
+        hand_gradients.add_loss_gradient(batch, scorer.compare, losses)
         return
     scores = score_by_autograd(student, scorer, batch, tile_size or student.head.max_positions)
     losses(slice(0, batch.num_trained), scores).sum().backward()
@@ -188,10 +188,10 @@ class _LocalScorer(Scorer):
         batch: TokenBatch,
         teacher_batch: TokenBatch,
         comparison: DistributionComparison,
-        by_hand: HandGradients | None = None,
+        hand_gradients: HandGradients | None = None,
     ) -> None:
-        """by_hand: the teacher without autograd, if the student's gradient is hand-written."""
-        self._head, self._by_hand = teacher.head, by_hand
+        """hand_gradients: the teacher without autograd, if the student has such gradients too."""
+        self._head, self._hand_gradients = teacher.head, hand_gradients
         self._targets_N, self._comparison = batch.targets_N, comparison
         self.needs_distribution = comparison.divergence is not None
         self.is_baseline = comparison.is_baseline
@@ -203,8 +203,8 @@ class _LocalScorer(Scorer):
 
     def compare(self, part: slice, student_nV: Tensor, probabilities_nV: Tensor) -> TeacherTile:
         targets_n, divergence_of = self._targets_N[part], self._comparison.divergence
-        if self._by_hand is not None:
-            teacher_nV = self._by_hand.logprobs_of_tile(self._hidden_NH[part])
+        if self._hand_gradients is not None:
+            teacher_nV = self._hand_gradients.logprobs_of_tile(self._hidden_NH[part])
             # Gathered before the divergence overwrites them.
             teacher_n = teacher_nV.gather(1, targets_n[:, None])[:, 0]
         else:
@@ -368,8 +368,8 @@ class _LocalSymbols:
     def __call__(self, part: slice, cuts: Sequence[TrieNodes]) -> NextSymbols:
         """Returns the next-symbol probabilities at some of the teacher's positions."""
         hidden_kH = self._hidden_KH[part]
-        if (by_hand := self._head.hand_gradients) is not None:
-            probabilities_kV = by_hand.probabilities_of_tile(hidden_kH)
+        if (hand_gradients := self._head.hand_gradients) is not None:
+            probabilities_kV = hand_gradients.probabilities_of_tile(hidden_kH)
         else:
             probabilities_kV = self._head.logits(hidden_kH).softmax(dim=-1)
         return SummedSymbols(SortedSums(probabilities_kV, self._order_P, cuts))

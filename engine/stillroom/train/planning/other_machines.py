@@ -55,7 +55,7 @@ class _DeviceForecast:
         return sum(self.parts.values())
 
 
-def plan_elsewhere(
+def plan_on_machines(
     workspace: Workspace, request: PlanTraining, machines: Sequence[Hardware]
 ) -> TrainingForecast:
     """Returns the forecast of a run on the first machine, with time and price on all of them.

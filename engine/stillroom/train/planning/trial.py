@@ -269,7 +269,7 @@ async def _sample(
             return
         reading, teacher_trace = None, None
         if pair is not None:
-            prompt = views.teacher.put_before(task.messages)
+            prompt = views.teacher.apply_to(task.messages)
             reading = pair.read(trace, [*prompt, turn.message], [], num_turns=1)
         else:
             teacher_trace = replace_prompt(task, trace, [])

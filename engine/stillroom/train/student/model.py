@@ -229,7 +229,7 @@ class Student:
         return compute() if self.root is None else run_inside(self.root, compute)
 
     @property
-    def by_hand(self) -> HandGradients | None:
+    def hand_gradients(self) -> HandGradients | None:
         """The student with hand-written gradients of its head; None: autograd only."""
         # A sharded model's weights are full only inside its forward pass.
         return None if self.root is not None else self.head.hand_gradients
@@ -239,15 +239,15 @@ class Student:
 
         They carry a gradient if gradients are enabled, for a single backward pass.
         """
-        if (by_hand := self.by_hand) is not None:
-            return by_hand.logprobs(batch)
+        if (hand_gradients := self.hand_gradients) is not None:
+            return hand_gradients.logprobs(batch)
         with self.autocast():
             return self.run(lambda: self.head.batch_logprobs(batch))
 
     def add_nll_gradient(self, batch: TokenBatch, *, scale: float) -> float:
         """Adds the gradient of `scale` × the summed negative log-likelihood; returns the sum."""
-        if (by_hand := self.by_hand) is not None:
-            return by_hand.add_nll_gradient(batch, scale=scale)
+        if (hand_gradients := self.hand_gradients) is not None:
+            return hand_gradients.add_nll_gradient(batch, scale=scale)
         nll = -self.logprobs(batch).sum()
         (nll * scale).backward()
         return nll.item()

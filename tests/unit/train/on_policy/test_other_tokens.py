@@ -143,12 +143,12 @@ def test_the_gradient_formed_by_hand_is_autograds(tiny_models, monkeypatch, rewa
         accumulate_gradient(student, {0: teacher}, sequences, algorithm, stats)
         return stats.loss, gradients(student)
 
-    by_hand = gradient()
-    monkeypatch.setattr(type(student), "by_hand", None)
+    hand_gradients = gradient()
+    monkeypatch.setattr(type(student), "hand_gradients", None)
     by_autograd = gradient()
 
-    assert by_hand[0] == pytest.approx(by_autograd[0], rel=1e-5)
-    assert largest_gap(by_hand[1], by_autograd[1]) < 1e-4
+    assert hand_gradients[0] == pytest.approx(by_autograd[0], rel=1e-5)
+    assert largest_gap(hand_gradients[1], by_autograd[1]) < 1e-4
 
 
 @pytest.mark.parametrize(

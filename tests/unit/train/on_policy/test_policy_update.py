@@ -150,7 +150,7 @@ def with_another_head(student):
     head = student.module.get_output_embeddings()
     head.bias = torch.nn.Parameter(torch.zeros(head.weight.shape[0]))
     student = replace(student, head=HeadRunner(student.module))
-    assert student.by_hand is None
+    assert student.hand_gradients is None
     return student
 
 

@@ -8,7 +8,7 @@ from fakes.conversations import answer, user
 from fakes.training import make_project
 from stillroom.train.config.request import PlanTraining
 from stillroom.train.planning.hardware import EarlierRate, Hardware
-from stillroom.train.planning.other_machines import plan_elsewhere
+from stillroom.train.planning.other_machines import plan_on_machines
 from stillroom.train.planning.plan import plan_training
 
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}. " * 8)]} for i in range(12)]
@@ -33,7 +33,7 @@ def project(tmp_path, tiny_models):
 
 
 def planned(project, *machines, overrides=()):
-    return plan_elsewhere(project.workspace, PlanTraining(overrides=overrides), machines)
+    return plan_on_machines(project.workspace, PlanTraining(overrides=overrides), machines)
 
 
 def test_the_plan_is_that_of_the_machine_and_counts_as_the_plan_here_does(project):
@@ -143,4 +143,4 @@ def test_a_cluster_that_only_the_machine_reaches_is_not_looked_for_here(project)
     launcher = ("launcher.kind=ray", "launcher.address=127.0.0.1:1", "launcher.num_processes=2")
     request = PlanTraining(where="box", overrides=launcher)
 
-    assert plan_elsewhere(project.workspace, request, [H100]).fits
+    assert plan_on_machines(project.workspace, request, [H100]).fits

@@ -147,7 +147,7 @@ def _without_hand_gradients(student):
     module = student.loaded.model
     module.set_output_embeddings(_OtherHead(module.get_output_embeddings()))
     student = replace(student, head=HeadRunner(module))
-    assert student.by_hand is None
+    assert student.hand_gradients is None
     return student
 
 

@@ -45,7 +45,7 @@ from stillroom.importing.records import (
     TraceFormat,
 )
 from stillroom.importing.table_rows import PARQUET_MARK, Table, csv_table, is_csv, parquet_table
-from stillroom.validation import nearest
+from stillroom.validation import did_you_mean
 
 Columns = Mapping[str, str]
 NO_COLUMN = "no column has the conversation"
@@ -210,12 +210,14 @@ def choose_columns(path: Path, present: Collection[str], chosen: Columns) -> Col
         if role not in _ALIASES:
             fix = f"use one of {', '.join(_ALIASES)}, for example {_EXAMPLE}"
             problem = f"columns: {role!r} is not a known role of a column"
-            raise InputError(problem + nearest(role, tuple(_ALIASES)), fix)
+            raise InputError(problem + did_you_mean(role, tuple(_ALIASES)), fix)
         for part in _answer_columns(name, present) if role == "assistant" else [name]:
             if part in present:
                 continue
             fix = f"its columns are {', '.join(map(repr, present))}"
-            raise InputError(f"{path} has no column {part!r}{nearest(part, tuple(present))}", fix)
+            raise InputError(
+                f"{path} has no column {part!r}{did_you_mean(part, tuple(present))}", fix
+            )
     columns = chosen or _columns_by_common_name(present)
     is_alpaca = "instruction" in present and ("output" in present or "response" in present)
     if not _has_conversation(columns) and (chosen or not is_alpaca):
