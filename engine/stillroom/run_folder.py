@@ -351,8 +351,8 @@ class NewRun:
     """The runs that it waits for; None if it starts immediately."""
     inputs: Sequence[Path] = ()
     """The files and folders that it reads, whose current state is recorded."""
-    copies: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
-    """The files that are written to its folder, by name."""
+    run_files: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    """The contents of the files to write to its folder, by name."""
     notes: Sequence[str] = ()
     """Its first notes to the user."""
 
@@ -365,7 +365,7 @@ def create_run(
     suffix = "".join(secrets.choice(_ALPHABET) for _ in range(_ID_LENGTH))
     folder = RunFolder(workspace.runs / f"{kind}-{suffix}")
     make_folder(folder.path)
-    for name, data in new.copies.items():
+    for name, data in new.run_files.items():
         write_atomic(folder.path / name, data)
     run_request = RunRequest(
         kind=kind,

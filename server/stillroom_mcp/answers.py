@@ -182,7 +182,9 @@ def json_safe(answer: Any) -> Any:
         escaped = _escaped(answer)
         pydantic_core.to_json(escaped)
     except (ValueError, RecursionError):
-        raise MCPError(INTERNAL_ERROR, f"the answer is not valid JSON ({reason})") from None
+        raise MCPError(
+            INTERNAL_ERROR, f"the server's result cannot be written as JSON ({reason})"
+        ) from None
     return escaped
 
 

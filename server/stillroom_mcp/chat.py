@@ -60,7 +60,7 @@ def with_training_system(workspace: Workspace, request: ChatWithModel) -> ChatWi
         return request
     try:
         location = locate_model(workspace, request.model)
-        if location.is_local and (export := read_export(location.folder)) is not None:
+        if location.is_local and (export := read_export(location.path)) is not None:
             location = locate_model(workspace, export.run_id or request.model)
         base = adapter_base(workspace, location) if location.is_adapter else None
         training = read_history(workspace, location, base).conversation

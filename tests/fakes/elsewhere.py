@@ -50,9 +50,11 @@ def packed_run(
 ) -> tuple[PackedJob, RunFolder]:
     """Packs what a run needs, and creates its folder as an operation does."""
     packed = pack(workspace, box(workspace), needs)
-    copies = {**new.pop("copies", {}), **packed.copies}
+    run_files = {**new.pop("run_files", {}), **packed.run_files}
     inputs = [path for path in needs.files if path.exists()]
-    return packed, create_run(workspace, kind, {}, NewRun(inputs=inputs, copies=copies, **new))
+    return packed, create_run(
+        workspace, kind, {}, NewRun(inputs=inputs, run_files=run_files, **new)
+    )
 
 
 def lay_out(run: RunFolder, spec: JobSpec, base: Path) -> dict[str, str]:

@@ -108,8 +108,8 @@ class Elsewhere:
             outputs=["scored.jsonl"],
             **limits,
         )
-        copies = {REMOTE_FILE: msgspec.json.encode(spec)}
-        return document, NewRun(inputs=sources, copies=copies), spec
+        run_files = {REMOTE_FILE: msgspec.json.encode(spec)}
+        return document, NewRun(inputs=sources, run_files=run_files), spec
 
     def open(self, number: int | str = "all") -> None:
         """Lets the reward of a row be given."""

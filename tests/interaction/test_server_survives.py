@@ -55,7 +55,7 @@ def test_an_answer_that_is_no_json_is_escaped_or_becomes_an_error() -> None:
     assert json_safe({"a": ["x\udce9"], "\ud800": 1}) == {"a": ["x\\udce9"], "\\ud800": 1}
     ring: dict[str, Any] = {}
     ring["ring"] = ring
-    with pytest.raises(MCPError, match="the answer is not valid JSON"):
+    with pytest.raises(MCPError, match="result cannot be written as JSON"):
         json_safe(ring)
 
 

@@ -29,7 +29,7 @@ from stillroom.data.row_files import rollout_files
 from stillroom.data.token_counts import CountTokens, TokenCounts
 from stillroom.data.validate import ValidateDataset, ValidationReport
 from stillroom.errors import EngineError
-from stillroom.importing.input_files import input_files, is_packed
+from stillroom.importing.input_files import input_files, is_compressed
 from stillroom.importing.request import ImportResult, ImportRollouts
 from stillroom.jobs.child import run_in_child
 from stillroom.jobs.operations import Operation
@@ -295,7 +295,7 @@ def _input_bytes(workspace: Workspace, request: BaseModel) -> int:
 
 def _content_size(file: Path) -> int:
     """Returns the size of a file in bytes, estimated after decompression if it is compressed."""
-    return file.stat().st_size * (_COMPRESSION_RATIO if is_packed(file) else 1)
+    return file.stat().st_size * (_COMPRESSION_RATIO if is_compressed(file) else 1)
 
 
 def _input_files(workspace: Workspace, request: BaseModel) -> Iterator[Path]:

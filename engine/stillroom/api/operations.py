@@ -137,7 +137,7 @@ OPERATIONS = (
             function="stillroom.importing.run:import_rollouts",
             timeout_s=bounds.IMPORTING.limit,
             action="importing {input!r}",
-            fix="import only some of the files at first",
+            fix="import fewer files at a time",
         ),
     ),
     Operation(
@@ -181,7 +181,7 @@ OPERATIONS = (
             function="stillroom.jobs.child_work:filter_rows",
             timeout_s=bounds.FILTERING.limit,
             action="filtering {input!r}",
-            fix="filter only some of the rows at first, and check the regular expressions; "
+            fix="filter fewer rows at a time, and check the regular expressions; "
             f"with ray_address {_CHECK_RAY}",
         ),
     ),
@@ -199,7 +199,7 @@ OPERATIONS = (
             function="stillroom.jobs.child_work:convert_rows",
             timeout_s=bounds.FILTERING.limit,
             action="converting {input!r}",
-            fix="convert only some of the rows at first, and check the rewrite function; "
+            fix="convert fewer rows at a time, and check the rewrite function; "
             f"with ray_address {_CHECK_RAY}",
         ),
     ),

@@ -191,7 +191,9 @@ def with_job(new: NewRun, job: PackedJob | None) -> NewRun:
     """Returns `new` with the files and notes of its job for another machine, if there is one."""
     if job is None:
         return new
-    return replace(new, copies={**new.copies, **job.copies}, notes=[*new.notes, *job.notes])
+    return replace(
+        new, run_files={**new.run_files, **job.run_files}, notes=[*new.notes, *job.notes]
+    )
 
 
 def check_not_running_elsewhere(workspace: Workspace, run_id: str) -> None:

@@ -12,13 +12,13 @@ from stillroom.errors import DataError
 from stillroom.jobs.child import run_in_child
 from stillroom.jobs.supervise import read_run
 from stillroom.outputs import check_page
-from stillroom.report.request import ReportingRecipe, WriteReport, WrittenReport
+from stillroom.report.request import RunningRecipe, WriteReport, WrittenReport
 from stillroom.run_folder import RunRequest, all_runs
 from stillroom.settings import Workspace
 
 
 def write_report(
-    workspace: Workspace, request: WriteReport, *, recipe: ReportingRecipe | None = None
+    workspace: Workspace, request: WriteReport, *, recipe: RunningRecipe | None = None
 ) -> WrittenReport:
     """Writes a self-contained HTML page about all runs, and returns its path for display.
 

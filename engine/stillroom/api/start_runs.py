@@ -5,6 +5,7 @@ Training is also planned here, since a plan makes the same checks.
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -162,19 +163,19 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     variables = tracking_environment(workspace, has_wandb=has_wandb) if machine is None else {}
     kind = RunKind(config.dataset_type)
     first, *others = requests
-    copy, hidden = _redacted_config(plans[0])
+    run_files, hidden = _redacted_config(plans[0])
     if config.launcher.kind != "local" and machine is None:
         variables |= shared_variables({**keys, **hidden})  # each training process may need them
     start = functools.partial(_start, workspace, kind, keys={**keys, **hidden}, variables=variables)
     notes = [*first_notes, *plans[0].notes]
-    new = NewRun(inputs=plans[0].inputs, copies=copy, notes=notes)
+    new = NewRun(inputs=plans[0].inputs, run_files=run_files, notes=notes)
     with one_start_at_a_time(workspace, machine):
         # All jobs are packed before the first run starts, since any of them may be refused.
         specs = [spec_of(each, plan) for each, plan in zip(requests, plans, strict=True)]
         report, then = start(first, new=new, spec=specs[0]), list[str]()
         for other, plan, spec in zip(others, plans[1:], specs[1:], strict=True):
             queued = StartAfter(after=[report.run_id, *then])
-            new = NewRun(start_after=queued, inputs=plan.inputs, copies=copy, notes=plan.notes)
+            new = replace(new, start_after=queued, inputs=plan.inputs, notes=plan.notes)
             then.append(start(other, new=new, spec=spec and spec.after(queued.after)).run_id)
     return msgspec.structs.replace(report, then=then)
 

@@ -162,7 +162,10 @@ def open_conversion(workspace: Workspace, request: ConvertRollouts) -> Generator
         own = [file for name in own_names for file in inputs.by_name[name]]
         paths = {source.path.resolve() for source in sources}
         if shared := [source.name for source in own if source.path.resolve() in paths]:
-            raise InputError(f"{shared[0]} is in both input and own", "remove it from one of them")
+            raise InputError(
+                f"{shared[0]} is given both as input and as own (the student's rollouts)",
+                "remove it from one of them",
+            )
         writing = new_output(output, operation="convert_rollouts", overwrite=request.overwrite)
         with writing as new:
             tools = ProjectTools(output.parent, workspace.root)

@@ -230,7 +230,8 @@ def read_header(file: Path) -> dict[str, _Tensor]:
     end = max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
     if _LENGTH_BYTES + length + end != size:
         raise TensorFileError(
-            f"{file} is incomplete: it has {size} of {_LENGTH_BYTES + length + end} bytes"
+            f"{file} is damaged: it has {size} bytes, but its header describes "
+            f"{_LENGTH_BYTES + length + end}"
         )
     return tensors
 

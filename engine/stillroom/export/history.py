@@ -259,7 +259,7 @@ def _stage(
     checkpoint: ModelLocation,
     started_from: str,
 ) -> TrainingStage:
-    manifest = optional_manifest(checkpoint.folder)
+    manifest = optional_manifest(checkpoint.path)
     models = {model.role: model for model in manifest.models} if manifest else {}
     # The first input is config.yml, the second the rows.
     rows = manifest.inputs[1] if manifest and len(manifest.inputs) > 1 else None
@@ -396,7 +396,7 @@ def evaluated_model(
     location = _find_model(workspace, evaluation.result.model)
     if location is None or not location.is_local:
         return None
-    export, record = read_export(location.folder), checkpoint.record
+    export, record = read_export(location.path), checkpoint.record
     is_export = export and record and (export.run_id, export.step) == (record.run_id, record.step)
     return location if is_export or location.location == checkpoint.location else None
 

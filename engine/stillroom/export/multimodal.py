@@ -61,8 +61,8 @@ def find_multimodal_base(workspace: Workspace, plan: ExportPlan) -> MultimodalBa
     elif not is_multimodal(source):
         return None
     if source.is_local:
-        _check_unchanged(source.folder, record)
-    folder = source.folder if source.is_local else _download(source.location, record)
+        _check_unchanged(source.path, record)
+    folder = source.path if source.is_local else _download(source.location, record)
     return MultimodalBase(public_name(workspace, source.location), folder, source)
 
 

@@ -269,13 +269,13 @@ def licence_of(base: ModelLocation | None, stated: Licence | None = None) -> Lic
     if base is not None and base.name in DEMO_MODELS:
         licence = Licence(_DEMO_LICENCE)
     elif base is not None and base.is_gguf:
-        licence = _licence_in_gguf(base.folder)
+        licence = _licence_in_gguf(base.path)
     elif base is not None:
-        card = base.folder / _CARD if base.is_local else _card_on_hub(base.location)
+        card = base.path / _CARD if base.is_local else _card_on_hub(base.location)
         if card is not None and card.is_file():
             licence = read_licence(_read_beginning(card))
         if licence is None and base.is_local:
-            licence = _licence_file(base.folder)
+            licence = _licence_file(base.path)
     return licence or stated
 
 

@@ -140,7 +140,7 @@ def _model_type(model: ModelLocation) -> str | None:
     """Returns the type of a model's text part; None if its files are not here."""
     if not model.is_local:
         return None
-    config = msgspec.json.decode((model.folder / "config.json").read_bytes())
+    config = msgspec.json.decode((model.path / "config.json").read_bytes())
     return text_settings(config).get("model_type")
 
 
@@ -179,7 +179,7 @@ def _check_adapter(request: ExportModel, checkpoint: ModelLocation) -> None:
 
 
 def _check_mergeable(checkpoint: ModelLocation) -> None:
-    config = msgspec.json.decode((checkpoint.folder / "adapter_config.json").read_bytes())
+    config = msgspec.json.decode((checkpoint.path / "adapter_config.json").read_bytes())
     kind = config.get("peft_type")
     if kind != "LORA":
         raise InputError(
@@ -209,7 +209,7 @@ def _weight_bytes(files: Path, precision: Precision) -> int:
 def _export_bytes(request: ExportModel, plan: ExportPlan) -> int | None:
     """Returns the maximum size of the export in bytes; None if the base is only on the hub."""
     source = plan.checkpoint if request.format == "adapter" else plan.base or plan.checkpoint
-    folders = [source.folder] if source.is_local else []
+    folders = [source.path] if source.is_local else []
     if (multimodal := plan.text_part_of) is not None and plan.base is None:
         # The untrained parts of the multimodal model are written too.
         folders += [

@@ -84,7 +84,7 @@ class _Export:
     @property
     def source(self) -> str:
         """The path of the checkpoint for display."""
-        return self.workspace.shown(self.plan.checkpoint.folder)
+        return self.workspace.shown(self.plan.checkpoint.path)
 
 
 def export_model(
@@ -271,7 +271,7 @@ def _adapter_rank(plan: ExportPlan) -> int | None:
     """Returns the highest rank of an adapter; None without an adapter."""
     if plan.base is None:
         return None
-    path = plan.checkpoint.folder / "adapter_config.json"
+    path = plan.checkpoint.path / "adapter_config.json"
     config = msgspec.json.decode(path.read_bytes())
     ranks = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
     return max((rank for rank in ranks if isinstance(rank, int)), default=None)

@@ -175,7 +175,7 @@ def _load_model(plan: ExportPlan, precision: Precision) -> Any:
             f"the base model {base.name!r} is quantised, so no adapter can be merged into it",
             "use format adapter, or train on the base's unquantised files",
         )
-    if other_parts := trained_other_weights(plan.checkpoint.folder):
+    if other_parts := trained_other_weights(plan.checkpoint.path):
         raise ModelError(
             f"the adapter {plan.checkpoint.name!r} also changes other parts of a multimodal model, "
             f"e.g. {other_parts[0]}, but stillroom merges only text parts",
@@ -191,14 +191,14 @@ def write_adapter(checkpoint: ModelLocation, base: ModelLocation, target: Path) 
     An adapter of a multimodal model's text part is converted to an adapter of the whole model.
     """
     target.mkdir(exist_ok=True)
-    weights = sorted(checkpoint.folder.glob("adapter_model*.safetensors"))
+    weights = sorted(checkpoint.path.glob("adapter_model*.safetensors"))
     if not weights:
         raise ModelError(
-            f"{checkpoint.folder} has no adapter_model.safetensors", "use a complete checkpoint"
+            f"{checkpoint.path} has no adapter_model.safetensors", "use a complete checkpoint"
         )
     for path in weights:
         shutil.copyfile(path, target / path.name)
-    config = msgspec.json.decode((checkpoint.folder / "adapter_config.json").read_bytes())
+    config = msgspec.json.decode((checkpoint.path / "adapter_config.json").read_bytes())
     write_json(
         target / "adapter_config.json", {**config, "base_model_name_or_path": pretrained_path(base)}
     )

@@ -122,7 +122,7 @@ PARTLY_DECOMPRESSED = "can be decompressed only in part"
 
 
 @dataclass(frozen=True, slots=True)
-class UnpackedFiles:
+class DecompressedFiles:
     """The decompressed copies of an import's compressed files."""
 
     paths: Mapping[Path, Path]
@@ -136,10 +136,10 @@ class UnpackedFiles:
 
     def original(self, path: Path) -> Path:
         """Returns the compressed file of a decompressed copy; any other path unchanged."""
-        return next((file for file, unpacked in self.paths.items() if unpacked == path), path)
+        return next((file for file, copy in self.paths.items() if copy == path), path)
 
 
-def is_packed(file: Path) -> bool:
+def is_compressed(file: Path) -> bool:
     """Returns whether a file's name has the suffix of a compressed file."""
     return file.suffix.lower() in (_GZIP, _ZSTANDARD)
 
@@ -153,13 +153,13 @@ def open_beginning(file: Path) -> Generator[Path]:
     if the library for it is missing.
     """
     check_readable(file)
-    if not is_packed(file):
+    if not is_compressed(file):
         yield file
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, file.stem)
         check_readable(path)
-        if (problem := _unpack(file, path, max_bytes=_BEGINNING)) and not path.stat().st_size:
+        if (problem := _decompress(file, path, max_bytes=_BEGINNING)) and not path.stat().st_size:
             raise InputError(
                 f"{file} cannot be decompressed: {problem}",
                 f"download or create it again; if it is not compressed, rename it without "
@@ -169,7 +169,7 @@ def open_beginning(file: Path) -> Generator[Path]:
 
 
 @contextmanager
-def unpacked_files(files: Sequence[Path], output: Path) -> Generator[UnpackedFiles]:
+def decompressed_files(files: Sequence[Path], output: Path) -> Generator[DecompressedFiles]:
     """Decompresses the compressed files among `files`; the copies are removed on exit.
 
     The copies are in a hidden folder next to the output. The caller must hold the output's lock.
@@ -177,22 +177,22 @@ def unpacked_files(files: Sequence[Path], output: Path) -> Generator[UnpackedFil
     prefix = f".{output.name}.unpacked-"
     for leftover in output.parent.glob(f"{glob.escape(prefix)}*"):
         shutil.rmtree(leftover)  # what a killed process left
-    packed = [file for file in files if is_packed(file)]
-    if not packed:
-        yield UnpackedFiles({}, {})
+    compressed = [file for file in files if is_compressed(file)]
+    if not compressed:
+        yield DecompressedFiles({}, {})
         return
     with tempfile.TemporaryDirectory(prefix=prefix, dir=output.parent) as folder:
         paths: dict[Path, Path] = {}
         problems: dict[Path, str] = {}
-        for number, file in enumerate(packed):
+        for number, file in enumerate(compressed):
             paths[file] = Path(folder, str(number), file.stem)
             paths[file].parent.mkdir()
-            if (problem := _unpack(file, paths[file])) is not None:
+            if (problem := _decompress(file, paths[file])) is not None:
                 problems[file] = problem
-        yield UnpackedFiles(paths, problems)
+        yield DecompressedFiles(paths, problems)
 
 
-def _unpack(file: Path, path: Path, *, max_bytes: int | None = None) -> str | None:
+def _decompress(file: Path, path: Path, *, max_bytes: int | None = None) -> str | None:
     """Decompresses a file to `path`; returns None if it is complete, else the error.
 
     Stops after `max_bytes`. Raises InputError for a file that looks like a decompression bomb.

@@ -10,7 +10,11 @@ from stillroom.data.near_duplicates import MinHasher
 from stillroom.errors import DataError
 from stillroom.importing.conversations.collector import RowCollector
 from stillroom.importing.conversations.rollouts import RolloutBuilder, join_rows
-from stillroom.importing.input_files import PARTLY_DECOMPRESSED, UnpackedFiles, unpacked_files
+from stillroom.importing.input_files import (
+    PARTLY_DECOMPRESSED,
+    DecompressedFiles,
+    decompressed_files,
+)
 from stillroom.importing.output.feedback import scores_from_feedback
 from stillroom.importing.output.notes import import_notes, model_records, notes_on_files
 from stillroom.importing.output.rows import RolloutWriter, SplitPart
@@ -91,9 +95,9 @@ def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResu
             path: stack.enter_context(_open_output(path, outputs, request))
             for path in outputs.row_files
         }
-        unpacked = stack.enter_context(unpacked_files(sources.files, outputs.rollouts))
+        decompressed = stack.enter_context(decompressed_files(sources.files, outputs.rollouts))
         spills = (source_spill, output_spill)
-        importing = _Import(workspace, request, outputs, new_outputs, spills, unpacked)
+        importing = _Import(workspace, request, outputs, new_outputs, spills, decompressed)
         importing.read(sources)
         importing.write()
         importing.record(recording.records())
@@ -117,10 +121,10 @@ class _Import:
         outputs: ImportOutputs,
         new_outputs: dict[Path, NewOutput],
         spills: tuple[Spill, Spill],
-        unpacked: UnpackedFiles,
+        decompressed: DecompressedFiles,
     ) -> None:
         """`spills` are two temporary files: for the rows that were read, and for those to write."""
-        self._unpacked = unpacked
+        self._decompressed = decompressed
         self._workspace, self._request, self._outputs, self._new_outputs = (
             workspace,
             request,
@@ -135,7 +139,7 @@ class _Import:
         refused = new_outputs[outputs.rollouts].side[outputs.refused]
         self._tally = ImportTally(
             refused.write,
-            lambda path: workspace.shown(unpacked.original(path)),
+            lambda path: workspace.shown(decompressed.original(path)),
             self._redaction.text,
         )
         source_spill, output_spill = spills
@@ -169,11 +173,11 @@ class _Import:
     def read(self, sources: ImportSources) -> None:
         """Reads every row of the sources."""
         for group in sources.formats:
-            files = list(map(self._unpacked.readable_path, group.files))
+            files = list(map(self._decompressed.readable_path, group.files))
             for row in _rows_of(group.format, files, self._request):
                 self._collected.add(row, group.format.name)
             for file in group.files:
-                if (problem := self._unpacked.problems.get(file)) is not None:
+                if (problem := self._decompressed.problems.get(file)) is not None:
                     row = RejectedRow(Location(file, 1), PARTLY_DECOMPRESSED, problem)
                     self._collected.add(row, group.format.name)
         for path in sources.unread:

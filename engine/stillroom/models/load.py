@@ -282,7 +282,7 @@ def attach_adapter(
 
     options: dict[str, Any] = {}
     try:
-        names = weight_names(location.folder)
+        names = weight_names(location.path)
         config: Any = PeftConfig.from_pretrained(location.location)
         if not is_multimodal(base) and is_for_multimodal(names):
             names = text_part_names(names)

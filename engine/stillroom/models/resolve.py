@@ -53,14 +53,14 @@ class ModelLocation:
     is_local: bool
 
     @property
-    def folder(self) -> Path:
-        """The local folder or GGUF file; only for local models."""
+    def path(self) -> Path:
+        """The local path, a folder or a GGUF file; only for local models."""
         return Path(self.location)
 
     @property
     def is_gguf(self) -> bool:
         """Whether this is a GGUF file, which `gguf.folder.convert_gguf` makes a folder of."""
-        return self.is_local and self.folder.is_file()
+        return self.is_local and self.path.is_file()
 
     @property
     def recorded(self) -> str:
@@ -70,17 +70,17 @@ class ModelLocation:
     @property
     def inputs(self) -> list[Path]:
         """The files of a local model, whose hash a run records; [] for a model on the hub."""
-        return [self.folder] if self.is_local else []
+        return [self.path] if self.is_local else []
 
     @property
     def is_adapter(self) -> bool:
         """Whether this is a LoRA adapter, which needs its base model."""
-        return self.is_local and (self.folder / "adapter_config.json").is_file()
+        return self.is_local and (self.path / "adapter_config.json").is_file()
 
     @property
     def record(self) -> CheckpointRecord | None:
         """The record in a checkpoint of Stillroom; None for other models."""
-        path = self.folder / RECORD
+        path = self.path / RECORD
         if not self.is_local or not path.is_file():
             return None
         try:
@@ -165,7 +165,7 @@ def adapter_base(workspace: Workspace, location: ModelLocation) -> ModelLocation
     """Returns the location of an adapter's base model."""
     if (record := location.record) is not None:
         return locate_model(workspace, record.base_model)
-    config = msgspec.json.decode((location.folder / "adapter_config.json").read_bytes())
+    config = msgspec.json.decode((location.path / "adapter_config.json").read_bytes())
     return locate_model(workspace, config["base_model_name_or_path"])
 
 
@@ -201,7 +201,7 @@ def identify(location: ModelLocation, *, role: str) -> ModelRecord:
     """
     if location.is_local:
         record = record_file if location.is_gguf else record_folder
-        sha256 = record(location.folder).sha256
+        sha256 = record(location.path).sha256
         return ModelRecord(role=role, name=location.name, location=location.recorded, sha256=sha256)
     revision = _hub_commit(location.location)
     return ModelRecord(role=role, name=location.name, location=location.location, revision=revision)

@@ -51,7 +51,8 @@ def wanted_epochs(num_rows: int, *, are_templated: bool = False) -> int:
 def settings_for_templates(settings: SftSettings, epochs: int) -> SftSettings:
     """Returns the settings for labels of texts made from templates.
 
-    A second epoch over them is at half the rate: it otherwise costs accuracy on other templates.
+    Training for more than one epoch halves the learning rate of all of them: at the full rate,
+    accuracy on other templates falls.
     """
     if epochs == 1:
         return settings

@@ -65,8 +65,8 @@ class CallBudget:
         if reservation is None:
             raise RefusedError(
                 402, "no_price",
-                "--budget-usd cannot estimate the cost of this call: the price of its model is "
-                "unknown, or the request is not a JSON object with a model",
+                "the cost of this call cannot be estimated, which --budget-usd requires: the price "
+                "of its model is unknown, or the request is not a JSON object with a model",
                 "write the price into prices.yml, in dollars per million tokens (0 for a server of "
                 "your own): \"my-model\": {input: 0.15, output: 0.60}; or run "
                 "`stillroom prices --refresh`",

@@ -18,7 +18,7 @@ def open_host(machine: Machine, *, run: Path | None = None) -> RunHost:
     """
     if machine.ray is not None:
         raise InputError(
-            f"{machine.name} is a Ray cluster, which only its runs can connect to",
+            f"{machine.name} is a Ray cluster: only a run that uses it can connect to it",
             "inspect the cluster with `ray status`",
         )
     opened_by = machine.access.opened_by

@@ -102,7 +102,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The path of the local workspace; on the machine it is `workspace/`."""
     request: bytes
     """The local request.json; the agent replaces its workspace and inputs."""
-    copies: dict[str, bytes] = {}
+    run_files: dict[str, bytes] = msgspec.field(name="copies", default_factory=dict[str, bytes])
     """The contents of small files of the run's folder by name, e.g. given_config.yml."""
     notes: list[str] = []
     """The run's first notes to the user."""

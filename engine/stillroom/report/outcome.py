@@ -8,7 +8,7 @@ import msgspec
 
 from stillroom.evaluate.intervals import Estimate
 from stillroom.report.folders import Run
-from stillroom.report.request import RecipeOutcome, ReportingRecipe
+from stillroom.report.request import RecipeOutcome, RunningRecipe
 from stillroom.report.wording import interval_text, plural, points
 from stillroom.types import RunKind, RunStatus
 
@@ -28,18 +28,19 @@ class Outcome:
     caveats: Sequence[str]
 
 
-def latest_outcome(runs: Sequence[Run], reporting: ReportingRecipe | None) -> Outcome | None:
+def latest_outcome(runs: Sequence[Run], running: RunningRecipe | None) -> Outcome | None:
     """Returns what the latest recipe made; None if none has succeeded.
 
-    reporting: the recipe that is writing the report, which is the latest one; None otherwise.
+    running: the recipe that is writing this report, which counts as the latest although its run
+    has not ended.
     """
     done = [
         run.state.result
         for run in runs
         if run.state.kind is RunKind.RECIPE and run.state.status is RunStatus.SUCCEEDED
     ]
-    if reporting is not None:
-        result = reporting.outcome
+    if running is not None:
+        result = running.outcome
     elif not done:
         return None
     else:

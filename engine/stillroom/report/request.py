@@ -44,8 +44,8 @@ class RecipeOutcome(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class ReportingRecipe:
-    """A recipe that is still running: writing the report is its last stage."""
+class RunningRecipe:
+    """The recipe that is writing the report, as the last of its stages."""
 
     run_id: str
     outcome: RecipeOutcome

@@ -14,7 +14,7 @@ from stillroom.report.headline import headline
 from stillroom.report.left_out import StagesOf, left_out_rows
 from stillroom.report.lineup import Lineup, read_lineup
 from stillroom.report.outcome import latest_outcome
-from stillroom.report.request import ReportingRecipe
+from stillroom.report.request import RunningRecipe
 from stillroom.report.run_list import run_rows, totals
 from stillroom.report.scoreboard import scoreboard
 from stillroom.run_folder import RunRequest
@@ -28,14 +28,14 @@ def write_report(
     title: str,
     command_of: Callable[[RunRequest], str] | None = None,
     stages_of: StagesOf = lambda _rows: (),
-    recipe: ReportingRecipe | None = None,
+    recipe: RunningRecipe | None = None,
 ) -> Path:
     """Writes one HTML page about all runs in the folder `runs`, and returns its path.
 
     The page needs no other files and no network. Unreadable files are left out and listed.
     `command_of` returns the command that starts a run again, and `stages_of` the operations that
-    made a training run's rows. `recipe` is the recipe that is writing the report; as it
-    has not ended, the list of runs leaves it out.
+    made a training's rows. `recipe` is the one that is writing the report; the list of runs leaves
+    it out, because its run has not ended.
     """
     reader = FolderReader()
     all_runs = [run for run in reader.runs(runs) if recipe is None or run.run_id != recipe.run_id]

@@ -63,21 +63,21 @@ class Critic:
         """Returns the index of the first wrong turn, and the totals of the calls.
 
         Each of `turns` is a message of the assistant with the replies to it. The index is None if
-        the critic finds no turn wrong, or if no reply in `MAX_TRIES` names one. `key` seeds the
-        sampling of a critic in this process.
+        the critic finds no turn wrong, or if none of its `MAX_TRIES` replies is a turn number.
+        `key` seeds the sampling of a critic in this process.
         """
         messages = critic_messages(task, turns)
         recorded, paid = list(recorder.critic_turns()), CallTotals()
         for number in range(MAX_TRIES):
             if number < len(recorded):
-                turn = recorded[number]
+                critic_turn = recorded[number]
             else:
                 seed_key = f"{key}:critic{number}"
                 async with self._policy.converse(messages, [], seed_key=seed_key) as conversation:
-                    turn = await conversation.sample()
-                recorder.record_critic_turn(number, turn)
-            paid += CallTotals.of(turn)
-            reply = plain_text(turn.message)
+                    critic_turn = await conversation.sample()
+                recorder.record_critic_turn(number, critic_turn)
+            paid += CallTotals.of(critic_turn)
+            reply = plain_text(critic_turn.message)
             number_or_problem = read_turn_number(reply, num_turns=len(turns))
             if isinstance(number_or_problem, int):
                 return (number_or_problem - 1 if number_or_problem else None), paid

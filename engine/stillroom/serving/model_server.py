@@ -230,14 +230,14 @@ class ModelServer:
         if isinstance(reply, Retry):
             return reply
         if reply.status != 200:
-            return self._check_error(path, reply)
+            return self._retry_or_raise(path, reply)
         try:
             return parse(reply.body)
         except UnreadableResponseError as error:
             return retry_unreadable(error)
 
-    def _check_error(self, path: str, reply: HttpReply) -> Retry:
-        """Returns a Retry if the request may succeed when repeated.
+    def _retry_or_raise(self, path: str, reply: HttpReply) -> Retry:
+        """Returns a Retry for an error response if the request may succeed when repeated.
 
         Raises TeacherError or CallFailedError if it cannot.
         """

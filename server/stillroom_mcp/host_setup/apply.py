@@ -116,8 +116,8 @@ def start_command() -> Sequence[str]:
 def _config_path(host: Host, project: Path, *, is_user: bool) -> Path:
     if is_user and host.user_file is None:
         raise InputError(
-            f"{host.title} keeps state of its own in the config for all projects, and rewrites it "
-            "while it runs",
+            f"setup does not edit {host.title}'s config for all projects, because {host.title} "
+            "rewrites that file while it runs",
             f"let it add the server: `claude mcp add --scope user {SERVER_NAME} -- "
             f"{' '.join(SERVE)}`, or leave out --user to write the project's .mcp.json",
         )

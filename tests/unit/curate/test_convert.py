@@ -392,7 +392,7 @@ def test_right_rollouts_of_the_student_are_mixed_in_up_to_a_share_and_a_number_o
 def test_own_rollouts_are_named_once_and_their_options_not_without_them(tmp_path: Path) -> None:
     write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout_row())])
 
-    with pytest.raises(InputError, match="is in both input and own"):
+    with pytest.raises(InputError, match="is given both as input and as own"):
         convert(tmp_path, own="rollouts.jsonl")
     with pytest.raises(InputError, match="own_share requires own"):
         convert(tmp_path, own_share=0.3)

@@ -188,7 +188,7 @@ def test_training_after_training_is_told_from_the_first_one_on(tmp_path, tiny_mo
         ("dpo", "run-2", "pairs.jsonl"),
     ]
     assert history.base is not None
-    assert history.base.folder == start
+    assert history.base.path == start
     assert history.base_name == start.name
     assert history.stages[0].identity is not None
     assert history.stages[0].identity.startswith("sha256 ")

@@ -273,7 +273,7 @@ def test_a_cancelled_export_leaves_nothing_and_keeps_the_one_before(project):
 def test_a_cut_checkpoint_is_refused_before_anything_is_loaded(project):
     weights = project.runs / "run-1/checkpoints/final/adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(InputError, match="is incomplete"):
+    with pytest.raises(InputError, match="is damaged"):
         export(project, format="adapter")
 
 

@@ -62,3 +62,13 @@ def test_settings_without_positions_or_with_several_kinds_stay_as_they_are():
     kinds = {"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}}}
     assert model_settings(kinds) == kinds
     assert model_settings({"vocab_size": 3}) == {"vocab_size": 3}
+
+
+@pytest.mark.parametrize("change", [-3, 2])
+def test_the_error_is_true_of_shorter_and_of_longer_files(tmp_path, change):
+    path = tmp_path / "model.safetensors"
+    save_file(TENSORS, path)
+    size = path.stat().st_size
+    path.write_bytes((path.read_bytes() + b"..")[: size + change])
+    with pytest.raises(TensorFileError, match=f"has {size + change} bytes, but .* {size}$"):
+        read_header(path)

@@ -185,7 +185,7 @@ def test_an_adapter_without_weights_is_refused(tmp_path, adapter):
     location = locate_model(adapter.workspace, "run-1")
     bare = tmp_path / "bare"
     bare.mkdir()
-    config = location.folder / "adapter_config.json"
+    config = location.path / "adapter_config.json"
     (bare / config.name).write_bytes(config.read_bytes())
     with pytest.raises(ModelError, match="has no adapter_model"):
         write_adapter(

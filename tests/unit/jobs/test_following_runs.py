@@ -77,7 +77,7 @@ def test_a_run_that_waits_trains_the_config_it_was_started_with_and_no_other_row
         new=NewRun(
             start_after=StartAfter(after=[before.run_id]),
             inputs=[project.root / "train.jsonl"],
-            copies={given_config(config): config.read_bytes()},
+            run_files={given_config(config): config.read_bytes()},
         ),
     )
     wait_until(lambda: report(project, state.run_id).progress is not None)

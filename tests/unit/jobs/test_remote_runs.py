@@ -33,7 +33,9 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, str]]:
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     order = msgspec.json.encode({"key_names": ["A_KEY"]})
-    return create_run(Workspace(tmp_path), RunKind.SFT, {}, NewRun(copies={"remote.json": order}))
+    return create_run(
+        Workspace(tmp_path), RunKind.SFT, {}, NewRun(run_files={"remote.json": order})
+    )
 
 
 def view(run: RunFolder, **fields: Any) -> None:

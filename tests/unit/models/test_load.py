@@ -104,7 +104,7 @@ def test_our_record_says_what_an_adapter_belongs_on(tiny_models, lora_folder):
     record = CheckpointRecord(run_id="r", method="sft", step=1, base_model=str(other))
     write_json(lora_folder / RECORD, record)
 
-    assert adapter_base(tiny_models.workspace, local(lora_folder)).folder == other
+    assert adapter_base(tiny_models.workspace, local(lora_folder)).path == other
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused(copied):

@@ -14,7 +14,7 @@ from stillroom.errors import ModelError
 from stillroom.models.load import load_model, load_tokenizer, read_weights
 from stillroom.models.multimodal import language_config, multimodal_config
 from stillroom.models.resolve import ModelLocation
-from stillroom.train.planning.unloaded_models import empty_model
+from stillroom.train.planning.weightless_models import empty_model
 
 
 def local(folder):

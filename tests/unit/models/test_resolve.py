@@ -27,7 +27,7 @@ def test_a_folder_in_the_workspace_is_that_model(tmp_path):
     found = locate_model(Workspace(tmp_path), "models/mine")
 
     assert found.name == "models/mine"
-    assert found.folder == folder.resolve()
+    assert found.path == folder.resolve()
     assert found.is_local
     assert not found.is_adapter
 
@@ -36,7 +36,7 @@ def test_a_folder_in_the_workspace_is_that_model(tmp_path):
 def test_a_run_is_its_final_checkpoint(tmp_path, name):
     run = run_folder(tmp_path, "run-1", "step_000010", "final")
 
-    assert locate_model(Workspace(tmp_path), name).folder == run / "checkpoints" / "final"
+    assert locate_model(Workspace(tmp_path), name).path == run / "checkpoints" / "final"
 
 
 @pytest.mark.parametrize("name", ["run-1", "runs/run-1"])
@@ -59,7 +59,7 @@ def test_a_name_with_a_slash_that_is_no_folder_is_a_hub_model(tmp_path):
 def test_a_local_folder_comes_before_a_hub_model_of_the_same_name(tmp_path):
     folder = model_folder(tmp_path / "Qwen" / "Qwen3-0.6B")
 
-    assert locate_model(Workspace(tmp_path), "Qwen/Qwen3-0.6B").folder == folder
+    assert locate_model(Workspace(tmp_path), "Qwen/Qwen3-0.6B").path == folder
 
 
 @pytest.mark.parametrize("name", ["nothing", "a/b/c", "/not/there", "", "https://x/y"])
@@ -97,7 +97,7 @@ def test_an_installed_package_with_one_gguf_file_is_that_model(tmp_path, monkeyp
 
     found = locate_model(Workspace(tmp_path), "tiny-model")
 
-    assert (found.name, found.folder, found.is_gguf) == ("tiny-model", file, True)
+    assert (found.name, found.path, found.is_gguf) == ("tiny-model", file, True)
     # A package without one, such as this test's own, is no model.
     with pytest.raises(ModelError, match="or installed package with a GGUF file"):
         locate_model(Workspace(tmp_path), "pytest")

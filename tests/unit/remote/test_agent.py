@@ -143,7 +143,7 @@ def test_a_start_that_was_killed_before_the_process_began_is_finished_by_the_nex
 def test_the_request_there_names_the_workspace_there_and_the_same_files(
     there: AgentFolder, tmp_path: Path, launches: list[Path]
 ) -> None:
-    lifecycle.start(there, started(there, tmp_path, copies={"given_config.yml": b"a: 1\n"}))
+    lifecycle.start(there, started(there, tmp_path, run_files={"given_config.yml": b"a: 1\n"}))
     place = agent_run(there, RUN)
     request = place.folder.read_request()
     assert request.workspace == str(place.workspace)

@@ -140,7 +140,7 @@ def test_a_gguf_file_goes_as_it_is_and_is_converted_elsewhere(tmp_path, workspac
     with away(variable):
         for name in ("link.gguf", str(real)):
             location = locate_model(Workspace(base / "workspace"), name)
-            assert location.folder == base / f"outside{real}"
+            assert location.path == base / f"outside{real}"
             record = identify(location, role="student")
             assert (record.location, record.sha256) == (str(real), file_sha256(real))
     student = make_project(workspace.root, "sft", Path("demo/student"))
@@ -321,7 +321,7 @@ def test_an_order_names_keys_and_holds_none(workspace, monkeypatch):
     packed = pack(workspace, box(workspace), needs)
     assert packed.spec.key_names == ["OPENAI_API_KEY", "SEARCH_KEY", "HF_TOKEN"]
     assert packed.spec.variables == ["SEARCH_KEY", "HF_TOKEN"]
-    assert b"0123456789abcdef" not in packed.copies["remote.json"]
+    assert b"0123456789abcdef" not in packed.run_files["remote.json"]
     assert packed.secrets["OPENAI_API_KEY"] == "sk-0123456789abcdef"
     assert "0123456789abcdef" not in repr(packed)
 
@@ -391,7 +391,7 @@ def test_a_model_that_config_yml_names_by_a_link_is_found_elsewhere(tmp_path, wo
         there = Workspace(base / "workspace")
         for name in ("models/base", str(workspace.root / "models/base"), str(real)):
             location = locate_model(there, name)
-            assert location.folder == base / f"outside{real}"
+            assert location.path == base / f"outside{real}"
             assert identify(location, role="student").location == str(real)
 
 

@@ -82,10 +82,10 @@ def test_a_training_elsewhere_writes_what_one_at_home_writes(tmp_path, tiny_mode
 
     request = StartTraining(config="config.yml")
     plan = plan_request(project.workspace, request)
-    copies = {given_config(plan.config_file): plan.config_file.read_bytes()}
+    run_files = {given_config(plan.config_file): plan.config_file.read_bytes()}
     needs = needs_of_training(request, plan)
     there = elsewhere(
-        project.workspace, tmp_path / "there", RunKind.SFT, request, needs, copies=copies
+        project.workspace, tmp_path / "there", RunKind.SFT, request, needs, run_files=run_files
     )
     folder = do_run(project.workspace, RunKind.SFT, request, "sft-1").path
 

@@ -51,12 +51,12 @@ def test_a_trained_adapter_names_the_file_that_it_belongs_to(project):
     path = project.root / "tiny.gguf"
     checkpoint = locate_model(project.workspace, "run-1")
 
-    settings = json.loads((checkpoint.folder / "adapter_config.json").read_bytes())
-    [student] = read_manifest(checkpoint.folder).models
+    settings = json.loads((checkpoint.path / "adapter_config.json").read_bytes())
+    [student] = read_manifest(checkpoint.path).models
 
     assert settings["base_model_name_or_path"] == str(path)
     assert checkpoint.record.base_model == str(path)
-    assert adapter_base(project.workspace, checkpoint).folder == path
+    assert adapter_base(project.workspace, checkpoint).path == path
     assert (student.location, student.sha256) == (str(path), file_sha256(path))
 
 

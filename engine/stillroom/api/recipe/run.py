@@ -38,7 +38,7 @@ from stillroom.recipe.files import RecipeFiles
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import RecipeResult, RunRecipe
 from stillroom.recipe.splits import PromptSplit, split
-from stillroom.report.request import RecipeOutcome, ReportingRecipe, WriteReport
+from stillroom.report.request import RecipeOutcome, RunningRecipe, WriteReport
 from stillroom.reporting import Reporter
 from stillroom.rollout.request import NO_FILE
 from stillroom.run_folder import RunRequest, all_runs
@@ -113,7 +113,7 @@ def _run_stages(
     if taught.counts.doubtful:
         session.caveats.append(
             f"{taught.counts.doubtful} answers contradict those to similar texts: they are listed "
-            f"in {session.shown(f'{teaching.DOUBTFUL}.jsonl')}"
+            f"in {session.shown_path(f'{teaching.DOUBTFUL}.jsonl')}"
         )
     gain = measure_chosen_student(session, student.run_id, baseline_evals.untrained, parts, test)
     above_teacher, teacher = None, None if session.is_teacher_right else baseline_evals.teacher
@@ -121,7 +121,7 @@ def _run_stages(
     if teacher is not None and teacher.result.accuracy.n >= measuring.MIN_EVAL_PROMPTS:
         above_teacher = comparison_of(session, teacher, student.evaluation).difference
     folder, gguf = _export(session, student)
-    page = WriteReport(output=session.shown("report.html"))
+    page = WriteReport(output=session.shown_path("report.html"))
     result = RecipeResult(
         training_run=student.run_id,
         folder=folder,
@@ -140,7 +140,7 @@ def _run_stages(
         problems=session.problems,
     )
     outcome = msgspec.convert(result, RecipeOutcome, from_attributes=True)
-    write_report(workspace, page, recipe=ReportingRecipe(run_id, outcome))
+    write_report(workspace, page, recipe=RunningRecipe(run_id, outcome))
     return result
 
 
@@ -262,11 +262,11 @@ def _note_forms(session: RecipeSession, parts: PromptSplit) -> None:
 
 def _export(session: RecipeSession, student: TrainedStudent) -> tuple[str, str | None]:
     """Exports the student; returns the folder, and the GGUF file if it can be written."""
-    request = ExportModel(model=student.run_id, output=session.shown("model"))
+    request = ExportModel(model=student.run_id, output=session.shown_path("model"))
     session.stages.run(_EXPORT, "export_model", request)
     gguf = ExportModel(
         model=student.run_id,
-        output=session.shown("gguf"),
+        output=session.shown_path("gguf"),
         format="gguf",
         precision="q8_0",
         verify=_NUM_VERIFIED if has_llama_server() else None,
@@ -275,6 +275,6 @@ def _export(session: RecipeSession, student: TrainedStudent) -> tuple[str, str |
         session.stages.run(_GGUF, "export_model", gguf)
     except EngineError as error:
         session.note_failure("no GGUF file was written", error.problem)
-        return session.shown("model"), None
+        return session.shown_path("model"), None
     written = next((session.files.folder / "gguf").glob("*.gguf"), None)
-    return session.shown("model"), session.workspace.shown(written) if written else None
+    return session.shown_path("model"), session.workspace.shown(written) if written else None

@@ -119,8 +119,8 @@ class RecipeSession:
         left = self.stages.remaining_s
         return {} if left is None else {"max_minutes": max(0.1, share * left / 60)}
 
-    def shown(self, name: str) -> str:
-        """Returns the path of a file in the recipe's folder, as requests name it."""
+    def shown_path(self, name: str) -> str:
+        """Returns the path of a file in the recipe's folder, relative to the workspace."""
         return self.workspace.shown(self.files.folder / name)
 
     def note_gaps(

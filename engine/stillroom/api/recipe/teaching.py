@@ -258,7 +258,7 @@ class Teaching:
             rewrite = session.workspace.shown(session.files.write_answers_tool(session.form))
         request = ConvertRollouts(
             input=session.workspace.shown(chosen),
-            output=session.shown(f"sft-{number}.jsonl"),
+            output=session.shown_path(f"sft-{number}.jsonl"),
             rewrite=rewrite,
             system=session.student_system,
         )

@@ -465,8 +465,8 @@ class FilterTally:
             )
         if self._counts_turns and self._num_gym_rows:
             warnings.append(
-                "min_turns and max_turns count assistant messages; NeMo Gym's tutorial also counts "
-                f"tool calls and replies as turns: {self._num_gym_rows} rows are from NeMo Gym"
+                f"{self._num_gym_rows} rows are from NeMo Gym, whose tutorial also counts tool "
+                "calls and replies as turns; min_turns and max_turns count assistant messages only"
             )
         warnings += [
             f"{count} of {self.num_read} rows were dropped for {text!r}"

@@ -20,7 +20,7 @@ _LONGEST_WAIT_S = 2 * 3600.0
 
 def pretrained_path(location: ModelLocation) -> str:
     """Returns the hub id or folder for `from_pretrained`; a GGUF file is converted first."""
-    return str(convert_gguf(location.folder)) if location.is_gguf else location.location
+    return str(convert_gguf(location.path)) if location.is_gguf else location.location
 
 
 def convert_gguf(path: Path) -> Path:

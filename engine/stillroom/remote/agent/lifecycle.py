@@ -159,7 +159,7 @@ def _path_on_machine(run: AgentRun, home_path: str, remote_path: str) -> str:
 def _write_folder(run: AgentRun, launch: LaunchRequest, started_at: float) -> None:
     """Writes the run's folder as `create_run` does; run.json, which marks it as a run, last."""
     folder = run.folder
-    for name, data in launch.copies.items():
+    for name, data in launch.run_files.items():
         write_atomic(folder.path / name, data)
     limits = RunLimits(
         started=started_at,

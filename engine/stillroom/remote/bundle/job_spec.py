@@ -45,8 +45,8 @@ class PackedJob:
         return replace(self, spec=msgspec.structs.replace(self.spec, start_after=list(runs)))
 
     @property
-    def copies(self) -> dict[str, bytes]:
-        """The files to write to the run's folder: the spec, as remote.json."""
+    def run_files(self) -> dict[str, bytes]:
+        """The contents of the files to write to the run's folder: the spec, as remote.json."""
         return {REMOTE_FILE: msgspec.json.encode(self.spec)}
 
 

@@ -31,9 +31,9 @@ def add_model(workspace: Workspace, layout: FileLayout, model: ModelLocation) ->
     """Adds a local model with its run's records and, if it is an adapter, its base model."""
     if not model.is_local:
         return
-    layout.add_all([model.folder])
+    layout.add_all([model.path])
     _add_alias(workspace, layout, model)
-    _add_checkpoint_run(workspace, layout, model.folder)
+    _add_checkpoint_run(workspace, layout, model.path)
     if model.is_adapter:
         add_model(workspace, layout, adapter_base(workspace, model))
     record = model.record
@@ -54,9 +54,9 @@ def add_tokenizer_files(workspace: Workspace, layout: FileLayout, name: str) -> 
         if model.is_local:
             # The tokenizer of a GGUF file is in the file.
             if model.is_gguf:
-                layout.add(model.folder)
+                layout.add(model.path)
             else:
-                layout.add_folder(model.folder, max_bytes=_TOKENIZER_BYTES)
+                layout.add_folder(model.path, max_bytes=_TOKENIZER_BYTES)
             _add_alias(workspace, layout, model)
 
 
@@ -64,7 +64,7 @@ def _add_alias(workspace: Workspace, layout: FileLayout, model: ModelLocation) -
     """Maps the model's name, as in config.yml or a request, to the remote path of its files."""
     path = workspace.path(model.name)
     if path.exists() and not RunFolder(path).is_run:
-        layout.add_alias(model.name, model.folder)
+        layout.add_alias(model.name, model.path)
 
 
 def add_run_records(workspace: Workspace, layout: FileLayout, run_id: str) -> None:
@@ -90,12 +90,12 @@ def add_card_inputs(workspace: Workspace, layout: FileLayout, model: ModelLocati
     for stage in models_behind(workspace, model):
         if not stage.is_local:
             continue
-        if stage.folder != model.folder and not stage.is_gguf:
-            layout.add_folder(stage.folder, max_bytes=_SMALL_BYTES)
-        _add_checkpoint_run(workspace, layout, stage.folder)
+        if stage.path != model.path and not stage.is_gguf:
+            layout.add_folder(stage.path, max_bytes=_SMALL_BYTES)
+        _add_checkpoint_run(workspace, layout, stage.path)
         if stage.record is not None:
             layout.add_all([RunFolder(workspace.runs / stage.record.run_id).events])
-        manifest = optional_manifest(stage.folder)
+        manifest = optional_manifest(stage.path)
         if manifest is not None and len(manifest.inputs) > 1:
             # The first input is config.yml, the second the file of training rows.
             rows = manifest.inputs[1]
@@ -117,8 +117,8 @@ def _add_evaluations(workspace: Workspace, layout: FileLayout, model: ModelLocat
         if evaluation is None or evaluated is None:
             continue
         layout.add_all([workspace.path(evaluation.result.rollouts)])
-        if evaluated.folder != model.folder:
-            layout.add_folder(evaluated.folder, max_bytes=_SMALL_BYTES)
+        if evaluated.path != model.path:
+            layout.add_folder(evaluated.path, max_bytes=_SMALL_BYTES)
             _add_alias(workspace, layout, evaluated)
 
 

@@ -176,7 +176,7 @@ class Launcher:
             home_root=folder.read_request().workspace,
             request=folder.request_file.read_bytes(),
             # The small files with which the run's folder was created, such as given_config.yml.
-            copies={
+            run_files={
                 path.name: path.read_bytes()
                 for path in sorted(folder.path.glob("given_*"))
                 if path.is_file() and not path.is_symlink()

@@ -276,7 +276,7 @@ class OpenAITeacher:
         self.limiter.record_allowances(sent, allowances(reply.headers, datetime.now(UTC)))
         if reply.status == 200:
             return self._read_turn(reply.body, len(body))
-        return self._check_error(reply)
+        return self._retry_or_raise(reply)
 
     def _read_turn(self, body: bytes, request_bytes: int) -> _Answer | Retry:
         """Returns the turn in a response body; a Retry if it cannot be read.
@@ -312,8 +312,8 @@ class OpenAITeacher:
             self._last_answerer = last = Answerer(model=model, fingerprint=fingerprint)
         return last
 
-    def _check_error(self, reply: HttpReply) -> Retry:
-        """Returns a Retry if the request may succeed when repeated.
+    def _retry_or_raise(self, reply: HttpReply) -> Retry:
+        """Returns a Retry for an error response if the request may succeed when repeated.
 
         Raises TeacherError or CallFailedError if it cannot.
         """

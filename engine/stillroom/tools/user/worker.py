@@ -126,8 +126,8 @@ class _Secrets(dict[str, str]):
 
     def __missing__(self, name: str) -> str:
         raise ValueError(
-            f"the secret {name!r} is not available to rewards: set the variable and add "
-            f"- {{key: {name}, tools: true}} to keys.yml"
+            f"the secret {name!r} is not available to rewards: set the environment variable "
+            f"{name}, and add the line `- {{key: {name}, tools: true}}` to keys.yml"
         )
 
 

@@ -305,8 +305,8 @@ class AlgorithmSection(ConfigSection):
             )
         if not is_reread and self.loss.reads == "bytes":
             raise ValueError(
-                f"algorithm.loss_fn {name} needs a teacher with another tokenizer: set "
-                "teacher.tokens: reread, or use full_reverse_kl"
+                f"algorithm.loss_fn {name} compares bytes: set teacher.tokens: reread, or, if the "
+                "teacher has the student's tokenizer, algorithm.loss_fn: auto"
             )
         default = AlgorithmSection.model_fields["top_k"].default
         if is_reread and not teacher.is_served and self.top_k != default:
@@ -413,8 +413,8 @@ class CurriculumSection(ConfigSection):
         for steps_name, steps, name, value in ramps:
             if (steps is None) != (value is None):
                 raise ValueError(
-                    f"{name} and {steps_name} (the iteration at which the change ends) must be set "
-                    "together"
+                    f"set both {name} and {steps_name}, or neither: {steps_name} is the iteration "
+                    "at which the curriculum reaches its final value"
                 )
         if self.prefix_tokens_end is not None and (
             self.prefix_tokens is None or self.prefix_tokens_end < self.prefix_tokens

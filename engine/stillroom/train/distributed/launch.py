@@ -24,7 +24,7 @@ from stillroom.train.distributed.rank_folder import (
     this_process,
 )
 from stillroom.train.loop.session import TrainResult
-from stillroom.train.planning.unloaded_models import process_count
+from stillroom.train.planning.weightless_models import process_count
 
 
 def launch_training(

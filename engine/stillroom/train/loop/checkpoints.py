@@ -302,5 +302,5 @@ def restore_weights(student: Student, folder: Path) -> None:
 
 def _is_multimodal(location: ModelLocation) -> bool:
     if location.is_adapter:
-        return is_for_multimodal(weight_names(location.folder))
+        return is_for_multimodal(weight_names(location.path))
     return multimodal_config(location) is not None

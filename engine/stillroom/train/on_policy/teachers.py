@@ -167,10 +167,10 @@ def check_teacher_context(max_context: int, sequences: Sequence[TokenSequence]) 
     longest = max((len(one.ids) for one in teacher_sequences(sequences)), default=0)
     if longest > max_context:
         raise ConfigError(
-            f"with the teacher's prompt the longest row has {longest} tokens, but the teacher's "
-            f"context only {max_context}",
-            "shorten teacher.context_file or teacher.system, or skip longer rows with "
-            "model.max_length",
+            f"the longest row has {longest} tokens for the teacher (with its own prompt, if it has "
+            f"one), but the teacher's context has {max_context}",
+            "shorten teacher.context_file or teacher.system if they are set, or skip longer rows "
+            "with model.max_length",
         )
 
 

@@ -27,7 +27,7 @@ from stillroom.train.on_policy.preflight import (
 )
 from stillroom.train.on_policy.teachers import check_teacher_context
 from stillroom.train.on_policy.training_sequences import TrainingSequence
-from stillroom.train.planning.unloaded_models import UnloadedStudent, UnloadedTeachers
+from stillroom.train.planning.weightless_models import WeightlessStudent, WeightlessTeachers
 from stillroom.train.student.model import Student
 from stillroom.types import Message
 
@@ -160,8 +160,8 @@ def _added_lines(reader: Reader, messages: Sequence[Message]) -> set[str]:
 def check_models(
     workspace: Workspace,
     plan: TrainingPlan,
-    unloaded: UnloadedStudent,
-    teachers: UnloadedTeachers,
+    student: WeightlessStudent,
+    teachers: WeightlessTeachers,
     tasks: Sequence[Task],
     units: Sequence[TokenSequence | TokenPair],
 ) -> list[str]:
@@ -169,7 +169,7 @@ def check_models(
 
     units: the sequences or pairs to train on; none if the student samples them (distill).
     """
-    config = unloaded.config
+    config = student.config
     if config.soft_targets is not None and teachers.contexts:
         sequences = [unit for unit in units if isinstance(unit, TokenSequence)]
         check_teacher_context(min(teachers.contexts.values()), sequences)
@@ -185,8 +185,8 @@ def check_models(
         else "has the student's tokenizer and chat template"
     )
     checks = [f"{path} {result}" for path in local_paths]
-    max_context = min(context_length(unloaded.empty), config.rollout.max_context_window)
-    prompts = paired_prompts(unloaded.tokenizer, plan.views, tasks)
+    max_context = min(context_length(student.empty), config.rollout.max_context_window)
+    prompts = paired_prompts(student.tokenizer, plan.views, tasks)
     contexts = {
         i: teachers.contexts[one]
         for i, one in enumerate(config.teachers)
@@ -201,7 +201,7 @@ def check_models(
     return checks + check_teacher_server(
         workspace,
         config,
-        unloaded.tokenizer,
+        student.tokenizer,
         max_context=max_context,
         num_extra=max_extra_tokens(prompts),
         cross_tokenizer_datasets=[

@@ -21,9 +21,9 @@ from stillroom.train.planning.hardware import Hardware, MachineForecast, Work, f
 from stillroom.train.planning.model_checks import check_models
 from stillroom.train.planning.plan import forecast_without_time
 from stillroom.train.planning.trial import RenderedRows, render_rows
-from stillroom.train.planning.unloaded_models import (
-    UnloadedStudent,
-    UnloadedTeachers,
+from stillroom.train.planning.weightless_models import (
+    WeightlessStudent,
+    WeightlessTeachers,
     active_parameters,
     largest_pass,
     layout_notes,
@@ -42,8 +42,8 @@ _SENT_GB = 0.1
 class _DeviceForecast:
     """The forecast of a run on one kind of device."""
 
-    unloaded: UnloadedStudent
-    teachers: UnloadedTeachers
+    student: WeightlessStudent
+    teachers: WeightlessTeachers
     parts: dict[str, float]
     """The peak bytes, by purpose."""
     tokens: int
@@ -83,7 +83,7 @@ def plan_on_machines(
 
 def _load_student_for(
     workspace: Workspace, plan: TrainingPlan, machine: Hardware
-) -> UnloadedStudent:
+) -> WeightlessStudent:
     """Returns the student without weights, as it would be on a machine."""
     device = torch.device(machine.device)
     num_gpus = len(machine.gpus)
@@ -91,18 +91,18 @@ def _load_student_for(
 
 
 def _forecast_on_device(
-    workspace: Workspace, unloaded: UnloadedStudent, rows: RenderedRows
+    workspace: Workspace, student: WeightlessStudent, rows: RenderedRows
 ) -> _DeviceForecast:
     """Returns the memory of the run on the device of the student without weights."""
-    teachers = load_teachers_without_weights(workspace, unloaded)
-    tokens, cache_bytes = largest_pass(unloaded, rows.tokens)
-    parts = unloaded.memory_parts(
+    teachers = load_teachers_without_weights(workspace, student)
+    tokens, cache_bytes = largest_pass(student, rows.tokens)
+    parts = student.memory_parts(
         tokens,
         cache_bytes,
-        process_bytes=0 if unloaded.device.type == "cuda" else _PROCESS_BYTES,
+        process_bytes=0 if student.device.type == "cuda" else _PROCESS_BYTES,
         teacher_bytes=teachers.weight_bytes,
     )
-    return _DeviceForecast(unloaded, teachers, parts, tokens)
+    return _DeviceForecast(student, teachers, parts, tokens)
 
 
 def _forecast_on_machine(
@@ -121,16 +121,16 @@ def _work(
 
     `turns` is the number of turns of each rollout, all of `rollout.max_tokens` tokens.
     """
-    unloaded, teachers = on_first.unloaded, on_first.teachers
-    num_active = active_parameters(unloaded.empty)
+    student, teachers = on_first.student, on_first.teachers
+    num_active = active_parameters(student.empty)
     # The backward pass takes twice a forward pass; with frozen weights, once.
     passes = 2 if config.model.qlora_rank > 0 else 3
     flops_per_token = 2.0 * num_active * (passes + config.model.gradient_checkpointing)
     common = {
         "num_parameters": num_active,
-        "num_layers": int(unloaded.empty.config.get_text_config().num_hidden_layers),
-        "load_bytes": unloaded.size.weight_bytes + teachers.weight_bytes,
-        "num_processes": unloaded.layout.num_processes,
+        "num_layers": int(student.empty.config.get_text_config().num_hidden_layers),
+        "load_bytes": student.size.weight_bytes + teachers.weight_bytes,
+        "num_processes": student.layout.num_processes,
     }
     if config.dataset_type == "distill":
         num = config.data.batch_size * config.data.group_size
@@ -179,7 +179,7 @@ def _forecast(
         for free_gb in (first.free_memory_gb, first.free_disk_gb)
     )
     result = forecast_without_time(
-        on_first.unloaded, rows, on_first.parts, need=on_first.need, free=free, disk_free=disk_free
+        on_first.student, rows, on_first.parts, need=on_first.need, free=free, disk_free=disk_free
     )
     seconds = forecasts[0].seconds_most
     return msgspec.structs.replace(
@@ -199,7 +199,7 @@ def _forecast(
 
 
 def _notes(plan: TrainingPlan, on_first: _DeviceForecast, first: Hardware) -> list[str]:
-    config, unloaded = plan.config, on_first.unloaded
+    config, student = plan.config, on_first.student
     notes = [f"the largest forward pass has {on_first.tokens} tokens"]
     if first.measured is None:
         notes.append(
@@ -227,9 +227,9 @@ def _notes(plan: TrainingPlan, on_first: _DeviceForecast, first: Hardware) -> li
         notes.append("evaluations during training are not included in the time")
     return [
         *notes,
-        *unloaded.notes,
-        *forecast.describe_learning(config, unloaded.size.num_parameters),
-        *layout_notes(config.launcher, unloaded.layout),
+        *student.notes,
+        *forecast.describe_learning(config, student.size.num_parameters),
+        *layout_notes(config.launcher, student.layout),
     ]
 
 

@@ -26,8 +26,8 @@ from stillroom.train.planning.trial import (
     render_rows,
     try_iteration,
 )
-from stillroom.train.planning.unloaded_models import (
-    UnloadedStudent,
+from stillroom.train.planning.weightless_models import (
+    WeightlessStudent,
     largest_pass,
     layout_notes,
     load_teachers_without_weights,
@@ -55,29 +55,29 @@ def plan_training(
     """
     started = time.monotonic() if started is None else started
     plan = plan_request(workspace, request)
-    unloaded = load_without_weights(workspace, plan.config)
+    student = load_without_weights(workspace, plan.config)
     import_s = time.monotonic() - started
-    teachers = load_teachers_without_weights(workspace, unloaded)
-    rows = render_rows(plan, unloaded)
-    checks = check_models(workspace, plan, unloaded, teachers, rows.tasks, rows.units)
-    tokens, cache_bytes = largest_pass(unloaded, rows.tokens)
-    layout = unloaded.layout
+    teachers = load_teachers_without_weights(workspace, student)
+    rows = render_rows(plan, student)
+    checks = check_models(workspace, plan, student, teachers, rows.tasks, rows.units)
+    tokens, cache_bytes = largest_pass(student, rows.tokens)
+    layout = student.layout
     # All libraries are loaded by now but no weights, so this is the process's own memory.
-    is_cuda = unloaded.device.type == "cuda"
+    is_cuda = student.device.type == "cuda"
     process_bytes = 0 if is_cuda else psutil.Process().memory_info().rss
     parts_of = functools.partial(
-        unloaded.memory_parts, process_bytes=process_bytes, teacher_bytes=teachers.weight_bytes
+        student.memory_parts, process_bytes=process_bytes, teacher_bytes=teachers.weight_bytes
     )
     parts = parts_of(tokens, cache_bytes)
     # The trial steps run in this process alone, even if the run has several processes.
-    trial_parts = forecast.memory_parts(unloaded.size, tokens=tokens, process_bytes=process_bytes)
-    need, free = max(sum(parts.values()), sum(trial_parts.values())), _free_bytes(unloaded.device)
-    result = _forecast(workspace, unloaded, rows, parts, free, None, tokens)
+    trial_parts = forecast.memory_parts(student.size, tokens=tokens, process_bytes=process_bytes)
+    need, free = max(sum(parts.values()), sum(trial_parts.values())), _free_bytes(student.device)
+    result = _forecast(workspace, student, rows, parts, free, None, tokens)
     report(_estimate(result))
     trial_run = None
     if rows.units and forecast.fits(need, free):
         trial_run = trial.try_steps(workspace, plan.config, rows.units)
-        result = _forecast(workspace, unloaded, rows, parts, free, trial_run, tokens)
+        result = _forecast(workspace, student, rows, parts, free, trial_run, tokens)
     if plan.config.dataset_type == "distill" and result.fits:
         tasks = [task for task in rows.tasks if task.dataset == 0]
         iteration_trial = try_iteration(workspace, plan.config, tasks, plan.views)
@@ -85,7 +85,7 @@ def plan_training(
             if not iteration_trial.is_cut and plan.config.rollout.max_turns == 1:
                 # Some rollouts are longer than those of the trial.
                 expected = math.ceil(1.5 * iteration_trial.longest_tokens)
-                tokens, cache = largest_pass(unloaded, rows.tokens, rollout_tokens=expected)
+                tokens, cache = largest_pass(student, rows.tokens, rollout_tokens=expected)
                 parts = parts_of(tokens, cache)
                 result = _with_memory(result, parts, rollout_tokens=expected)
             result = _with_iteration(plan.config, result, layout, iteration_trial)
@@ -157,7 +157,7 @@ def _with_iteration(
 
 def _forecast(
     workspace: Workspace,
-    unloaded: UnloadedStudent,
+    student: WeightlessStudent,
     rendered: RenderedRows,
     parts: dict[str, float],
     free: float,
@@ -169,12 +169,12 @@ def _forecast(
     parts: the memory by purpose. free: the free memory in bytes. tokens: the number of tokens in
     the largest forward pass.
     """
-    config, rows = unloaded.config, rendered.tokens
-    layout = unloaded.layout
+    config, rows = student.config, rendered.tokens
+    layout = student.layout
     measured = trial_run.memory_gb * GB if trial_run and layout.num_processes == 1 else 0.0
     need = max(sum(parts.values()), measured)
     result = forecast_without_time(
-        unloaded, rendered, parts, need=need, free=free, disk_free=_free_disk(workspace.root)
+        student, rendered, parts, need=need, free=free, disk_free=_free_disk(workspace.root)
     )
     seconds, tokens_per_s = None, None
     if trial_run is not None and result.epoch_tokens is not None:
@@ -197,7 +197,7 @@ def _forecast(
         tokens_per_s=tokens_per_s,
         notes=[
             *_notes(config, trial_run, tokens),
-            *unloaded.notes,
+            *student.notes,
             *forecast.describe_learning(config, result.parameters),
             *forecast.describe_steps(config, result.steps),
             *layout_notes(config.launcher, layout, is_tried=trial_run is not None),
@@ -206,7 +206,7 @@ def _forecast(
 
 
 def forecast_without_time(
-    unloaded: UnloadedStudent,
+    student: WeightlessStudent,
     rendered: RenderedRows,
     parts: dict[str, float],
     *,
@@ -219,17 +219,17 @@ def forecast_without_time(
     parts: the memory in bytes by purpose. need: the memory that must be free, in bytes. free,
     disk_free: the free memory and disk in bytes; infinite if unknown.
     """
-    config, size, rows = unloaded.config, unloaded.size, rendered.tokens
+    config, size, rows = student.config, student.size, rendered.tokens
     num_units = len(rows.lengths) or rows.num_rows
     steps = forecast.num_steps(config, num_units) + rows.num_cold_start_steps
     disk = forecast.disk_bytes(config, size, steps=steps)
     fits_memory, fits_disk = forecast.fits(need, free), forecast.fits(disk, disk_free)
-    changes = [] if fits_memory else suggest_settings(unloaded, rows, parts, free)
+    changes = [] if fits_memory else suggest_settings(student, rows, parts, free)
     if not fits_disk:
         changes.append("trainer.keep_checkpoints=1 and a larger trainer.save_step need less disk")
     return TrainingForecast(
         method=config.dataset_type,
-        device=unloaded.device.type,
+        device=student.device.type,
         rows=rows.num_rows,
         skipped=dict(rows.skipped or {}),
         longest_tokens=max(rows.lengths, default=None),

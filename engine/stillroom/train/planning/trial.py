@@ -37,7 +37,7 @@ from stillroom.train.on_policy.teachers import (
 from stillroom.train.on_policy.training_sequences import TrainingSequence
 from stillroom.train.planning.forecast import RowTokens, Speed
 from stillroom.train.planning.model_checks import divergence_note, end_token_notes
-from stillroom.train.planning.unloaded_models import UnloadedStudent
+from stillroom.train.planning.weightless_models import WeightlessStudent
 from stillroom.train.soft_targets.targets import SoftTargets
 from stillroom.train.student.model import Optimizer, Student, load_student, peak_memory_gb
 from stillroom.types import SamplingSettings
@@ -295,11 +295,11 @@ class RenderedRows:
     """Notes on the rows themselves."""
 
 
-def render_rows(plan: TrainingPlan, unloaded: UnloadedStudent) -> RenderedRows:
+def render_rows(plan: TrainingPlan, student: WeightlessStudent) -> RenderedRows:
     """Returns the rows of a plan in the student's tokens; for distillation the prompts alone."""
-    config = unloaded.config
-    max_length = config.model.max_row_length(context_length(unloaded.empty))
-    renderer = ChatRenderer(unloaded.tokenizer, include_thinking=config.rollout.include_thinking)
+    config = student.config
+    max_length = config.model.max_row_length(context_length(student.empty))
+    renderer = ChatRenderer(student.tokenizer, include_thinking=config.rollout.include_thinking)
     match config.dataset_type:
         case "sft":
             rows = plan.load_rows(plan.train_file)

@@ -199,7 +199,9 @@ def test_rewards_receive_the_variables_that_the_user_gives_to_tools(
         return CallReward(name="named", messages=[], metadata={"name": name}, variables={})
 
     assert code.run(call("BUCKET")).reward == 1.0
-    assert "add - {key: OTHER, tools: true} to keys.yml" in (code.run(call("OTHER")).error or "")
+    assert "add the line `- {key: OTHER, tools: true}` to keys.yml" in (
+        code.run(call("OTHER")).error or ""
+    )
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from stillroom.train.distributed.rank_folder import (
     this_process,
 )
 from stillroom.train.planning.plan import plan_training
-from stillroom.train.planning.unloaded_models import process_count
+from stillroom.train.planning.weightless_models import process_count
 from stillroom.train.rank_main import train_as_rank
 
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(12)]
@@ -290,4 +290,4 @@ def test_the_plan_is_that_of_all_processes(project):
     assert ours["optimizer"] == pytest.approx(2 * reference["optimizer"])
     assert sharded.memory_parts_gb["optimizer"] == pytest.approx(reference["optimizer"])
     assert sharded.memory_parts_gb["gathered"] > 0
-    assert any(note.startswith("2 processes") for note in both.notes)
+    assert any(note.startswith("the run has 2 processes") for note in both.notes)

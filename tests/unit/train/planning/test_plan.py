@@ -21,7 +21,7 @@ from stillroom.train.config.schema import CONFIGS
 from stillroom.train.planning import forecast
 from stillroom.train.planning.forecast import ModelSize, describe_learning, describe_steps
 from stillroom.train.planning.plan import plan_training
-from stillroom.train.planning.unloaded_models import sampling_bytes, size_of
+from stillroom.train.planning.weightless_models import sampling_bytes, size_of
 
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}. " * 8)]} for i in range(12)]
 PAIRS = [

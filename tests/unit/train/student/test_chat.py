@@ -83,7 +83,7 @@ def test_an_export_has_the_template_and_stops_at_its_end(project):
 
     out = ModelLocation("out", str(project.root / "out"), is_local=True)
     tokenizer = load_tokenizer(out)
-    settings = json.loads((out.folder / "generation_config.json").read_bytes())
+    settings = json.loads((out.path / "generation_config.json").read_bytes())
     ends = tokenizer.convert_ids_to_tokens(settings["eos_token_id"])
     assert tokenizer.chat_template == template_file("chatml").read_text("utf-8")
     assert sorted(ends) == ["<|endoftext|>", "<|im_end|>"]

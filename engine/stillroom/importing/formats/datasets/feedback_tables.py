@@ -82,7 +82,11 @@ def feedback_columns(present: Sequence[str], chosen: Mapping[str, str]) -> Feedb
         return FeedbackColumns(chosen["id"], [chosen["score"]])
     by_name = {_normalize(name): name for name in present}
     target = _target_column(by_name)
-    scores = [name for plain, name in by_name.items() if _is_score_name(plain) and name != target]
+    scores = [
+        name
+        for normalized, name in by_name.items()
+        if _is_score_name(normalized) and name != target
+    ]
     if {"name", "value"} <= by_name.keys():  # a row for each of several scores, by their names
         scores = [name for name in scores if _normalize(name) != "value"]
     if target is None or not scores:
@@ -99,32 +103,34 @@ def _target_column(by_name: Mapping[str, str]) -> str | None:
 
     `by_name` has the columns by their normalized names.
     """
-    common = next((by_name[name] for name in _IDS if name in by_name), None)
-    if common is not None and _normalize(common) != "id":
-        return common
-    others = [
-        plain
-        for plain, name in by_name.items()
-        if plain != "id" and (is_id_name(name) or is_id_name(plain))
-        and plain.split("_")[0] not in _OTHER_IDS
+    known_id = next((by_name[name] for name in _IDS if name in by_name), None)
+    if known_id is not None and _normalize(known_id) != "id":
+        return known_id
+    other_ids = [
+        normalized
+        for normalized, name in by_name.items()
+        if normalized != "id" and (is_id_name(name) or is_id_name(normalized))
+        and normalized.split("_")[0] not in _OTHER_IDS
     ]  # fmt: skip
-    others = [plain for plain in others if _is_call_id(plain)] or others
-    if len(others) > 1:
+    other_ids = [normalized for normalized in other_ids if _is_call_id(normalized)] or other_ids
+    if len(other_ids) > 1:
         return None
     # A column called just `id` has the feedback's own id if another one has an id of a call.
-    return by_name[others[0]] if others else common
+    return by_name[other_ids[0]] if other_ids else known_id
 
 
-def _is_call_id(plain: str) -> bool:
-    return plain in _IDS[:-1] or bool(_CALL_WORDS & _words(plain))
+def _is_call_id(normalized: str) -> bool:
+    return normalized in _IDS[:-1] or bool(_CALL_WORDS & _words(normalized))
 
 
-def _is_score_name(plain: str) -> bool:
-    return plain in _GENERAL_SCORES or _is_about_score(plain)
+def _is_score_name(normalized: str) -> bool:
+    return normalized in _GENERAL_SCORES or _is_about_score(normalized)
 
 
-def _is_about_score(plain: str) -> bool:
-    return bool(_SCORE_WORDS & _words(plain)) and plain.rpartition("_")[2] not in _NOT_SCORES
+def _is_about_score(normalized: str) -> bool:
+    return (
+        bool(_SCORE_WORDS & _words(normalized)) and normalized.rpartition("_")[2] not in _NOT_SCORES
+    )
 
 
 def is_thumb(name: str) -> bool:

@@ -251,7 +251,7 @@ def _branch(
 
 
 def _trace_scores(trace: Row) -> Iterator[tuple[str, float]]:
-    """Yields the names and values of the unweighted rewards, of their total and of the metrics."""
+    """Yields each reward before weighting, their weighted sum as `reward`, and the metrics."""
     total, is_scored = 0.0, False
     for name, value in as_row(trace.get("rewards")).items():
         score = as_number(as_row(value).get("score"))

@@ -188,8 +188,10 @@ def _span(span: Row, location: Location, resource: Row) -> Span:
         attributes=attributes_of(span),
         resource=resource,
         events=tuple(_events(span)),
-        begin=_nanoseconds(span.get("startTimeUnixNano", span.get("start_time_unix_nano"))),
-        end=_nanoseconds(span.get("endTimeUnixNano", span.get("end_time_unix_nano"))),
+        begin=_seconds_from_nanoseconds(
+            span.get("startTimeUnixNano", span.get("start_time_unix_nano"))
+        ),
+        end=_seconds_from_nanoseconds(span.get("endTimeUnixNano", span.get("end_time_unix_nano"))),
         error=_failure(as_row(span.get("status")), span),
     )
 
@@ -215,8 +217,8 @@ def plain_span(span: Row, location: Location) -> Span:
     )
 
 
-def _nanoseconds(value: Any) -> float | None:
-    """Converts nanoseconds to seconds, rounded to microseconds."""
+def _seconds_from_nanoseconds(value: Any) -> float | None:
+    """Converts nanoseconds to seconds, rounded to microseconds; None if they are no number."""
     try:
         number = int(value) if isinstance(value, str) else as_number(value)
     except ValueError:

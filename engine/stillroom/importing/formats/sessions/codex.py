@@ -114,8 +114,8 @@ class ThreadForks:
             self._owners.setdefault(key, conversation)
 
 
-def is_comparable(item: Row) -> bool:
-    """Returns whether copies of an item can be recognised in other files."""
+def is_identifiable(item: Row) -> bool:
+    """Returns whether copies of an item are recognised, by its call id or its role and text."""
     return _key("", item) is not None
 
 
@@ -202,7 +202,7 @@ class _Thread:
         """Adds an item; a copy of another conversation's item is context here."""
         segment = self.segment
         segment.items.append(item)
-        if self._family is None or not is_comparable(item):
+        if self._family is None or not is_identifiable(item):
             return
         owner = self.forks.owner_of(self._family, item) if self.is_copy else None
         self.is_copy = owner is not None

@@ -176,7 +176,7 @@ _PROMPT_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class UnloadedStudent:
+class WeightlessStudent:
     """The student without its weights, with the configuration of its run."""
 
     config: TrainConfig
@@ -215,7 +215,7 @@ def load_without_weights(
     *,
     device: torch.device | None = None,
     num_gpus: int | None = None,
-) -> UnloadedStudent:
+) -> WeightlessStudent:
     """Returns the student without weights, as it would be on `device` (None: the best here).
 
     Raises EngineError if the config cannot train it.
@@ -233,7 +233,7 @@ def load_without_weights(
     if location.record is not None:
         notes.insert(0, f"the student is {workspace.shown(Path(location.location))}")
     notes += router_notes(empty.config)
-    return UnloadedStudent(config, location, tokenizer, empty, size, device, notes, num_gpus)
+    return WeightlessStudent(config, location, tokenizer, empty, size, device, notes, num_gpus)
 
 
 def _student_size_and_notes(
@@ -274,7 +274,7 @@ def _student_size(model: Any, section: ModelSection) -> ModelSize:
 
 
 @dataclass(frozen=True, slots=True)
-class UnloadedTeachers:
+class WeightlessTeachers:
     """The teachers that run in this process, before their weights are loaded."""
 
     weight_bytes: int
@@ -289,8 +289,8 @@ class UnloadedTeachers:
 
 
 def load_teachers_without_weights(
-    workspace: Workspace, unloaded: UnloadedStudent
-) -> UnloadedTeachers:
+    workspace: Workspace, student: WeightlessStudent
+) -> WeightlessTeachers:
     """Returns size and context of the teachers in this process, and pairs with other tokenizers.
 
     Servers of teachers with another tokenizer are queried.
@@ -300,44 +300,44 @@ def load_teachers_without_weights(
     contexts: dict[DatasetTeacher, int] = {}
     cross_tokenizer: dict[DatasetTeacher, list[str]] = {}
     pairs: dict[DatasetTeacher, ReadingPair] = {}
-    student = LoadedModel(unloaded.location, unloaded.empty, unloaded.tokenizer, no_stop_ids)
-    for teacher in dict.fromkeys(unloaded.config.teachers):
+    student_model = LoadedModel(student.location, student.empty, student.tokenizer, no_stop_ids)
+    for teacher in dict.fromkeys(student.config.teachers):
         if teacher.section.is_served:
             if teacher.section.tokens == "reread":
-                opened = open_served_pair(workspace, teacher, student, unloaded.config)
+                opened = open_served_pair(workspace, teacher, student_model, student.config)
                 if opened.pair is not None:
                     cross_tokenizer[teacher], pairs[teacher] = opened.notes, opened.pair
             continue
         location = locate_model(workspace, teacher.path)
         base = adapter_base(workspace, location) if location.is_adapter else location
-        empty = empty_model(base, precision=teacher.section.precision, device=unloaded.device)
+        empty = empty_model(base, precision=teacher.section.precision, device=student.device)
         loaded = LoadedModel(location, empty, load_tokenizer(location), no_stop_ids)
         if teacher.section.tokens == "reread":
-            pair = open_pair(student, loaded, unloaded.config.rollout.reasoning_mode)
+            pair = open_pair(student_model, loaded, student.config.rollout.reasoning_mode)
             if pair is not None:
                 pairs[teacher] = pair
         else:
-            check_pair(student, loaded)
+            check_pair(student_model, loaded)
         is_quantized = teacher.section.quantization is not None
         total += size_of(empty, is_quantized=is_quantized).weight_bytes
         num_active += active_parameters(empty)
         contexts[teacher] = context_length(empty)
-    return UnloadedTeachers(total, num_active, contexts, cross_tokenizer, pairs)
+    return WeightlessTeachers(total, num_active, contexts, cross_tokenizer, pairs)
 
 
 def largest_pass(
-    unloaded: UnloadedStudent, rows: RowTokens, *, rollout_tokens: int | None = None
+    student: WeightlessStudent, rows: RowTokens, *, rollout_tokens: int | None = None
 ) -> tuple[int, int]:
     """Returns the tokens of the largest pass with gradient, and the bytes kept for sampling.
 
     rollout_tokens: the tokens of a rollout with its prompt; None: the maximum.
     """
-    config = unloaded.config
+    config = student.config
     max_tokens = config.model.microbatch_tokens or max_pass_tokens(
-        max_positions(unloaded.size.vocab_size)
+        max_positions(student.size.vocab_size)
     )
     if config.dataset_type != "distill":
-        share = math.ceil(config.data.batch_size / unloaded.layout.num_processes)
+        share = math.ceil(config.data.batch_size / student.layout.num_processes)
         longest = sorted(rows.lengths)[-share:]
         return forecast.pass_tokens(longest, max_tokens=max_tokens), 0
     rollout = config.rollout
@@ -345,18 +345,18 @@ def largest_pass(
     length = min(rollout.max_context_window, rollout_tokens or most)
     num = config.data.batch_size * config.data.group_size
     at_once = min(rollout.concurrency, num)
-    kept = at_once * sampling_bytes(unloaded.empty, num_tokens=length)
+    kept = at_once * sampling_bytes(student.empty, num_tokens=length)
     return forecast.pass_tokens([length] * num, max_tokens=max_tokens), kept
 
 
 def suggest_settings(
-    unloaded: UnloadedStudent, rows: RowTokens, parts: dict[str, float], free: float
+    student: WeightlessStudent, rows: RowTokens, parts: dict[str, float], free: float
 ) -> list[str]:
     """Returns the settings that fit into memory, with their memory; else the smallest one."""
-    config, needs = unloaded.config, dict[str, float]()
-    layout = unloaded.layout
+    config, needs = student.config, dict[str, float]()
+    layout = student.layout
     sharing = layout.num_sharing
-    tokens = largest_pass(unloaded, rows)[0]
+    tokens = largest_pass(student, rows)[0]
 
     def need(size: ModelSize, tokens: int) -> float:
         changed = forecast.memory_parts(
@@ -373,17 +373,17 @@ def suggest_settings(
     if rows.lengths and tokens > _PROMPT_TOKENS:
         single = max(rows.lengths)
         if config.data.batch_size > 1 and single < tokens:
-            needs[f"model.microbatch_tokens={single}"] = need(unloaded.size, single)
+            needs[f"model.microbatch_tokens={single}"] = need(student.size, single)
         else:
-            needs[f"model.max_length={shorter}"] = need(unloaded.size, shorter)
+            needs[f"model.max_length={shorter}"] = need(student.size, shorter)
     for setting, change in _smaller_sections(config.model).items():
         section = config.model.model_copy(update=change)
         needs[setting] = need(
-            _student_size_and_notes(unloaded.empty, section, unloaded.location)[0], tokens
+            _student_size_and_notes(student.empty, section, student.location)[0], tokens
         )
     is_lora = config.model.qlora_rank > 0
-    if is_lora and unloaded.device.type != "cuda" and config.model.precision != "bf16":
-        half = replace(unloaded.size, weight_bytes=unloaded.size.weight_bytes // 2)
+    if is_lora and student.device.type != "cuda" and config.model.precision != "bf16":
+        half = replace(student.size, weight_bytes=student.size.weight_bytes // 2)
         needs["model.precision=bf16"] = need(half, tokens)
     return forecast.describe_settings(needs, free)
 
