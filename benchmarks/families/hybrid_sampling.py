@@ -124,7 +124,7 @@ def ours(loaded: LoadedModel, given: Sequence[Sequence[Sequence[int]]]) -> None:
     settings = SamplingSettings(temperature=1.0, max_tokens=NEW_TOKENS)
     left: dict[DecodedSequence, list[Sequence[int]]] = {}
     for seed, (prompt, *replies) in enumerate(given):
-        sequence = DecodedSequence(settings, draws=random.Random(seed))
+        sequence = DecodedSequence(settings, rng=random.Random(seed))
         sequence.append_given(prompt)
         left[sequence] = replies
         engine.request_turn(sequence)

@@ -73,7 +73,7 @@ def ours(model: Any, work: Workload) -> None:
     engine = DecodeEngine(loaded(model), max_rows=SCALE.rows(work.rows), max_context=MAX_CONTEXT)
     for index, (prompt, length) in enumerate(zip(work.prompts, work.lengths, strict=True)):
         settings = SamplingSettings(temperature=1.0, max_tokens=length)
-        sequence = DecodedSequence(settings, draws=random.Random(index))
+        sequence = DecodedSequence(settings, rng=random.Random(index))
         sequence.append_given(prompt)
         engine.request_turn(sequence)
     while engine.has_work:

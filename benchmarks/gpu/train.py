@@ -253,7 +253,7 @@ def sampled(loaded: LoadedModel) -> list[TrainingSequence]:
     settings = SamplingSettings(temperature=1.0, max_tokens=SCALE.tokens(NEW_TOKENS))
     sequences: list[DecodedSequence] = []
     for index, messages in enumerate(chats()):
-        sequence = DecodedSequence(settings, draws=random.Random(index))
+        sequence = DecodedSequence(settings, rng=random.Random(index))
         sequence.append_given(renderer.prompt_ids(messages, []))
         engine.request_turn(sequence)
         sequences.append(sequence)

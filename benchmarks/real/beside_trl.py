@@ -120,7 +120,7 @@ def sampled(loaded: LoadedModel, prompts: Sequence[Any], tokens: int) -> list[De
     settings = SamplingSettings(temperature=1.0, max_tokens=tokens)
     sequences: list[DecodedSequence] = []
     for number, messages in enumerate(prompts):
-        sequence = DecodedSequence(settings, draws=random.Random(number))
+        sequence = DecodedSequence(settings, rng=random.Random(number))
         sequence.append_given(renderer.prompt_ids(messages, []))
         engine.request_turn(sequence)
         sequences.append(sequence)

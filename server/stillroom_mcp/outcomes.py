@@ -35,7 +35,11 @@ def last_step(kind: RunKind, outcome: Mapping[str, Any]) -> str | None:
         )
     if kind is RunKind.EXPORT:
         serve = "; serve it with the command in `serve`" if outcome.get("serve") else ""
-        check = "" if outcome.get("verified") else "verify=50 would test the files first; "
+        check = (
+            ""
+            if outcome.get("verified")
+            else "the files are not tested (export again with verify=50 to test them); "
+        )
         return f"{check}tell the user about the warnings, and read {outcome['card']}{serve}"
     return None
 

@@ -42,7 +42,7 @@ def random_prompts(lengths: Sequence[int], *, seed: int = 0) -> list[list[int]]:
 def sequence_of(
     prompt: Sequence[int], settings: SamplingSettings = GREEDY, *, seed: int = 0
 ) -> DecodedSequence:
-    sequence = DecodedSequence(settings, draws=random.Random(seed))
+    sequence = DecodedSequence(settings, rng=random.Random(seed))
     sequence.append_given(prompt)
     return sequence
 

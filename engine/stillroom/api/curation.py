@@ -273,7 +273,8 @@ def carry_out(workspace: Workspace, operation: Operation, request: BaseModel) ->
 def _input_bytes(workspace: Workspace, request: BaseModel) -> int:
     """Returns the size in bytes of the files that a request reads; 0 if one cannot be found.
 
-    The operation itself then reports the problem.
+    Files that are only hashed or counted count for a fraction of their size. The operation itself
+    reports a missing file.
     """
     try:
         if isinstance(request, PlanTraining):
@@ -283,12 +284,12 @@ def _input_bytes(workspace: Workspace, request: BaseModel) -> int:
             return num_bytes if request.row is not None else num_bytes // _HASH_SPEEDUP
         num_bytes = sum(map(_content_size, _input_files(workspace, request)))
         # Without a model, only the requested rows are read; the others are only counted.
-        is_counted = (
+        only_counts_rows = (
             isinstance(request, InspectExamples)
             and request.model is None
             and files_to_import_for_validation(workspace, request.path) is None
         )
-        return num_bytes // _HASH_SPEEDUP if is_counted else num_bytes
+        return num_bytes // _HASH_SPEEDUP if only_counts_rows else num_bytes
     except (EngineError, OSError):
         return 0
 

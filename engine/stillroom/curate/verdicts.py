@@ -50,7 +50,8 @@ def read_verdicts(path: Path) -> list[VerdictLine]:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise DataError(
                 f"{where}: not a reviewed row: {error}",
-                'write {"id": "<id of the row>", "verdict": "keep"} or "drop" on each line',
+                'write {"id": "<id of the row>", "verdict": "keep"} on each line, or "drop" in '
+                'place of "keep"',
             ) from error
         match row.verdict:
             case None:

@@ -144,7 +144,7 @@ def write_multimodal(
     _copy_settings(base.folder, target)
     _write_settings(base, model, tokenizer, target)
     names = [name for keys in others.values() for name in keys]
-    return OtherParts(sorted({_part(name) for name in names}), len(names))
+    return OtherParts(sorted({_part_with(name) for name in names}), len(names))
 
 
 def _weight_files(folder: Path) -> list[str]:
@@ -293,7 +293,7 @@ def _set_dtype(file: Path, dtype: str) -> None:
     write_json(file, settings)
 
 
-def _part(name: str) -> str:
-    """Returns the part of a weight, e.g. `visual` for model.visual.blocks.0.weight."""
-    parts = name.split(".")
+def _part_with(weight: str) -> str:
+    """Returns the part of the model with a weight: `visual` for model.visual.blocks.0.weight."""
+    parts = weight.split(".")
     return parts[1] if parts[0] == "model" and len(parts) > 1 else parts[0]

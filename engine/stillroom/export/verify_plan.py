@@ -81,10 +81,13 @@ def _start_time(path: Path) -> str:
     return ""
 
 
-def _request_of(file: Path) -> EvaluateModel | None:
-    """Returns the request of an evaluation, reduced to one answer per task."""
+def _request_of(result_file: Path) -> EvaluateModel | None:
+    """Returns the request of an evaluation with one answer per task, and without guard and teacher.
+
+    None if it cannot be read.
+    """
     try:
-        document: Mapping[str, Any] = RunFolder(file.parent).read_request().request
+        document: Mapping[str, Any] = RunFolder(result_file.parent).read_request().request
         overrides = {"sampled_prompts": 0, "guard": None, "teacher": None, "budget_usd": None}
         return EvaluateModel.model_validate({**document, **overrides, "samples_per_prompt": 1})
     except (OSError, DataError, ValidationError):

@@ -181,7 +181,7 @@ def _sample_trial(
     if len(prompts) > 2:
         prompts[-1] = prompts[-2] = prompts[2] + prompts[-2]
     for seed, (prompt, length) in enumerate(zip(prompts, trial.replies, strict=True)):
-        sequence = DecodedSequence(settings, draws=random.Random(seed))
+        sequence = DecodedSequence(settings, rng=random.Random(seed))
         sequence.append_given(prompt)
         replies[sequence] = _ids(length, seed + 50, vocabulary)
         engine.request_turn(sequence)

@@ -365,7 +365,7 @@ class DecodeEngine:
         ids, logprobs = sample_tokens(
             logits_BV,
             [row.settings for row in rows],
-            [row.draws.random() for row in rows],
+            [row.rng.random() for row in rows],
             tokenizer_size=self._tokenizer_size,
         )
         finished: list[DecodedSequence] = []

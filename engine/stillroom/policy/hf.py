@@ -84,7 +84,7 @@ class HFPolicy(AsyncContextManagerMixin):
         """
         if seed is None:
             seed = self._sampling.seed or 0
-        sequence = DecodedSequence(self._sampling, draws=seeded_draws(seed, seed_key))
+        sequence = DecodedSequence(self._sampling, rng=conversation_rng(seed, seed_key))
         conversation = HFConversation(self, sequence, messages, tools)
         self._between_turns[sequence] = time.monotonic()
         try:
@@ -207,7 +207,7 @@ class HFConversation(TokenConversation):
         self._policy.set_aside(self._sequence)
 
 
-def seeded_draws(seed: int, key: str) -> random.Random:
+def conversation_rng(seed: int, key: str) -> random.Random:
     """Returns one conversation's random generator, determined by the seed and key."""
     digest = hashlib.sha256(f"{seed}:{key}".encode()).digest()
     return random.Random(int.from_bytes(digest[:16], "big"))

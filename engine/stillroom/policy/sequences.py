@@ -45,7 +45,7 @@ class TokenHistory:
 class DecodedSequence(TokenHistory):
     """One conversation's tokens, and its state in the engine."""
 
-    draws: random.Random = field(kw_only=True)
+    rng: random.Random = field(kw_only=True)
     """Its own random generator, so that its tokens do not depend on other sequences."""
     num_cached: int = 0
     """The number of tokens, from the first one on, whose keys and values are in the cache."""
@@ -76,7 +76,7 @@ class DecodedSequence(TokenHistory):
         """
         super().restore(ids, logprobs)
         for _ in ids:
-            self.draws.random()
+            self.rng.random()
 
     def begin_turn(self) -> None:
         """Begins a new turn, or continues one that was stopped, with the tokens sampled so far."""

@@ -65,8 +65,8 @@ def split(
     if len(pool) < _MIN_TRAINED or len(eval_prompts) < _MIN_MEASURED:
         raise DataError(
             f"too few prompts: {len(pool)} to train on, {len(eval_prompts)} to evaluate on",
-            f"give more: at least {_MIN_TRAINED} to train on and {_MIN_MEASURED} to evaluate on; a "
-            "text that is both in input and in labelled is only evaluated on",
+            f"give more: at least {_MIN_TRAINED} to train on and {_MIN_MEASURED} to evaluate on; "
+            "texts in both `input` and `labelled` are used for evaluation only",
         )
     forms = forms_of([prompt.text for prompt in (*pool, *eval_prompts)])
     pool_forms, eval_forms = forms[: len(pool)], forms[len(pool) :]

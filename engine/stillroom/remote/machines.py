@@ -229,9 +229,8 @@ def check_keys_allowed(workspace: Workspace, machine: Machine, key_names: Sequen
             raise InputError(
                 f"the run needs {name}, but {machine.name!r} is defined in the workspace "
                 f"({machine.file}), whose machines are not trusted with keys",
-                f"ask the user to move the entry to {users_machines_file()}, which trusts the "
-                "machine with all keys (an entry left in the workspace takes precedence), or to "
-                f"allow this key only: {error.fix}",
+                f"ask the user to move the entry out of the workspace to {users_machines_file()}, "
+                f"which trusts the machine with all keys. For this key only: {error.fix}",
             ) from error
 
 

@@ -184,9 +184,9 @@ def _read_prices(workspace: Workspace) -> _PricesFile:
     except (yaml.YAMLError, AttributeError, TypeError, ValueError, KeyError) as error:
         raise DocumentError(
             parse_error_message(path, error),
-            'write lines such as "my-model": {input: 0.15, output: 0.60}, for this machine '
-            f"{MACHINE}: {{usd_per_hour: 1.2}}, and for a limit of all runs together "
-            f"{WORKSPACE}: {{budget_usd: 20}}",
+            'write a line for each entry: `"my-model": {input: 0.15, output: 0.60}` in dollars per '
+            f"million tokens, `{MACHINE}: {{usd_per_hour: 1.2}}` for this machine's time, "
+            f"`{WORKSPACE}: {{budget_usd: 20}}` to limit all runs together",
         ) from error
 
 

@@ -130,8 +130,8 @@ def _notes_on_content(counts: RolloutCounts) -> Iterator[str]:
         )
     if incomplete := counts.dropped[INCOMPLETE]:
         yield (
-            f"{incomplete} rollouts end with an answer although their source says that they did "
-            f'not complete ("{INCOMPLETE}" in losses): their stop_reason is answered'
+            f"{incomplete} rollouts end with an answer although their source calls them not "
+            f'completed ("{INCOMPLETE}" in losses): they are kept, with stop_reason "answered"'
         )
     yield from later_system_notes(counts.later_system, counts.calls.count)
     if counts.unlogged_turns:

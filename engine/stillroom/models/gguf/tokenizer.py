@@ -75,26 +75,26 @@ def check_saved_tokenizer(tokenizer: Any, folder: Path, header: GgufHeader) -> N
             )
 
 
-def _set_pre_tokenizer(core: Any, name: str | None) -> None:
-    """Sets the pre-tokenizer that a file names on a byte-level tokenizer.
+def _set_pre_tokenizer(backend: Any, name: str | None) -> None:
+    """Gives a byte-level tokenizer the pre-tokenizer and the normalizer that its file names.
 
-    transformers chooses one by the architecture, and does not know all of them.
+    transformers chooses them by the architecture, and does not know all of them.
     """
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    core.normalizer = None
+    backend.normalizer = None
     match name:
         case "smollm":
             digits = pre_tokenizers.Digits(individual_digits=True)
-            core.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
+            backend.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
         case "llama-bpe":
-            core.pre_tokenizer = _split(_LLAMA3)
+            backend.pre_tokenizer = _split(_LLAMA3)
             # A word that is itself a token is kept whole; merges are not applied to it.
-            core.model.ignore_merges = True
+            backend.model.ignore_merges = True
         case "qwen2":
-            core.pre_tokenizer = _split(_QWEN2)
-            core.normalizer = normalizers.NFC()
+            backend.pre_tokenizer = _split(_QWEN2)
+            backend.normalizer = normalizers.NFC()
         case _:
-            core.pre_tokenizer = byte_level
+            backend.pre_tokenizer = byte_level
 
 
 def _split(pattern: str) -> Any:

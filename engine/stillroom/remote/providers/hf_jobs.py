@@ -281,14 +281,14 @@ class HfJobsHost:
             packages=_bootstrap_packages(local_packages()),
         )
 
-    def _download(self, path: str, content: str, target: Path) -> None:
-        """Downloads a file of the run from the bucket, where it has the path `content`."""
-        if content not in self._bucket.sizes([content]):
+    def _download(self, path: str, bucket_path: str, target: Path) -> None:
+        """Downloads a file of the run, `path` in its folder, from the bucket to `target`."""
+        if bucket_path not in self._bucket.sizes([bucket_path]):
             # The run has deleted a checkpoint, as the next update will show.
             raise UnreachableError(
                 f"{path} is no longer in the bucket", "no action needed: it is retried"
             )
-        self._bucket.download(content, target)
+        self._bucket.download(bucket_path, target)
 
     def _job_id(self) -> str | None:
         entry = self._log.find(self.name)

@@ -222,9 +222,7 @@ def _sample_answers(student: Student) -> list[DecodedSequence]:
     limit = min(loaded.max_context, len(prompt) + _NUM_TOKENS)
     engine = DecodeEngine(loaded, max_rows=_NUM_ANSWERS, max_context=limit)
     settings = SamplingSettings(temperature=1.0, max_tokens=_NUM_TOKENS)
-    sequences = [
-        DecodedSequence(settings, draws=random.Random(seed)) for seed in range(_NUM_ANSWERS)
-    ]
+    sequences = [DecodedSequence(settings, rng=random.Random(seed)) for seed in range(_NUM_ANSWERS)]
     for sequence in sequences:
         sequence.append_given(prompt)
         engine.request_turn(sequence)

@@ -99,28 +99,28 @@ def load_teachers(
     served: dict[DatasetTeacher, ServedTeacher] = {}
     pairs: dict[DatasetTeacher, ReadingPair] = {}
     notes: list[str] = []
-    for one in dict.fromkeys(config.teachers):
-        if one.section.is_served:
+    for configured in dict.fromkeys(config.teachers):
+        if configured.section.is_served:
             top_k = config.algorithm.served_top_k
-            served[one] = served_teacher(workspace, one, top_k=top_k)
-            if one.section.tokens == "reread":
-                opened = open_served_pair(workspace, one, student.loaded, config)
+            served[configured] = served_teacher(workspace, configured, top_k=top_k)
+            if configured.section.tokens == "reread":
+                opened = open_served_pair(workspace, configured, student.loaded, config)
                 notes += opened.notes
                 if opened.pair is not None:
-                    pairs[one] = opened.pair
+                    pairs[configured] = opened.pair
             continue
-        teacher = load_local_teacher(workspace, one, student.loaded)
-        local[one] = teacher
-        if one.section.tokens == "reread":
+        teacher = load_local_teacher(workspace, configured, student.loaded)
+        local[configured] = teacher
+        if configured.section.tokens == "reread":
             pair = open_pair(student.loaded, teacher.loaded, config.rollout.reasoning_mode)
-            notes.append(reading_note(one.path, pair))
+            notes.append(reading_note(configured.path, pair))
             if pair is not None:
-                pairs[one] = pair
-    of_dataset = list(enumerate(config.teachers))
+                pairs[configured] = pair
+    by_dataset = list(enumerate(config.teachers))
     return Teachers(
-        local={i: local[one] for i, one in of_dataset if one in local},
-        served={i: served[one] for i, one in of_dataset if one in served},
-        pairs={i: pairs[one] for i, one in of_dataset if one in pairs},
+        local={i: local[configured] for i, configured in by_dataset if configured in local},
+        served={i: served[configured] for i, configured in by_dataset if configured in served},
+        pairs={i: pairs[configured] for i, configured in by_dataset if configured in pairs},
         notes=notes,
     )
 

@@ -73,7 +73,9 @@ def _chat_pair(row: Row) -> LoggedPair | None:
 def _chat_calls(row: JsonRow) -> Iterator[LoggedConversation]:
     pair = _chat_pair(row.data)
     if pair is None:
-        raise UnreadableRowError(NO_REQUEST, "the row has no `request` and no `messages`")
+        raise UnreadableRowError(
+            NO_REQUEST, "the row has neither a `request` nor `messages` with a reply"
+        )
     log_fields = envelope_fields(pair.envelope) | {"scores": _scores(row.data)}
     calls = read_calls(pair.request, _assemble_chunks(pair.response))
     yield from logged_calls(
