@@ -117,7 +117,7 @@ def _gpu_check() -> Check:
             name="gpu",
             status="note",
             detail="no GPU found: the processor suffices to train a model of 135M parameters on a "
-            "few hundred short rows (20 minutes on 2 cores; minutes limits run_recipe), but is "
+            "few hundred short rows (20 minutes on 2 cores; `minutes` limits run_recipe), but is "
             "slow for larger models",
             fix="for larger models, train on a machine with ssh access or a rented one: see "
             "list_machines",

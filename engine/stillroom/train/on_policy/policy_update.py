@@ -360,8 +360,8 @@ def _add_gradient(
     dataset = members[0].dataset
     if (teacher := teachers.get(dataset)) is None:
         raise TeacherError(
-            f"{len(members) - len(scores)} rollouts of data.train_file[{dataset}] have no scores "
-            "from its teacher",
+            f"the teacher of dataset {dataset} (counted from 0 in data.train_file) did not score "
+            f"{len(members) - len(scores)} rollouts",
             "check the run's log for the reply of the teacher's server, then resume the run",
         )
     if readings:

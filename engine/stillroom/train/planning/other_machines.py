@@ -229,7 +229,7 @@ def _notes(plan: TrainingPlan, on_first: _DeviceForecast, first: Hardware) -> li
         *notes,
         *student.notes,
         *forecast.describe_learning(config, student.size.num_parameters),
-        *layout_notes(config.launcher, student.layout),
+        *layout_notes(config.launcher, student.layout, is_time_of_all=first.measured is not None),
     ]
 
 

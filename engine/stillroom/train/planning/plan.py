@@ -200,7 +200,7 @@ def _forecast(
             *student.notes,
             *forecast.describe_learning(config, result.parameters),
             *forecast.describe_steps(config, result.steps),
-            *layout_notes(config.launcher, layout, is_tried=trial_run is not None),
+            *layout_notes(config.launcher, layout),
         ],
     )
 

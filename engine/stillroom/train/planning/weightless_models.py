@@ -444,11 +444,11 @@ def shared_speed(speed: Speed, layout: forecast.ProcessLayout) -> Speed:
 
 
 def layout_notes(
-    launcher: LauncherSection, layout: forecast.ProcessLayout, *, is_tried: bool = False
+    launcher: LauncherSection, layout: forecast.ProcessLayout, *, is_time_of_all: bool = False
 ) -> list[str]:
     """Returns notes that explain a forecast for several processes; none for one process.
 
-    is_tried: whether the time is that of a trial, which is made in one process.
+    is_time_of_all: whether the time is from a run with all of the processes.
     """
     if layout.num_processes == 1:
         return []
@@ -457,6 +457,6 @@ def layout_notes(
     if layout.num_sharing > 1:
         whose = f"the {layout.num_sharing} processes of one machine"
     note = f"the run has {layout.num_processes} processes{machines}: the memory is that of {whose}"
-    if is_tried:
-        note += "; the time was measured in one process and excludes communication"
+    if not is_time_of_all:
+        note += "; the time excludes communication between them"
     return [note]

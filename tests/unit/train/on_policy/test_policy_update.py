@@ -193,7 +193,7 @@ def test_a_rollout_that_nobody_scored_is_an_error(student, teacher):
     prepared = prepare_sequences(sampled_by(student.loaded.model), KINDS["ppo"])
     reported = scored_by_server(teacher.loaded.model, prepared, k=1)
 
-    with pytest.raises(TeacherError, match=r"1 rollouts of data.train_file\[0\] have no scores"):
+    with pytest.raises(TeacherError, match=r"the teacher of dataset 0 .* did not score 1 rollouts"):
         accumulate_gradient(student, {}, [*reported[:3], prepared[3]], KINDS["ppo"], UpdateStats())
 
 
