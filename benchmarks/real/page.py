@@ -40,15 +40,15 @@ figures are in `benchmarks/real/`.
   the minutes on that.
 - **The teacher** of a task is SmolLM2-135M too, trained on 800 gold conversations of all forms. Students see nothing but what it says.
 - **Held-out tasks** are {heldout} with sentence forms of the training set and new fillings, and {heldout} with *new* sentence forms, of which the training set has
-  none: what a score on forms one has trained on is worth.
+  none. They show how far a score on the training forms carries.
 - All weights are trained, at {rate:g} ({on_policy:g} on-policy), batches of 8 (32 prompts on-policy). Answers are greedy, and right only if they are
   exact. Intervals are 95 %.
-- **Not shown**: anything below about {points:.0f} points, which is what {heldout} tasks a seed can show at {seeds}.
+- **Smaller differences are not shown**: with {heldout} tasks a seed, about {points}.
 """
-ONE_SEED = """- **One seed so far**: another seed of the same method may differ by more than its interval says, which is of tasks alone.
+ONE_SEED = """- **One seed so far** of {tasks}: another seed of the same method may differ by more than its interval says, which is of tasks alone.
 """
 WHAT_IT_SAYS = """
-## What it says
+## Conclusions
 
 {verdicts}
 
@@ -82,15 +82,23 @@ def page(rows: Sequence[Figure]) -> str:
     trained = [row for row in rows if "minutes" in row]
     if not trained:
         raise SystemExit("error: no method was measured, so there is no page to write")
-    heldout, seeds = len(trained[0]["new"]), sorted({row["seed"] for row in rows})
-    num_seeds = f"{len(seeds)} seed{'' if len(seeds) == 1 else 's'}"
+    heldout = len(trained[0]["new"])
+    num_seeds = {
+        name: len({row["seed"] for row in trained if row["task"] == name})
+        for name in TASKS
+        if any(row["task"] == name for row in trained)
+    }
+    points = [
+        f"{100 * smallest_difference(heldout * num):.0f} points at {num} seed{'s' * (num > 1)}"
+        for num in sorted(set(num_seeds.values()))
+    ]
     minutes = trained[0]["minutes"]
     head = HEAD.format(
         rows=trained[0]["teacher_rows"], minutes=minutes, heldout=heldout, rate=RATE,
-        on_policy=ON_POLICY_RATE, points=100 * smallest_difference(heldout * len(seeds)),
-        seeds=num_seeds,
+        on_policy=ON_POLICY_RATE, points=" and ".join(points),
     )  # fmt: skip
-    parts = [head, ONE_SEED if len(seeds) == 1 else ""]
+    once = [name.capitalize() for name, num in num_seeds.items() if num == 1]
+    parts = [head, ONE_SEED.format(tasks=", ".join(once)) if once else ""]
     verdicts: list[str] = []
     for name in TASKS:
         own = [row for row in rows if row["task"] == name]

@@ -31,3 +31,7 @@ def test_a_method_is_compared_task_by_task_with_as_much_more_sft(page):
     text = page.page(rows)
     assert "| SFT, then DPO | 100.0% [91.2%, 100.0%] | 100.0% [91.2%, 100.0%] | **+50.0 [" in text
     assert "better than *SFT, then more SFT*: SFT, then DPO." in text
+    assert "**One seed so far** of Tickets" in text
+    second = [{**row, "seed": 2} for row in rows]
+    assert "One seed so far" not in page.page([*rows, *second])
+    assert "points at 1 seed and" in page.page([*rows, *second, {**rows[0], "task": "returns"}])
