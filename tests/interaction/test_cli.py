@@ -138,7 +138,7 @@ def test_an_error_exits_with_1_and_says_what_to_do(command: Command) -> None:
 def test_a_page_of_the_documentation_is_printed_and_all_are_named(command: Command) -> None:
     page = command("docs", "traces")
     assert page.stdout.startswith("# Traces")
-    assert "traces: Traces: where the files come from\n" in command("docs").stdout
+    assert "traces: Traces: logs that can be imported\n" in command("docs").stdout
     unknown = command("docs", "docs/trace.md")
     assert unknown.returncode == 1
     assert "(did you mean 'traces'?)" in unknown.stderr

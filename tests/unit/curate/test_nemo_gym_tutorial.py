@@ -73,7 +73,7 @@ def test_the_filter_keeps_what_the_tutorials_does(
 
     assert read_rows(tmp_path / "filtered.jsonl") == expected
     assert 0 < len(expected) == result.kept < len(rows)
-    assert "as turns: 120 rows are from NeMo Gym" in result.warnings[0]
+    assert "120 rows are from NeMo Gym" in result.warnings[0]
     # No option counts turns here.
     assert not any("items" in text for text in filtered(tmp_path, min_reward=0.7).warnings)
 
