@@ -135,17 +135,22 @@ def page(kept: dict[str, Any]) -> str:
     lines = [
         "# Families of models",
         "",
-        "`make families` runs every cell of this page on a tiny model of the family (2 to 4 layers, random weights, fp32 on a CPU) and",
-        f"writes it; the last run was on {kept['on']} with {libraries}. {whole} of {len(families)} rows say yes in every cell.",
+        "`make families` runs every cell of this page on a tiny model of each family (2 to 4 layers, random weights, fp32 on a CPU) and",
+        f"writes the page. The last run was on {kept['on']} with {libraries}. In {whole} of {len(families)} rows, every cell is yes.",
         "",
-        f"Yes means: the operation ran to its end (SFT with a loss that falls, tools that are called), and beside plain transformers or peft, one unpadded pass a sequence, its loss was within {LOSS:.0e}",
-        f"(DPO {DPO_LOSS:.0e}) and its gradient within {GRADIENT:.0e} of the largest number; sampled tokens had their log-probabilities to {LOGPROB:.0e} nats;",
-        "greedy turns around tool replies were those of transformers' `generate`, without its cache where its own steps are not those of a whole",
-        "pass (dynamic RoPE; the least time step of Nemotron-H and Zamba2); a checkpoint was read back as it was, and exported weights gave",
-        f"the checkpoint's logits to {WEIGHTS:.0e}, or to 1.5 times what weights merged in float64 and rounded once are off (a model may amplify",
-        "such rounding). Sequences were of mixed lengths, before, at and after each boundary: the lengths in tokens at which the tiny model's",
-        "window, chunk or original context ends. No names its reason below. Real models of a family have the same code and larger numbers;",
-        "nothing here says how well they learn. Gemma 3n's multimodal checkpoint is missing: plain transformers needs the package timm for it.",
+        "Yes means that the operation completed (SFT with a falling loss, generation with tool calls) and matched plain transformers or peft,",
+        "run on one unpadded sequence at a time:",
+        "",
+        f"- The loss is within {LOSS:.0e} (relative; DPO {DPO_LOSS:.0e}), and the gradient within {GRADIENT:.0e} of its largest value.",
+        f"- Sampled tokens have the same log-probabilities to {LOGPROB:.0e} nats.",
+        "- Greedy turns around tool replies match transformers' `generate`, except at ties. Its cache is off where its cached steps are inexact",
+        "  (dynamic RoPE; the minimum time step of Nemotron-H and Zamba2).",
+        f"- A checkpoint loads back unchanged. Exported weights give the checkpoint's logits to {WEIGHTS:.0e}, or to 1.5 times the error of weights",
+        "  that were merged in float64 and rounded once (a model can amplify such rounding).",
+        "",
+        "Sequences are shorter than, as long as and longer than each boundary: the lengths in tokens at which the tiny model's window, chunk or",
+        "original context ends. Each no is explained below. Real models of a family use the same code with larger dimensions; this page does not",
+        "show how well they learn. Gemma 3n's multimodal checkpoint is missing, because plain transformers needs the package timm for it.",
         "",
         "| family | boundaries | " + " | ".join(COLUMNS) + " |",
         "|---|---|" + "---|" * len(COLUMNS),
@@ -158,18 +163,18 @@ def page(kept: dict[str, Any]) -> str:
         edges = ", ".join(str(edge) for edge in family["boundaries"]) or "none"
         lines.append(f"| {family['title']} | {edges} | " + " | ".join(said) + " |")
     if missing := [name for name in names() if name not in families]:
-        lines += ["", f"Not run since the last change of the table: {', '.join(missing)}."]
-    lines += ["", "## What says no, and why", ""]
+        lines += ["", f"Not run since the table last changed: {', '.join(missing)}."]
+    lines += ["", "## Failing cells", ""]
     refused = [
         f"- {family['title']}, {title}: {cell['why']}"
         for family in families.values()
         for title, cell in family["cells"].items()
         if not cell["works"]
     ]
-    lines += refused or ["Nothing does."]
+    lines += refused or ["None."]
     lines += [
         "",
-        "## The largest differences that were seen where the cells say yes",
+        "## Largest differences in passing cells",
         "",
         "| cell | figure | largest | in |",
         "|---|---|---|---|",
@@ -190,7 +195,7 @@ def page(kept: dict[str, Any]) -> str:
         "",
         "## The layers of a LoRA adapter",
         "",
-        "What `plan_training` says of the tiny model with `model.lora_targets: auto`, which is the default.",
+        "What `plan_training` reports for the tiny model with `model.lora_targets: auto`, the default.",
         "",
         "| family | the adapter is on |",
         "|---|---|",

@@ -26,29 +26,28 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 FIGURES, PAGE = HERE / "figures.json", ROOT / "docs" / "trust.md"
 SCRIPT_LIMIT_S, TESTS_LIMIT_S = 3600, 1800
-HEAD = """# What is promised, and what shows it
+HEAD = """# Guarantees and their tests
 
-`make trust` runs everything named here and writes this page; `tests/thorough/run.py --only 8` does it for one promise. A figure is
-what the script or the tests printed on the day, and at the commit, that stands beside it. What has no figure has not been run.
+`make trust` runs everything listed here and writes this page; `tests/thorough/run.py --only 8` does so for one guarantee. A figure is
+what the script or the tests printed on the date and at the commit in the last column. A guarantee without a figure has not been run.
 
-| | promise | shown by | figure | on |
+| | guarantee | tested by | figure | date (commit) |
 |---|---|---|---|---|
 """
 BOUNDS_HEAD = """
-## How much is taken of what others send
+## Limits on input
 
-`engine/stillroom/bounds.py` states each bound once. A model's own answers, calls and rollouts are bounded by the options of a request
-(`max_tokens`, `request_timeout`, `tool_timeout`, `rollout_timeout`, `budget_usd`). Tools, and work on files, run in processes that get at most
-half of the machine's memory.
+`engine/stillroom/bounds.py` declares each limit once. A model's own answers, calls and rollouts are limited by the options of a request
+(`max_tokens`, `request_timeout`, `tool_timeout`, `rollout_timeout`, `budget_usd`). Tools and file operations run in processes that get at
+most half of the machine's memory, or 4 GB if that is more (not enforced on macOS).
 
-| from | of | at most | beyond that |
+| from | what is limited | limit | if exceeded |
 |---|---|---|---|
 """
 FAULTS_HEAD = """
-## Faults that were found, and the tests that keep them away
+## Faults that were found and fixed
 
-Each was seen when the product was attacked, or used by somebody who knew nothing but its skills. Each test failed before the fault was
-mended.
+Each was found by attacking the product, or by users who knew nothing but its skills. Each test failed before the fix.
 
 | fault | tests |
 |---|---|

@@ -51,7 +51,7 @@ BOUNDS = {name: one for name, one in vars(bounds).items() if isinstance(one, bou
 
 def test_the_page_lists_every_bound_as_it_is() -> None:
     page = (ROOT / "docs/trust.md").read_text(encoding="utf-8")
-    section = page.partition("## How much is taken")[2].partition("\n## ")[0]
+    section = page.partition("## Limits on input")[2].partition("\n## ")[0]
     rows = [f"| {b.sender} | {b.subject} | {b.size} | {b.consequence} |" for b in BOUNDS.values()]
     assert [line for line in section.splitlines() if line.startswith("| ")][1:] == rows
 
