@@ -105,9 +105,9 @@ def _note_cost_of_asking(
     if (budget := session.request.budget_usd) is None:
         return
     # Not what earlier calls of the recipe spent after this stage.
-    left = max(0.0, budget - sum(stage.usd for stage in session.stages.done))
-    usd = find_run(session.workspace, teacher.run_id).read().calls_usd
-    each_usd = usd / max(1, teacher.result.accuracy.n)
+    usd_by_run = {stage.run_id: stage.usd for stage in session.stages.done}
+    left = max(0.0, budget - sum(usd_by_run.values()))
+    each_usd = usd_by_run[teacher.run_id] / max(1, teacher.result.accuracy.n)
     prompts = [*parts.first_round, *parts.of_new_forms, *parts.second_round]
     if each_usd and len(prompts) * each_usd > left:
         session.stages.note(

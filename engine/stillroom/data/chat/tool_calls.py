@@ -107,8 +107,8 @@ def message_with_calls(message: Message, tools: Iterable[str], *, first_call: in
     """Returns the message with tool calls parsed from its content, where the server left them.
 
     A server leaves them there if it has no parser, or one that cannot read the call. If a call
-    cannot be parsed here either, its whole text becomes its arguments, so that the model is told
-    what is wrong with it. `tools` are the names of the offered tools.
+    cannot be parsed here either, its whole text becomes its arguments, so that the error
+    shows the model what is wrong. `tools` are the names of the offered tools.
     """
     content = message.get("content")
     if message.get("tool_calls") or not isinstance(content, str):
@@ -224,8 +224,8 @@ def parse_llama(text: str) -> tuple[str, list[WrittenCall]]:
 def _json_call(body: str, key: str) -> WrittenCall:
     """Parses the name, arguments and id of a call.
 
-    The whole text of an invalid call becomes its arguments, so that the model is told what is wrong
-    with it.
+    The whole text of an invalid call becomes its arguments, so that the error shows the
+    model what is wrong.
     """
     try:
         call: Any = json.loads(body)
