@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from methods import METHODS, Lesson, few_shot, model_folder, train_teacher
-from page import COMMONEST, page
+from page import COMMONEST, page, picture
 from project import FORMS, Project
 from smollm2 import base_model
 from task import Task
@@ -28,7 +28,7 @@ from tasks import TASKS
 
 HERE = Path(__file__).parent
 FIGURES = HERE / "figures.json"
-PAGE = HERE.parents[1] / "docs" / "results.md"
+DOCS = HERE.parents[1] / "docs"
 Figure = dict[str, Any]
 
 
@@ -112,7 +112,8 @@ def main() -> None:
         for seed in options.seeds:
             for name in options.tasks:
                 measure(figures, options.folder.resolve(), TASKS[name], seed, options)
-    PAGE.write_text(page(figures.rows), encoding="utf-8")
+    (DOCS / "results.md").write_text(page(figures.rows), encoding="utf-8")
+    (DOCS / "images" / "results.svg").write_text(picture(figures.rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ def page(monkeypatch):
 
 def test_the_page_says_what_was_measured(page):
     assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == page.page(KEPT)
+    picture = ROOT / "docs" / "images" / "results.svg"
+    assert picture.read_text(encoding="utf-8") == page.picture(KEPT)
 
 
 def test_a_method_is_compared_task_by_task_with_as_much_more_sft(page):
