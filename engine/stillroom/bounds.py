@@ -26,7 +26,7 @@ class Bound:
 
     @property
     def size(self) -> str:
-        """The limit as text, such as `64 MB`."""
+        """The limit as text, such as `64 MB`; of limits, kB, MB and GB are powers of 1024."""
         if self.unit == "bytes":
             power = next(n for n in (30, 20, 10, 0) if self.limit >= 1 << n)
             return f"{self.limit >> power:,} {({30: 'GB', 20: 'MB', 10: 'kB', 0: 'bytes'})[power]}"

@@ -15,6 +15,11 @@ def writable_text(text: str) -> str:
     return f"{text[:half]} … ({len(text) - 2 * half} characters left out) … {text[-half:]}"
 
 
+def noun_for(num: int, noun: str) -> str:
+    """Returns a regular noun as it stands after a number: `task` after 1, else `tasks`."""
+    return noun if num == 1 else f"{noun}s"
+
+
 class EngineError(Exception):
     """An error that the caller can act on: `problem` is what failed, `fix` is what to do about it.
 

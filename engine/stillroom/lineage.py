@@ -216,7 +216,7 @@ class Recording:
                 if not self._may_grow or file.stat().st_size < size:
                     raise DataError(
                         f"{file} changed while it was being read",
-                        "repeat the call once no other program writes to the file",
+                        "repeat the call once no other program is writing to the file",
                     )
                 self.grown.append(file)
             self._is_checked = True

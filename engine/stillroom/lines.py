@@ -148,7 +148,10 @@ class _Reader:
         return lines
 
     def _long_line(self, block: bytes, start: int, end: int) -> list[Line]:
-        """Returns the line from `start` to `end` in the file; `block` is its beginning."""
+        """Returns the line from `start` to `end` in the file; [] if it is blank.
+
+        `block` is its beginning.
+        """
         self._number += 1
         if end - start > self._limit:
             return [self._truncated_line(self._number, start, block)]

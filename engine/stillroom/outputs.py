@@ -110,7 +110,7 @@ def new_output(
 
     The block must call `record` last. The manifest is on the disk before the first file is
     replaced, so after a crash at any point, each file is known to be Stillroom's.
-    Raises InputError if another process writes the output, or if Stillroom did not write an
+    Raises InputError if another process is writing the output, or if Stillroom did not write an
     existing file.
     """
     with output_lock(path, operation, run_id=run_id):

@@ -233,7 +233,7 @@ def _store_copy(file: Path, copy: Path, sha256: str) -> None:
         if digest.hexdigest() != sha256:
             raise InputError(
                 f"{file} changed while it was being copied",
-                "repeat the call once no program writes to it",
+                "repeat the call once no program is writing to it",
             )
         stream.flush()
         os.fsync(handle)

@@ -11,7 +11,6 @@ import yaml
 
 from stillroom import bounds
 
-_MAX_CHARACTERS = bounds.YAML.limit
 _MAX_EXPANDED = bounds.YAML_VALUES.limit
 """The maximum size of a text with its aliases expanded: its values plus their characters."""
 
@@ -22,8 +21,8 @@ def read_yaml(text: str | bytes) -> Any:
     Raises yaml.YAMLError if the text is malformed or too large, and ValueError for a date that does
     not exist.
     """
-    if len(text) > _MAX_CHARACTERS:
-        raise yaml.MarkedYAMLError(problem=f"it is longer than {_MAX_CHARACTERS >> 10} kB")
+    if len(text) > bounds.YAML.limit:
+        raise yaml.MarkedYAMLError(problem=f"it is longer than {bounds.YAML.size}")
     loader = yaml.SafeLoader(text)
     try:
         root = loader.get_single_node()

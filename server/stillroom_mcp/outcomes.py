@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from stillroom.errors import noun_for
 from stillroom.types import RunKind
 
 _NOTABLE_SHARE = 0.05
@@ -110,8 +111,8 @@ def _evaluation_remarks(outcome: Mapping[str, Any]) -> Iterator[str]:
         yield "the KL to the teacher was not measured: get_run_logs shows the reason"
     if unjudged := outcome.get("unjudged"):
         yield (
-            f"{unjudged} tasks were left out because they have no expected_answer and no reward: "
-            "say so with the accuracy, or evaluate again with rewards or a judge"
+            f"the accuracy leaves out {unjudged} {noun_for(unjudged, 'task')} without an "
+            "expected_answer or reward: say so with it, or evaluate again with rewards or a judge"
         )
     if (failed := outcome.get("failed") or 0) > _NOTABLE_SHARE * num > 0:
         yield f"{failed} rollouts failed because of infrastructure and are left out: evaluate again"

@@ -82,7 +82,7 @@ class OperationTool(Tool):
             raise ToolError(
                 f"{operation.name} failed unexpectedly: {type(error).__name__}\n"
                 f"{redacted(fenced_quote(writable_text(str(error))))}\n"
-                "fix: report this bug in Stillroom, with the traceback in the server's log"
+                "fix: this is a bug in Stillroom; report it with the traceback in the server's log"
             ) from error
         answer = structured_content(self.workspace, operation, request, result)
         text = json.dumps(answer, ensure_ascii=False)

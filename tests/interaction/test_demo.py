@@ -132,7 +132,7 @@ def test_the_closing_words_follow_the_figures(
     print_comparisons(console, {"on-policy": accuracy, "teacher": accuracy}, [comparison] * 2)
     text = console.export_text()
     assert verdict in text
-    assert ("probabilities teach more than its tokens" in text) == (verdict == "beats SFT")
+    assert ("learns more from the teacher's probabilities" in text) == (verdict == "beats SFT")
 
 
 def test_training_goes_on_when_its_server_is_killed_and_the_next_one_sees_it_finish(

@@ -48,7 +48,7 @@ def test_a_process_that_is_killed_is_named_and_the_run_goes_on_with_shared_weigh
 
     assert report.status == "failed"
     assert report.error is not None
-    whom = f"process 1 of 2 (pid {ranks[1].pid} on "
+    whom = f"rank 1 of 2 processes (pid {ranks[1].pid} on "
     assert report.error.problem.startswith(whom)
     assert "was killed by SIGKILL" in report.error.problem
     assert f"start_training(resume={run_id}) resumes at step_0" in report.error.fix

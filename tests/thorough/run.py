@@ -40,6 +40,7 @@ BOUNDS_HEAD = """
 `engine/stillroom/bounds.py` declares each limit once. A model's own answers, calls and rollouts are limited by the options of a request
 (`max_tokens`, `request_timeout`, `tool_timeout`, `rollout_timeout`, `budget_usd`). Tools and file operations run in processes that get at
 most half of the machine's memory, or 4 GB if that is more (not enforced on macOS).
+In this table, kB, MB and GB are powers of 1024.
 
 | from | what is limited | limit | if exceeded |
 |---|---|---|---|

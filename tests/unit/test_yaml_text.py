@@ -30,7 +30,7 @@ MERGES = "\n".join(
         ("a: &a {b: *a}", "contains itself"),
         ("[" * 10_000, "nested too deeply"),
         ("{a: " * 10_000, "nested too deeply"),
-        ("a: " + "x" * 300_000, "longer than 256 kB"),
+        ("a: " + "x" * 300_000, "longer than 262,144 characters"),
         (f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 20)}]", "aliases expand to more than"),
     ],
 )

@@ -182,7 +182,7 @@ OPERATIONS = (
             timeout_s=bounds.FILTERING.limit,
             action="filtering {input!r}",
             fix="filter fewer rows at a time, and check the regular expressions; "
-            f"with ray_address {_CHECK_RAY}",
+            f"if ray_address is set, also {_CHECK_RAY}",
         ),
     ),
     Operation(
@@ -200,7 +200,7 @@ OPERATIONS = (
             timeout_s=bounds.FILTERING.limit,
             action="converting {input!r}",
             fix="convert fewer rows at a time, and check the rewrite function; "
-            f"with ray_address {_CHECK_RAY}",
+            f"if ray_address is set, also {_CHECK_RAY}",
         ),
     ),
     Operation(

@@ -216,7 +216,7 @@ def check_not_running_elsewhere(workspace: Workspace, run_id: str) -> None:
 
 
 def check_not_written_elsewhere(workspace: Workspace, output: Path) -> None:
-    """Raises OutputHeldError if a run on another machine writes the output.
+    """Raises OutputHeldError if a run on another machine is writing the output.
 
     Such a run does not hold the output's lock on this machine.
     """

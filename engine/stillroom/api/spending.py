@@ -54,8 +54,8 @@ def one_start_at_a_time(workspace: Workspace, machine: Machine | None) -> Genera
     lock = FileLock(workspace.root / _LOCK_FILE)
     if not lock.acquire_within(_LOCK_TIMEOUT_S):
         raise RunError(
-            f"waited {_LOCK_TIMEOUT_S:.0f} seconds for the lock on starting runs with a shared "
-            "budget, which another process holds",
+            "could not get the lock on starting runs with a shared budget within "
+            f"{_LOCK_TIMEOUT_S:.0f} seconds: another process holds it",
             f"repeat the call; if that does not help, end the process that holds {lock.path}",
         )
     try:

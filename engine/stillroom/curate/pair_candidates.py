@@ -123,7 +123,7 @@ _FIELDS = msgspec.json.Decoder(_Fields)
 
 
 class PairReader:
-    """Reads the indexed rollouts of a task, with their names, and caches up to 16 MiB of them."""
+    """Reads the indexed rollouts of a task, with their names, and caches up to 16 MB of them."""
 
     def __init__(self) -> None:
         self._rows = RowReader()
@@ -165,7 +165,7 @@ class PairReader:
         except msgspec.DecodeError as error:
             raise DataError(
                 f"{entry.path} changed while it was read",
-                "wait until nothing writes to it any more, then make the pairs again",
+                "wait until nothing is writing to it any more, then make the pairs again",
             ) from error
         return PairedRollout(
             messages=row.messages,

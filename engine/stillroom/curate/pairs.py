@@ -29,7 +29,7 @@ from stillroom.curate.project_tools import ProjectTools
 from stillroom.curate.rows import ACCEPTED_ROWS, model_records
 from stillroom.curate.sources import RowInputs, no_rows_error, open_inputs
 from stillroom.data.row_notes import tools_notes
-from stillroom.errors import DataError
+from stillroom.errors import DataError, noun_for
 from stillroom.files import LineWriter
 from stillroom.lineage import FileRecord, Recording
 from stillroom.outputs import NewOutput, ReplacingRequest, new_output
@@ -298,7 +298,10 @@ class PairWriter:
         return msgspec.structs.replace(chosen, tools=schemas)
 
     def _with_system(self, rollout: PairedRollout) -> PairedRollout:
-        """Returns the rollout with the system message of the request, if the request has one."""
+        """Returns the rollout with its system message replaced by the request's.
+
+        `""` removes it, None keeps it.
+        """
         if (system := self._request.system) is None:
             return rollout
         others = [raw for raw in rollout.messages if msgspec.json.decode(raw)["role"] != "system"]
@@ -351,13 +354,13 @@ def _pair_row(
 
 def _no_pairs_error(better: TaskIndex, worse: TaskIndex, skipped: Counter[str]) -> DataError:
     """Returns the error for rollouts from which no pair can be made."""
-    tasks = f"{len(better)} tasks"
+    tasks = f"{len(better)} {noun_for(len(better), 'task')}"
     if better is not worse:
         shared = len(better.keys() & worse.keys())
         tasks += f" of chosen_from, {shared} of them also in rejected_from"
     reasons = ", ".join(f"{reason}: {count}" for reason, count in skipped.items())
     return DataError(
-        f"no pairs from {tasks}" + (f" ({reasons})" if reasons else ""),
+        f"no pairs can be made from {tasks}" + (f" ({reasons})" if reasons else ""),
         ACCEPTED_ROWS
         if set(skipped) == {"not a rollout row"}
         else "pairs need rollouts of the same task with different rewards: score those without a "

@@ -61,7 +61,7 @@ class SampleForReview(ReplacingRequest):
                 "the first band edge"
             )
         if not any(self.counts):
-            raise ValueError("at least one number of counts must be greater than 0")
+            raise ValueError("at least one of the counts must be greater than 0")
         return self
 
 

@@ -59,7 +59,7 @@ NO_CATEGORY = "(none)"
 UNREADABLE = "(unreadable)"
 """The category of a row that curation cannot read."""
 ACCEPTED_ROWS = (
-    "give rollouts of generate_rollouts, or logs, traces and datasets in a format that "
+    "give rollouts from generate_rollouts, or logs, traces and datasets in a format that "
     "import_rollouts reads (`stillroom docs traces` lists them); convert anything else to lines "
     'such as {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", '
     '"content": "4"}]}'
@@ -124,7 +124,7 @@ class CuratedRow(msgspec.Struct, dict=True):
 
     @cached_property
     def review_id(self) -> str | None:
-        """The row's id in reviews by older versions: its own id, or else a hash of its messages.
+        """The row's id in reviews that older versions wrote: its own, or a hash of its messages.
 
         None if the row cannot be read.
         """

@@ -87,7 +87,7 @@ class RowReader:
         if len(data) != num_bytes:
             raise DataError(
                 f"{path} was truncated while it was read",
-                "repeat the call once no other program writes to the file",
+                "repeat the call once no other program is writing to the file",
             )
         return _without_blanks(data) if b"\n" in data else data
 

@@ -90,7 +90,7 @@ def _read_row(reader: RowReader, position: RowPosition, row_format: RowFormat) -
     if isinstance(row, Problem):  # Only rows without problems were sampled.
         raise ModelError(
             f"{path} has changed while it was read",
-            "repeat the call once no other program writes to the file",
+            "repeat the call once no other program is writing to the file",
         )
     return as_rollout(row) if row_format is RowFormat.ROLLOUTS else row
 

@@ -95,7 +95,7 @@ class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
     layouts: dict[OwnText, int]
     """The number of good rollouts in each layout or format, e.g. stillroom, rnow or litellm."""
     failed: int
-    """The number of good rollouts that ended by an infrastructure failure; they have no reward."""
+    """The number of good rollouts that an infrastructure failure ended; they have no reward."""
     success_unknown: int
     """The number of good rollouts without `success`; curation infers it from reward or answer."""
     tokens: Quantiles | None = None

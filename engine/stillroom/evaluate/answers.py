@@ -127,8 +127,8 @@ def judged_specs(
     judged = [spec for spec in specs if spec.task.task_id not in unjudged]
     if specs and not judged:
         raise InputError(
-            f"no reward function, judge or expected answer for any of the {len(unjudged)} tasks, "
-            f"e.g. {specs[0].task.task_id}",
+            "no reward function, judge or expected answer for any task, e.g. "
+            f"{specs[0].task.task_id}",
             "give rewards=rewards.py or judge=judge.yml, or put the answer in each row's "
             "metadata.expected_answer",
         )
@@ -148,8 +148,8 @@ def _task_notes(
     total, notes = len({task.task_id for task in tasks}), list[str]()
     if unjudged:
         notes.append(
-            f"{len(unjudged)} of {total} tasks are left out: no reward function, judge or expected "
-            f"answer, e.g. {min(unjudged)}"
+            f"left out: {len(unjudged)} of {total} tasks (e.g. {min(unjudged)}), which have no "
+            "reward function, judge or expected answer"
         )
     if contained:
         notes.append(

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from stillroom import fences
-from stillroom.errors import DataError
+from stillroom.errors import DataError, noun_for
 from stillroom.evaluate.files import EvaluationResult, TaskCost, format_usd, task_time
 from stillroom.run_folder import RunFolder, all_runs, read_remote_state
 from stillroom.settings import Workspace
@@ -151,9 +151,10 @@ def break_even(
 
 
 def _note(student: TaskCost, teacher: TaskCost, spent_usd: float | None, tasks: int | None) -> str:
-    """Returns after how many `tasks` the student has paid off, or why that is not known."""
+    """Returns after how many `tasks` the student pays back its costs, or why that is not known."""
     if tasks is not None:
-        return f"after {tasks} tasks the student has saved what was spent so far"
+        after = f"{tasks} {noun_for(tasks, 'task')}"
+        return f"the student pays back all that was spent so far after {after}"
     if (student.usd is None and student.is_local) or (teacher.usd is None and teacher.is_local):
         return (
             f"this machine's time has no price: write `{MACHINE}: {{usd_per_hour: 1.2}}` to "

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from stillroom.errors import noun_for
 from stillroom.evaluate.intervals import Estimate
 from stillroom.types import OthersText
 
@@ -135,9 +136,11 @@ def other_measures(result: EvaluationResult) -> Iterator[str]:
     if (commonest := result.commonest_answer) is not None:
         yield f"always giving the commonest answer: {_percent(commonest)}"
     if result.unjudged:
-        yield f"{result.unjudged} tasks were left out: no reward function, judge or expected answer"
+        tasks = f"{result.unjudged} {noun_for(result.unjudged, 'task')}"
+        yield f"left out: {tasks} without reward function, judge or expected answer"
     if result.contained:
-        yield f"{result.contained} tasks count as right if the answer contains the expected one"
+        tasks = f"{result.contained} {noun_for(result.contained, 'task')}"
+        yield f"an answer counts as right if it contains the expected one: {tasks}"
     if result.stopped_by is not None:
         yield f"ended early by {result.stopped_by}: {result.omitted} rollouts were not run"
 

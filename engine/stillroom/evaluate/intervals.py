@@ -53,7 +53,7 @@ def accuracy_estimate(shares: Sequence[float]) -> Estimate:
 
 
 def _wilson_interval(share: float, n: float) -> dict[str, float]:
-    """Returns the bounds of a share. Source: Wilson 1927; Brown, Cai, DasGupta 2001."""
+    """Returns the bounds of a share's interval. Source: Wilson 1927; Brown, Cai, DasGupta 2001."""
     spread = _Z**2 / n
     centre = (share + spread / 2) / (1 + spread)
     half = _Z * math.sqrt(share * (1 - share) / n + spread / (4 * n)) / (1 + spread)

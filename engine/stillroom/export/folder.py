@@ -114,7 +114,7 @@ def export_folder(output: Path, *, run: Path, overwrite: bool = False) -> Genera
 
     An existing export is replaced. `run` is the folder of the writing run; files that killed runs
     left behind are removed.
-    Raises InputError if another process writes the output.
+    Raises InputError if another process is writing the output.
     """
     with output_lock(output, "export_model", run_id=run.name):
         _clean_up(output, run)
@@ -218,7 +218,7 @@ def read_header(file: Path) -> dict[str, _Tensor]:
         if length > min(size, _MAX_HEADER_BYTES):
             raise TensorFileError(
                 f"{file} is damaged: it gives a header length of {length} bytes, more than the "
-                f"file's size or the limit of {_MAX_HEADER_BYTES >> 20} MiB"
+                f"file's size or the limit of {bounds.TENSOR_HEADER.size}"
             )
         header = stream.read(length)
     try:

@@ -231,7 +231,7 @@ class _ArrayScan:
 
 
 def read_head(path: Path) -> bytes:
-    """Returns the first 64 KiB of a file, or the first MiB if its first row is longer."""
+    """Returns the first 64 kB of a file, or the first MB if its first row is longer."""
     with path.open("rb") as stream:
         head = stream.read(_HEAD)
         first_line = head.removeprefix(BOM).lstrip(_BLANKS).split(b"\n", 1)[0]

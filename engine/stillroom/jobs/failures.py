@@ -60,7 +60,7 @@ def failure_of(error: BaseException, folder: RunFolder, kind: RunKind) -> RunFai
     return RunFailure(
         problem=f"unexpected {name}: {text[:500]}",
         fix=f"read the traceback in {folder.log}: if the data is wrong, correct it; otherwise "
-        "report this bug in Stillroom" + resume_hint(folder, kind),
+        "this is a bug in Stillroom: report it with the traceback" + resume_hint(folder, kind),
     )
 
 

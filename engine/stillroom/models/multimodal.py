@@ -63,7 +63,7 @@ def language_config(location: ModelLocation) -> Any:
         raise ModelError(
             f"transformers has no causal language model for {location.name!r} (model type "
             f"{config.model_type!r}{part})",
-            "use a language model, or a multimodal one of Qwen, Gemma, Mistral or Llama",
+            "use a text-only language model, or a multimodal Qwen, Gemma, Mistral or Llama model",
         )
     return language
 

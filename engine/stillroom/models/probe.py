@@ -114,10 +114,11 @@ def _describe_gap(gap: float) -> str:
 
 
 def _model_gap(head: HeadRunner, dtype: torch.dtype | None) -> float:
-    """Returns how much packing changes the model's logits; 0 if rounding explains it.
+    """Returns the model's error with packing: of its logits, or of `varlen` in its attention.
 
-    dtype: the dtype that the model computes in; None if it is not on its device yet: packs then
-    run span by span, in the dtype of its weights.
+    0 if rounding explains it. Packs run span by span, and `varlen` is compared at each attention
+    call. dtype: the dtype that the model computes in; None if it is not on its device yet: the
+    pass then uses the dtype of its weights, and `varlen` is not compared.
     """
     weight_dtype: torch.dtype = head.base.dtype
     check = KernelCheck(dtype) if dtype is not None and head.rules.kernel == "varlen" else None

@@ -65,9 +65,9 @@ class Passes(Protocol):
     ) -> Tensor:
         """Returns the logits after each row's last new token, [B, V].
 
-        The logits of a filler (None) are arbitrary.
+        The logits of a row without new tokens (None) are arbitrary.
         slots: the slot of each row, in ascending order. starts: the number of tokens that each
-        slot has run.
+        slot's cache already has.
         """
         ...
 
@@ -253,7 +253,7 @@ class PlainPasses:
         return torch.cat([self._head.logits(hidden_H[None]) for hidden_H in hidden])
 
     def _last_hidden(self, slot: int, start: int, new: Sequence[int]) -> Tensor:
-        """Runs a row's new tokens, and returns the last hidden state, [H]."""
+        """Runs the model on a row's new tokens, and returns the last hidden state, [H]."""
         caches = self.cache.caches
         if start == 0:
             caches.pop(slot, None)

@@ -139,7 +139,7 @@ class StateLayer(LinearAttentionLayer):
 
     @property
     def slot_bytes(self) -> int:
-        """The bytes of one slot's states."""
+        """The size in bytes of one slot's states."""
         slot_states = [
             states for kind in self._slot_states for states in kind.values() if states is not None
         ]
@@ -185,7 +185,7 @@ class StateLayer(LinearAttentionLayer):
         self._saved = []
 
     def copy_tokens(self, source: int, targets_B: Tensor, num_tokens: int) -> None:
-        """Copies one slot's states to other slots; they hold all tokens that the slot has run."""
+        """Copies one slot's states to other slots; they cover all of its tokens."""
         for slot_states, _, _ in self._kinds():
             for states in slot_states.values():
                 if states is not None:
@@ -257,7 +257,7 @@ class SlotCache(Cache):
 
     @property
     def token_bytes(self) -> int:
-        """The bytes of one token's keys and values in all layers; 0 before the first pass."""
+        """The size in bytes of a token's keys and values in all layers; 0 before the first pass."""
         each = [
             tensor.nbytes // (tensor.shape[0] * tensor.shape[2])
             for layer in self._slot_layers
@@ -269,7 +269,7 @@ class SlotCache(Cache):
 
     @property
     def state_bytes(self) -> int:
-        """The bytes of one slot's states in all layers; 0 before the first pass."""
+        """The size in bytes of one slot's states in all layers; 0 before the first pass."""
         layers = [layer for layer in self._slot_layers if isinstance(layer, StateLayer)]
         return sum(layer.slot_bytes for layer in layers)
 
@@ -286,7 +286,7 @@ class SlotCache(Cache):
     def copy_tokens(self, source: int, targets: Sequence[int], num_tokens: int) -> None:
         """Copies one slot's first tokens to other slots in every layer.
 
-        Where some layers have states, `num_tokens` must be all tokens that the slot has run.
+        Where some layers have states, `num_tokens` must be the number of all the slot's tokens.
         """
         if not targets:
             return

@@ -220,7 +220,7 @@ class _RecordedExchange:
                 written.set_result(outcome is None)
 
         def done(outcome: Outcome) -> None:
-            # The loop may have stopped while the journal still writes.
+            # The loop may have stopped while the journal is still writing.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(settle, outcome)
 

@@ -127,8 +127,8 @@ class UpstreamClient:
     ) -> UpstreamReply:
         """Sends a request and returns the reply once its headers arrive. Raises UpstreamError.
 
-        A request is resent only if its pooled connection turned out to be closed. In any other
-        case the upstream may have processed, and billed, the request.
+        A request is resent only if its pooled connection turned out to be closed. Otherwise it
+        is not, since a request that was sent may already have been processed, and billed.
         """
         session = self._session = self._session or _new_session(has_tls=self._has_tls)
         loop = asyncio.get_running_loop()

@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from stillroom.errors import noun_for
 from stillroom.evaluate.intervals import Estimate
 from stillroom.run_folder import RemoteView
 from stillroom.types import RunKind
@@ -49,7 +50,7 @@ def count(value: int) -> str:
 
 def plural(value: int, noun: str) -> str:
     """Returns e.g. `1 run` or `3 runs`."""
-    return f"{count(value)}{_SPACE}{noun}" + ("" if value == 1 else "s")
+    return f"{count(value)}{_SPACE}{noun_for(value, noun)}"
 
 
 def dollars(amount: float) -> str:

@@ -92,10 +92,9 @@ async def forecast_rollouts(
 
 
 def _logged_rows(plan: RolloutPlan) -> tuple[list[FinishedRow], str]:
-    """Returns sample rows of the log that the prompts were imported from, and their file's name.
+    """Returns the first rows of the imported log that the prompts come from, and its file's name.
 
-    The rows are imported rollouts with token counts; there are none if the prompts were not
-    imported.
+    Only rows with turns and token counts are returned; none if the prompts were not imported.
     """
     manifest = read_manifest(plan.prompts_file)
     output = manifest.request.get("output") if manifest is not None else None
@@ -246,6 +245,9 @@ def _judge_size_function(
 
 
 def _text_bytes(messages: Sequence[Message]) -> int:
-    """Returns the bytes of the messages' text, without images, whose token counts vary."""
+    """Returns the size in bytes of the messages' text.
+
+    Images are left out: their tokens do not depend on their bytes.
+    """
     contents = (message.get("content") for message in messages)
     return sum(len(content.encode()) for content in contents if isinstance(content, str))

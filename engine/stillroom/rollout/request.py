@@ -170,8 +170,8 @@ class RefineOptions(StrictModel):
             raise ValueError(f"{option} requires refine, which names a student's rollouts")
         if self.takeover == "start" and changed:
             raise ValueError(
-                f"{min(changed)} requires takeover first_difference or critic: with start the "
-                "teacher writes every turn"
+                f"{min(changed)} requires takeover: first_difference or critic; with takeover: "
+                "start the teacher writes every turn"
             )
         if self.critic != "none" and self.takeover != "critic":
             raise ValueError("critic requires takeover: critic")

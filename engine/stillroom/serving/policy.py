@@ -199,8 +199,10 @@ def _parse_turn(body: bytes, prompt_ids: Sequence[int]) -> ServedTurn:
             raise UnreadableResponseError("the response has no token ids; use a newer vLLM")
         ids = [int(token.removeprefix(_ID_PREFIX)) for token in sampled.tokens]
     logprobs = [value for value in sampled.token_logprobs if value is not None and value <= 1e-2]
-    if not ids or len(logprobs) != len(ids):
-        raise UnreadableResponseError(f"got {len(ids)} tokens but {len(logprobs)} logprobs")
+    if not ids:
+        raise UnreadableResponseError("the response has no tokens")
+    if len(logprobs) != len(ids):
+        raise UnreadableResponseError(f"got {len(ids)} tokens but {len(logprobs)} valid logprobs")
     if choice.prompt_token_ids is not None and choice.prompt_token_ids != list(prompt_ids):
         raise UnreadableResponseError("prompt_token_ids differs from the token ids in the request")
     if choice.finish_reason not in ("stop", "length"):

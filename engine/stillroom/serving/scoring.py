@@ -92,7 +92,7 @@ class ScoringRequest:
         return TeacherScores(logprobs, [ids for ids, _ in tops], [values for _, values in tops])
 
     def _logprob_at(self, position: int, logprobs: Mapping[int, float]) -> float:
-        """Returns the logprob of the sequence's token at an index, from all at that index."""
+        """Returns the logprob of the sequence's token at a position, from all at that position."""
         token = self.ids[position]
         if token not in logprobs:
             raise UnreadableResponseError(
@@ -104,7 +104,7 @@ class ScoringRequest:
     def _top_k_at(
         self, position: int, logprobs: Mapping[int, float], top_k: int
     ) -> tuple[list[int], list[float]]:
-        """Returns the ids and logprobs of the most likely tokens at an index, likeliest first."""
+        """Returns the ids and logprobs of the most likely tokens at a position, likeliest first."""
         # The entry also has the scored token itself, which may not be in the top k.
         top_tokens = sorted(logprobs, key=lambda token: -logprobs[token])[:top_k]
         if len(top_tokens) < top_k:
@@ -114,7 +114,7 @@ class ScoringRequest:
         return top_tokens, [_check_logprob(logprobs[token], position) for token in top_tokens]
 
     def _parse_vllm(self, body: bytes) -> dict[int, dict[int, float]]:
-        """Returns the listed logprobs by token id, for each index to score."""
+        """Returns the response's logprobs by token id, for each position to score."""
         choices = decode_response(body, _VllmResponse).choices
         scores = choices[0].prompt_logprobs if choices else None
         if scores is None:
@@ -129,7 +129,7 @@ class ScoringRequest:
         }
 
     def _parse_sglang(self, body: bytes) -> dict[int, dict[int, float]]:
-        """Returns the listed logprobs by token id, for each index to score."""
+        """Returns the response's logprobs by token id, for each position to score."""
         meta = decode_response(body, _SglangResponse).meta_info
         scored = meta.input_token_logprobs
         if len(scored) != len(self.ids) - self.logprob_start:

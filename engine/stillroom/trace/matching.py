@@ -273,7 +273,10 @@ def prompt_task_id(line: Line, system: str | None, *, is_text: bool) -> str | No
 
 
 def messages_of(data: bytes) -> Any:
-    """Returns a rollout's messages in Stillroom's or rnow's layout; for other rows, `data`."""
+    """Returns a row's `messages`, or its `conversation` (rnow's layout).
+
+    None if it has neither, and `data` itself if it is not a JSON object.
+    """
     try:
         row = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -69,7 +69,7 @@ def _train(files: RankFiles, peers: Collective) -> TrainResult:
     job = files.read_job()
     if job.version != __version__:
         raise RunError(
-            f"process {peers.rank} has stillroom {__version__}, but the run was started with "
+            f"rank {peers.rank} has stillroom {__version__}, but the run was started with "
             f"{job.version}",
             "install the same version on all machines",
         )

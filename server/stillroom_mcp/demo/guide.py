@@ -103,8 +103,8 @@ def _progress_line(run: dict[str, Any]) -> str:
 def _failure_text(run: dict[str, Any]) -> str:
     error = run["error"] or {"problem": "no reason given", "fix": "read the log of the run"}
     return (
-        f"run {run['run_id']} is {run['status']}: {error['problem']}\nfix: {error['fix']}\n"
-        f"log: {run['log_path']}"
+        f"run {run['run_id']} ended with status {run['status']}: {error['problem']}\n"
+        f"fix: {error['fix']}\nlog: {run['log_path']}"
     )
 
 
@@ -166,8 +166,9 @@ def print_comparisons(
     *_, soft_gain, on_policy_gain = comparisons
     if _is_significant_gain(soft_gain):
         console.print(
-            "The teacher's probabilities teach more than its tokens, from the same rollouts. They "
-            "need an open teacher with the student's tokenizer; any other teacher gives tokens."
+            "From the same rollouts, the student learns more from the teacher's probabilities than "
+            "from its tokens alone. Probabilities require an open teacher with the student's "
+            "tokenizer."
         )
     if _is_significant_gain(on_policy_gain):
         console.print(

@@ -257,7 +257,7 @@ WAYS: dict[str, tuple[Callable[[Workspace], str], str]] = {
     ),
     "evaluation: some tasks are not judged": (
         evaluated("12", [*PROMPTS, {"prompt": "a"}]),
-        "1 tasks were left out",
+        "leaves out 1 task without",
     ),
     "evaluation: all are wrong": (evaluated("7"), "no task was solved"),
     "evaluation: all are cut": (evaluated(CUT, max_tokens=5), "2 answers were truncated"),

@@ -254,8 +254,10 @@ def test_more_money_asks_on_and_pays_for_nothing_again(
     assert ended.error is not None
     assert "answers can be trained on" in ended.error.problem
     assert 8 < teacher.num_calls < 48
-    [note] = [one for one in ended.notes if "higher budget_usd asks" in one]
-    assert note.startswith("to ask the teacher about all 48 texts costs about $0.096, and $0.088 ")
+    [note] = [one for one in ended.notes if "a higher budget_usd" in one]
+    assert note.startswith(
+        "asking the teacher about all 48 texts costs about $0.096, but only $0.088 "
+    )
     assert teacher.num_calls * 20 * 100e-6 < 0.09
 
     more = run_recipe(workspace, little.model_copy(update={"budget_usd": 10.0}))

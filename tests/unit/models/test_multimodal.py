@@ -125,7 +125,7 @@ def test_a_model_that_is_no_language_model_is_refused_by_its_type(tmp_path):
     with pytest.raises(ModelError, match="no causal language model for 'eyes'") as caught:
         read_weights(local(tmp_path / "eyes"), dtype="auto")
 
-    assert "use a language model" in caught.value.fix
+    assert "use a text-only language model" in caught.value.fix
 
 
 @pytest.mark.parametrize("file", ["chat_template.json", "processor_config.json"])

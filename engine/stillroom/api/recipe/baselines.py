@@ -111,9 +111,9 @@ def _note_cost_of_asking(
     prompts = [*parts.first_round, *parts.of_new_forms, *parts.second_round]
     if each_usd and len(prompts) * each_usd > left:
         session.stages.note(
-            f"to ask the teacher about all {len(prompts)} texts costs about "
-            f"${len(prompts) * each_usd:.2g}, and ${left:.2g} of budget_usd are left, enough for "
-            f"about {left / each_usd:.0f}: a later call with a higher budget_usd asks about more"
+            f"asking the teacher about all {len(prompts)} texts costs about "
+            f"${len(prompts) * each_usd:.2g}, but only ${left:.2g} of budget_usd is left, enough "
+            f"for about {left / each_usd:.0f}; for more, call again with a higher budget_usd"
         )
 
 

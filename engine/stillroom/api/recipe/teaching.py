@@ -212,8 +212,8 @@ class Teaching:
         file = self._session.workspace.shown(self._rollout_files[0])
         raise RunError(
             f"only {num_usable} answers can be trained on ({reasons}), and {_MIN_ROWS} are needed",
-            f"look at them: inspect_examples(path={file}); more texts may help, or for a teacher a "
-            "clearer system or a larger budget_usd",
+            f"look at the answers: inspect_examples(path={file}); then give more texts or, if a "
+            "teacher answers, a clearer system message (system) or a larger budget_usd",
         )
 
     def _settle(

@@ -117,7 +117,7 @@ class Trainer:
         return self._sft(title, student, taught, available_s)
 
     def can_train_only_once(self, num_rows: float) -> bool:
-        """Returns whether there is time for only one training on so many rows."""
+        """Returns whether there is time to train only once on `num_rows` rows."""
         minutes = self._session.request.minutes
         if minutes is None or self._pace is None:
             return False
@@ -330,7 +330,7 @@ class Trainer:
         run = session.stages.run(title, "start_training", request)
         if (result := run.result or {}).get("stopped_by"):
             session.caveats.append(
-                f"{title}: ended at its share of the time, after step {result.get('steps')} of "
+                f"{title}: its share of the time ran out after step {result.get('steps')} of "
                 f"{result.get('planned_steps')}"
             )
         evaluation = measure_validation(

@@ -1,1 +1,1 @@
-"""filter_dataset: all filters for rows, and the reasons for which they drop a row."""
+"""filter_dataset: all filters for rows, and their reasons for dropping a row."""

@@ -232,7 +232,7 @@ class JudgedRows:
                 return
         raise DataError(
             f"the input {path or ''} changed while it was read",
-            "filter again once nothing writes to it (get_run says whether a run has ended)",
+            "filter again once nothing is writing to it (get_run says whether a run has ended)",
         )
 
 

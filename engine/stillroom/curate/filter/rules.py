@@ -30,7 +30,7 @@ from stillroom.data.words import (
     strings_in,
     user_texts,
 )
-from stillroom.errors import DataError, ModelError
+from stillroom.errors import DataError, ModelError, noun_for
 from stillroom.secrecy.patterns import PERSONAL_DATA, SECRETS, SensitiveKind, kinds_in
 from stillroom.types import Message
 
@@ -158,7 +158,8 @@ def _success_rule(*, want_success: bool) -> _FactRule:
 def _turns_rule(min_turns: int | None, max_turns: int | None) -> _FactRule:
     """Returns a rule that drops rows with too few or too many assistant messages."""
     low, high = min_turns or 0, sys.maxsize if max_turns is None else max_turns
-    too_few, too_many = Reason(f"under {min_turns} turns"), Reason(f"over {max_turns} turns")
+    too_few = Reason(f"under {low} {noun_for(low, 'turn')}")
+    too_many = Reason(f"over {high} {noun_for(high, 'turn')}")
 
     def judge(facts: RowFacts) -> Reason | None:
         if facts.num_turns < low:

@@ -89,7 +89,7 @@ class RowWriter:
         self._names = RowNames()
 
     def write(self, row: CuratedRow, reasons: Reasons) -> None:
-        """Writes the unchanged bytes of a row, or the reasons for which it is dropped."""
+        """Writes a row to the output or, if there are `reasons` to drop it, to the side file."""
         self._tally.add(row, reasons, self._renderer)
         name = self._names.name(row.path, row.line.view)
         if reasons:
@@ -202,7 +202,7 @@ class TaskSurvey:
             counted = self._index.count_prompt(user_text(row))
             if counted is not None and self.prompts is not None:
                 self.prompts.append(counted)
-        # A rollout that ended by an infrastructure failure says nothing about its task.
+        # A rollout that an infrastructure failure ended says nothing about its task.
         if row.facts.error is None and (success := success_of(row.facts)) is not None:
             self._num_with_outcome[row.task_id] += 1
             self._num_succeeded[row.task_id] += success

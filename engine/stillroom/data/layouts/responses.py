@@ -61,7 +61,7 @@ def _is_content(value: Any) -> bool:
     return value is None or isinstance(value, str) or _are_objects(value)
 
 
-def _is_part_list(value: Any) -> bool:
+def _is_optional_object_list(value: Any) -> bool:
     return value is None or _are_objects(value)
 
 
@@ -69,14 +69,16 @@ _Check = tuple[Callable[[Any], bool], str]
 _FIELDS: dict[str, dict[str, _Check]] = {
     "message": {
         "content": (_is_content, "a string or a list of parts"),
-        "tool_calls": (_is_part_list, "a list of calls"),
+        "tool_calls": (_is_optional_object_list, "a list of calls"),
     },
     "function_call": dict.fromkeys(("name", "arguments", "call_id"), (_is_text, "a string")),
     "function_call_output": {
         "call_id": (_is_text, "a string"),
         "output": (_is_content, "a string or a list of parts"),
     },
-    "reasoning": dict.fromkeys(("summary", "content"), (_is_part_list, "a list of parts")),
+    "reasoning": dict.fromkeys(
+        ("summary", "content"), (_is_optional_object_list, "a list of parts")
+    ),
 }
 
 

@@ -284,7 +284,7 @@ class RolloutWriter:
         counts.calls.add(len(rollout.calls))
 
     def _tools(self, rollout: ImportedRollout) -> tuple[list[dict[str, Any]], str | None]:
-        """Returns the tools of a rollout, and a note if they differ from those it was offered."""
+        """Returns a rollout's tools, and a note if they may differ from those its model had."""
         numbers = [stored.tools for stored in rollout.rows if stored.tools != NONE]
         if numbers:
             note = TOOLS_CHANGED if len(set(numbers)) > 1 else None

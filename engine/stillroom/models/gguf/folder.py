@@ -73,7 +73,7 @@ def _convert(path: Path, folder: Path, stamp: tuple[int, int]) -> None:
         if _stamp(path) != stamp:
             raise ModelError(
                 f"{path} changed while it was being converted",
-                "repeat the call once no other program writes to the file",
+                "repeat the call once no other program is writing to the file",
             )
         for file in (*partial.iterdir(), partial):
             wait_for_disk(file)

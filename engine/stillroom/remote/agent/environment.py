@@ -248,7 +248,7 @@ def _make_once(folder: Path, make: Callable[[], None]) -> None:
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
         # The installer inherits the lock, so that if only this process is killed, no other one
-        # deletes the files that the installer still writes.
+        # deletes the files that the installer is still writing.
         os.set_inheritable(lock.fileno(), True)
         _acquire(lock.fileno())
         if mark.exists():

@@ -169,7 +169,10 @@ def _partial_file(agent: AgentFolder, sha256: str) -> Path:
 
 
 def _num_received(agent: AgentFolder, sha256: str, num_bytes: int) -> int:
-    """Returns the number of bytes of a blob already received; 0 if there are too many."""
+    """Returns how many bytes of a blob have been received.
+
+    0 if its partial file is too long, so that the upload starts over.
+    """
     size = _size(_partial_file(agent, sha256)) or 0
     return size if size <= num_bytes else 0
 

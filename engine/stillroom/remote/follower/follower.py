@@ -152,7 +152,9 @@ class Follower:
             traceback.print_exc()
             problem = f"unexpected {type(error).__name__}: {str(error)[:300]}"
             log = self._folder.path / "follower.log"
-            self._record_error(problem, f"report this bug in Stillroom; its traceback is in {log}")
+            self._record_error(
+                problem, f"this is a bug in Stillroom; report it with the traceback in {log}"
+            )
 
     def _advance(self) -> None:
         """Launches the run, follows it and cleans up, each unless it is done already."""

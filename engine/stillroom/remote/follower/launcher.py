@@ -63,7 +63,8 @@ class Launcher:
             return
         if missing:
             raise RunError(
-                f"the process that follows this run was restarted without {', '.join(missing)}",
+                "the local process that follows this run was restarted without "
+                f"{', '.join(missing)} in its environment",
                 "set those environment variables where stillroom runs, and start the run again",
             )
         self._wait_for_earlier_runs()

@@ -368,7 +368,7 @@ def _bootstrap_packages(local: LocalPackages) -> list[str]:
 
 
 def _upload_groups(blobs: Sequence[Blob]) -> Iterator[list[Blob]]:
-    """Yields the distinct blobs in groups of up to 64 MiB that are uploaded together."""
+    """Yields the distinct blobs in groups of up to 64 MB that are uploaded together."""
     group, size = list[Blob](), 0
     for blob in {blob.sha256: blob for blob in blobs}.values():
         if group and size + blob.num_bytes > _GROUP_BYTES:

@@ -168,7 +168,7 @@ class SkyCalls:
             enabled = self._sky.get(self._sky.client.sdk.enabled_clouds())
             if not enabled:
                 raise EngineError(
-                    "SkyPilot has no access to a cloud",
+                    "SkyPilot has no access to any cloud",
                     "run `sky check` in a terminal and set up a cloud",
                 )
             # Reads the local catalogue, without a request.

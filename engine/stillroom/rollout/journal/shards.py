@@ -278,7 +278,7 @@ def _append_if_new(trajectory: Trajectory, into: RolloutStore) -> bool:
 
 
 def recorded_costs(path: Path, settings: _Settings) -> RecordedCosts:
-    """Returns the costs that a shard has on record, once no process writes to it."""
+    """Returns the costs that a shard has on record, once no process is writing to it."""
     store = _open_when_free(path, settings)
     store.close(is_complete=False)
     paid = store.paid()
@@ -286,10 +286,10 @@ def recorded_costs(path: Path, settings: _Settings) -> RecordedCosts:
 
 
 def _open_when_free(path: Path, settings: _Settings) -> RolloutStore:
-    """Opens a shard's files once no process writes to them.
+    """Opens a shard's files once no process is writing to them.
 
     Ray stops the workers of a killed driver with a delay, so this waits for them.
-    Raises InputError if a process still writes to the files after that time.
+    Raises InputError if a process is still writing to the files after that time.
     """
     deadline = time.monotonic() + _WRITER_WAIT_S
     while True:

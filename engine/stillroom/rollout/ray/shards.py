@@ -290,19 +290,19 @@ class ShardDriver:
     async def _wait_for_outcome(
         self, worker: Any, job: ShardJob, number: int, tail: NewLines
     ) -> ShardOutcome:
-        """Returns the outcome of a worker's shard, and reports the progress until it arrives."""
+        """Returns the outcome of a worker's shard, and reports progress until it arrives."""
         state, progress = self._state, self._round.progress
         outcome, next_progress = worker.run.remote(job), worker.progress.remote()
         stopped_at: float | None = None
         while not self._is_ready(outcome):
-            clock = time.monotonic()
+            now = time.monotonic()
             if state.is_stopping():
                 if stopped_at is None:
                     worker.cancel.remote()
-                    stopped_at = clock
+                    stopped_at = now
                 # A worker that never answered is still waiting for room in the cluster.
-                if number not in progress or clock - stopped_at > _STOP_WAIT_S:
-                    raise _WorkerLostError("the worker did not stop after cancellation")
+                if number not in progress or now - stopped_at > _STOP_WAIT_S:
+                    raise _WorkerLostError("the worker had not started, or did not stop")
             if self._is_ready(next_progress):
                 progress[number] = self._ray.get(next_progress)
                 next_progress = worker.progress.remote()

@@ -283,8 +283,8 @@ def _check_rows(source: Path, rewarder: Rewarder) -> int:
     if not num_rollouts:
         raise DataError(
             f"none of the {total} rows of {source} is a rollout that can be judged",
-            "give rollouts of generate_rollouts or import_rollouts; validate_dataset reports the "
-            "problem of each row",
+            "give rollouts from generate_rollouts or import_rollouts that did not fail; "
+            "validate_dataset reports malformed rows",
         )
     if not num_judged:
         raise DataError(

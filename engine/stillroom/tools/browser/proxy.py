@@ -279,8 +279,8 @@ class BrowseProxy(AsyncContextManagerMixin):
 
             async def send_body() -> None:
                 with suppress(*_DISCONNECTED):
-                    body_bytes = request.body_bytes
-                    await self._forward_bytes(browser, browser.received, server, body_bytes)
+                    length = request.body_length
+                    await self._forward_bytes(browser, browser.received, server, length)
                     # Nothing may follow the body; this waits until the browser disconnects.
                     await browser.received.receive(1)
                 tasks.cancel_scope.cancel()
@@ -307,8 +307,8 @@ class BrowseProxy(AsyncContextManagerMixin):
             return
         reply_headers = [*_without_hop_headers(headers), ("Connection", "close")]
         await browser.stream.send(_encode_head(status_line, reply_headers))
-        body_bytes = _body_bytes(method, status_line, headers)
-        await self._forward_bytes(browser, server, browser.stream, body_bytes)
+        length = _body_length(method, status_line, headers)
+        await self._forward_bytes(browser, server, browser.stream, length)
 
     async def _forward_bytes(
         self,
@@ -369,7 +369,7 @@ class _Request:
         return next((value for key, value in self.headers if key.lower() == name), "")
 
     @property
-    def body_bytes(self) -> int:
+    def body_length(self) -> int:
         return int(self.header("content-length") or 0)
 
     def head_for_server(self) -> bytes:
@@ -426,7 +426,7 @@ def _parse_head(head: bytes) -> tuple[str, list[tuple[str, str]]]:
     return first_line, headers
 
 
-def _body_bytes(method: str, status_line: str, headers: list[tuple[str, str]]) -> int | None:
+def _body_length(method: str, status_line: str, headers: list[tuple[str, str]]) -> int | None:
     """Returns the length of a reply's body; None if it is chunked or ends with the connection."""
     if method == "HEAD" or status_line[9:12] in ("204", "304"):
         return 0

@@ -45,8 +45,7 @@ def template_source(workspace: Workspace, name: str | None) -> TemplateSource | 
         file = workspace.existing(name, label="model.chat_template")
         if not file.is_file() or file.stat().st_size > bounds.INSTRUCTION.limit:
             raise ConfigError(
-                f"model.chat_template {name!r} is not a file of at most "
-                f"{bounds.INSTRUCTION.limit >> 20} MiB",
+                f"model.chat_template {name!r} is not a file of at most {bounds.INSTRUCTION.size}",
                 _FIX,
             )
         return TemplateSource(name, file)

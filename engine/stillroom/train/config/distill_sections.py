@@ -280,7 +280,10 @@ class AlgorithmSection(ConfigSection):
 
     @property
     def served_top_k(self) -> int | None:
-        """The number of most likely tokens that a served teacher returns per position, or None."""
+        """The number of likeliest tokens that a served teacher returns per position.
+
+        None if the loss does not need them.
+        """
         return self.top_k if self.loss.needs_top_tokens else None
 
     @property
@@ -311,8 +314,8 @@ class AlgorithmSection(ConfigSection):
         default = AlgorithmSection.model_fields["top_k"].default
         if is_reread and not teacher.is_served and self.top_k != default:
             raise ValueError(
-                "algorithm.top_k is the number of tokens that a server returns; a teacher in this "
-                f"process gives its full distribution to {name}: leave top_k out"
+                "algorithm.top_k has no effect: a teacher in this process gives its full "
+                f"distribution to {name}; leave top_k out"
             )
         if teacher.is_served and not is_reread and self.needs_distribution:
             needed = "kl_baseline exact" if self.loss.is_policy_gradient else name

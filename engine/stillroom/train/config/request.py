@@ -469,7 +469,7 @@ def _check_host(address: str) -> None:
     except OSError as error:
         raise ConfigError(
             f"launcher.main_address: cannot resolve the host {host!r}: {error}",
-            "give this machine's name or IP address, as the other machines reach it",
+            "give a name or IP address at which the other machines can reach this one",
         ) from error
 
 

@@ -71,7 +71,7 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
         if self.fix is not None:
             error_class = DivergedError if self.kind == DivergedError.__name__ else EngineError
             return error_class(self.problem, self.fix)
-        problem = f"{self.problem} (process {rank} of {size})"
+        problem = f"{self.problem} (rank {rank} of {size} processes)"
         if self.errno is not None:
             return OSError(self.errno, problem)
         return RuntimeError(f"{self.kind}: {problem}")
@@ -278,9 +278,9 @@ def _lost_error(
 ) -> RunError:
     """Returns the error for a rank that ended without recording how, with its log's last line."""
     start = starts.get(rank)
-    name = f"process {rank}"
+    name = f"rank {rank}"
     if start is not None:
-        name += f" of {start.size} (pid {start.pid} on {start.host})"
+        name += f" of {start.size} processes (pid {start.pid} on {start.host})"
     log_end = last_line(files.log_file(rank))
     return RunError(
         f"{name} {ending}" + (f"; its log ends with: {log_end}" if log_end else ""),

@@ -95,13 +95,16 @@ class Targets(Protocol):
         *,
         scale: float,
     ) -> float:
-        """Adds the gradient of `scale` × the summed loss of a pass; returns the unscaled sum."""
+        """Adds the gradient of `scale` × the batch's summed loss to the student's.
+
+        Returns the unscaled sum.
+        """
         ...
 
     def loss(
         self, student: Student, sequences: Sequence[TokenSequence], batch: TokenBatch
     ) -> float:
-        """Returns the summed loss of a pass (nats), without a gradient."""
+        """Returns the batch's summed loss (nats), without a gradient."""
         ...
 
 

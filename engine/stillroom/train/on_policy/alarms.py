@@ -34,7 +34,7 @@ _MAX_REPEATED, _REPEATED_RISE = 0.3, 0.1
 # divergence from the teacher does not fall.
 _MIN_ENTROPY, _NO_NEARER = 0.25, 0.5
 # Within this many nats per token of the teacher, a student is as close as students get.
-_NEAR = 0.02
+_NEAR_KL = 0.02
 _NOT_FALLEN, _RISEN = 0.95, 1.5
 # The difference in nats per token between sampler and trainer; bf16 rounding causes about 0.01.
 _MAX_GAP = 0.05
@@ -172,7 +172,7 @@ def _detect_entropy_collapse(history: History, config: DistillConfig) -> Alarm |
     kl_first, kl_last = _first_and_last_means(history, "teacher_kl")
     if before is None or now is None or kl_first is None or kl_last is None:
         return None
-    if now >= _MIN_ENTROPY * before or kl_last <= max(_NEAR, _NO_NEARER * kl_first):
+    if now >= _MIN_ENTROPY * before or kl_last <= max(_NEAR_KL, _NO_NEARER * kl_first):
         return None
     advice = _join_advice(
         (True, _SLOWER),
@@ -196,7 +196,7 @@ def _detect_kl_not_falling(
         return None
     window = max(_WINDOW, len(history) // 4)
     before, now = _first_and_last_means(history, "teacher_kl", window)
-    if before is None or now is None or now <= max(_NEAR, _NOT_FALLEN * before):
+    if before is None or now is None or now <= max(_NEAR_KL, _NOT_FALLEN * before):
         return None
     advice = _join_advice(
         (
@@ -227,14 +227,14 @@ def _detect_rising_kl(history: History, config: DistillConfig) -> Alarm | None:
     # Among many windows the lowest is low by chance too, so all but one of the last values must
     # exceed all but one of the lowest. A bad rollout in every other iteration then raises no alarm
     # in 100 iterations, and a rise by half raises one after 7.
-    if median(last) <= max(_NEAR, _RISEN * median(lowest)) or last[1] <= lowest[-2]:
+    if median(last) <= max(_NEAR_KL, _RISEN * median(lowest)) or last[1] <= lowest[-2]:
         return None
     has_turns = config.rollout.max_turns > 1 and config.curriculum.first_turns is None
-    turns = "; errors accumulate over turns: curriculum.first_turns limits turns at first"
+    turns = "; errors accumulate over turns: curriculum.first_turns limits them at the beginning"
     return Alarm(
         "kl_rising",
-        f"teacher_kl rose from {median(lowest):.3f} to {median(last):.3f} nats per token: go "
-        f"back to the checkpoint of the lowest value and {_SLOWER}{turns if has_turns else ''}",
+        f"teacher_kl rose from {median(lowest):.3f} to {median(last):.3f} nats per token: go back "
+        f"to the checkpoint with the lowest teacher_kl and {_SLOWER}{turns if has_turns else ''}",
     )
 
 

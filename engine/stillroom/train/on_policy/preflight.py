@@ -53,12 +53,13 @@ def check_before_rollouts(
     *,
     cross_tokenizer_datasets: Collection[int] = (),
 ) -> list[str]:
-    """Checks the student's probabilities and each served teacher; returns notes for the user.
+    """Checks that rollouts can be sampled and scored correctly; returns notes for the user.
 
-    A teacher in this process is checked when it is loaded (`models.pairing`), as is a teacher
-    with another tokenizer.
+    Sampler and trainer must agree, teachers in this process need room for their prompts, and each
+    served teacher must score tokens. Whether a teacher in this process scores correctly is checked
+    when it is loaded (`models.pairing`), as is a teacher with another tokenizer.
     cross_tokenizer_datasets: the indices of datasets whose teacher has another tokenizer.
-    Raises EngineError if a teacher could not score rollouts correctly.
+    Raises EngineError if a check fails.
     """
     notes = check_agreement(student, config.algorithm)
     max_context = min(student.loaded.max_context, config.rollout.max_context_window)

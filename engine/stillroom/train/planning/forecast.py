@@ -189,7 +189,7 @@ def recomputed_bytes(activation_bytes: float, *, num_layers: int, state_bytes: i
 
 
 def checkpoint_bytes(size: ModelSize, *, is_final: bool) -> int:
-    """Returns the bytes of a checkpoint; a final one has no optimiser state."""
+    """Returns the size in bytes of a checkpoint; a final one has no optimiser state."""
     weights = size.trained_bytes
     return weights if is_final else 3 * weights
 

@@ -207,11 +207,16 @@ def _notes(plan: TrainingPlan, on_first: _DeviceForecast, first: Hardware) -> li
             "of this training on that machine"
         )
     if config.dataset_type == "distill":
-        turns = config.rollout.max_turns
+        turns, per_rollout = config.rollout.max_turns, "per rollout (rollout.max_turns)"
+        assumed = f"the estimates assume 1 turn {per_rollout} and"
+        if turns > 1:
+            assumed = (
+                f"the upper estimates assume {turns} turns {per_rollout}, the lower ones 1 turn, "
+                "and all"
+            )
         notes.append(
-            f"the upper time and price are for {turns} turns per rollout (rollout.max_turns)"
-            f"{', the lower ones for one,' if turns > 1 else ''} of {config.rollout.max_tokens} "
-            "tokens each (the maximum), without the time of tools and the tokens of their replies"
+            f"{assumed} {config.rollout.max_tokens} tokens per turn (rollout.max_tokens); the time "
+            "that tools take and the tokens of their results are not included"
         )
     if (figures := first.figures) is not None and not figures.has_bf16:
         notes.append(f"{first.gpus[0]} has no fast bf16: a newer GPU trains many times faster")

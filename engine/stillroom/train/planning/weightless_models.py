@@ -110,7 +110,7 @@ def active_parameters(model: Any) -> int:
 
 
 def sampling_bytes(model: Any, *, num_tokens: int) -> int:
-    """Returns the bytes that a conversation of `num_tokens` keeps while it is sampled.
+    """Returns how many bytes a conversation of `num_tokens` keeps while it is sampled.
 
     They are its KV cache, and the states of recurrent layers, which do not grow.
     """
@@ -131,7 +131,7 @@ def sampling_bytes(model: Any, *, num_tokens: int) -> int:
 
 
 def _saved_by_quantizing(model: Any) -> int:
-    """Returns the bytes that nf4 saves on all frozen matrices except the output head's."""
+    """Returns how many bytes nf4 saves on all frozen matrices except the output head's."""
     head = base_model(model).get_output_embeddings()
     frozen = [
         module.weight
@@ -155,7 +155,7 @@ def _activation_bytes(model: Any) -> float:
 
 
 def _kept_bytes(body: nn.Module, num_tokens: int) -> int:
-    """Returns the bytes that a forward pass keeps for the backward pass, weights excluded."""
+    """Returns how many bytes a forward pass keeps for the backward pass, weights excluded."""
     weights = {StorageWeakRef(p.untyped_storage()) for p in body.parameters()}
     kept: dict[StorageWeakRef, Tensor] = {}
 
@@ -328,7 +328,7 @@ def load_teachers_without_weights(
 def largest_pass(
     student: WeightlessStudent, rows: RowTokens, *, rollout_tokens: int | None = None
 ) -> tuple[int, int]:
-    """Returns the tokens of the largest pass with gradient, and the bytes kept for sampling.
+    """Returns the tokens of the largest pass with gradient, and how many bytes sampling keeps.
 
     rollout_tokens: the tokens of a rollout with its prompt; None: the maximum.
     """

@@ -316,7 +316,10 @@ class SoftTargets:
         *,
         scale: float,
     ) -> float:
-        """Adds the gradient of `scale` × the summed loss of a pass; returns the unscaled sum."""
+        """Adds the gradient of `scale` × the batch's summed loss to the student's.
+
+        Returns the unscaled sum.
+        """
         total = 0.0
 
         def losses(_: slice, scores: TokenScores) -> Tensor:
@@ -336,7 +339,7 @@ class SoftTargets:
     def loss(
         self, student: Student, sequences: Sequence[TokenSequence], batch: TokenBatch
     ) -> float:
-        """Returns the summed loss of a pass (nats), without a gradient."""
+        """Returns the batch's summed loss (nats), without a gradient."""
         if (teacher := self.teacher) is not None:
             other = teacher_batch(student, teacher, sequences, batch)
             scores = score_with_teacher(student, teacher, batch, other, self._comparison)
@@ -361,7 +364,9 @@ class SoftTargets:
 
     def _scorer(self, sequences: Sequence[TokenSequence], batch: TokenBatch) -> TopTokensScorer:
         if self.store is None or self.settings.top_k is None:
-            raise RunError("the teacher has not scored the rows yet", "report this as a bug")
+            raise RunError(
+                "the teacher has not scored the rows yet", "this is a bug in Stillroom: report it"
+            )
         device = batch.targets_N.device
         top = self.store.read(teacher_sequences(sequences), k=self.settings.top_k, device=device)
         return TopTokensScorer(top, temperature=self.settings.temperature)

@@ -173,7 +173,7 @@ def shard(model: nn.Module, *, device: str, size: int) -> nn.Module:
 
 
 def gathered_bytes(model: nn.Module) -> int:
-    """Returns the bytes of weights gathered at a time: one layer's, and those outside layers."""
+    """Returns how many bytes of weights are gathered at once: a layer's, and those in no layer."""
     layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
     sizes = [sum(p.nbytes for p in layer.parameters()) for layer in layers]
     outside_layers = sum(p.nbytes for p in model.parameters()) - sum(sizes)

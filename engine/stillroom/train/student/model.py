@@ -280,7 +280,7 @@ class Student:
         return max(self.max_microbatch_tokens, min(_PACKED_SEQUENCES * longest, affordable_tokens))
 
     def _activation_memory(self) -> float:
-        """Returns the bytes of GPU memory available for activations."""
+        """Returns how many bytes of GPU memory are available for activations."""
         device = self.loaded.device
         weights = sum(p.nbytes for p in self.module.parameters())
         # Each trained parameter has a gradient and two moments.

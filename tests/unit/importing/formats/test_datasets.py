@@ -67,7 +67,7 @@ def test_an_answer_may_be_in_several_columns(tmp_path):
         '{"city":"","year":"18\\n90"}',
     ]
     assert [row.metadata for row in rows[:2]] == [{}, {}]
-    assert refusals(rows[2:]) == [(5, "a column has no text")]
+    assert refusals(rows[2:]) == [(5, "the question or answer is empty or not text")]
     with pytest.raises(InputError, match="no column 'town'"):
         read("csv", tmp_path / "x.csv", columns={"user": "q", "assistant": "city+town"})
 
@@ -100,7 +100,7 @@ def test_columns_of_a_question_and_an_answer_may_hold_messages(tmp_path):
     read_rows = read("parquet", tmp_path / "saved.parquet", columns=columns)
     assert shown(read_rows[0].messages) == ["system Be brief.", "user Hi", "assistant Hello."]
     assert read_rows[0].scores == {"reward": 1.0}
-    assert refusals(read_rows) == [(2, "a column has no text")]
+    assert refusals(read_rows) == [(2, "the question or answer is empty or not text")]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_broken_rows_of_csv_are_refused_by_line_and_the_others_are_read(tmp_path
     assert refusals(rows) == [
         (3, "the fields do not match the header"),
         (4, "not UTF-8 text"),
-        (5, "a column has no text"),
+        (5, "the question or answer is empty or not text"),
     ]
 
 

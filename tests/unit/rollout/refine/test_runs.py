@@ -317,7 +317,7 @@ def test_the_budget_counts_the_critic_and_turns_that_were_not_taken(workspace: W
         ({"takeover": "critic", "refine": None}, "takeover requires refine"),
         (
             {"takeover": "start", "turns": "one"},
-            "turns requires takeover first_difference or critic",
+            "turns requires takeover: first_difference or critic",
         ),
         ({"turns": "one", "refine": None}, "turns requires refine"),
         (

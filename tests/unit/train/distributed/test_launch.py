@@ -127,7 +127,8 @@ def test_a_process_that_was_killed_is_the_reason_and_not_those_that_missed_it(fi
     error = failure_of_ranks(files, {0: "ended with exit code 1", 1: "was killed by SIGKILL"})
 
     assert error.problem == (
-        "process 1 of 2 (pid 7 on far) was killed by SIGKILL; its log ends with: half way through"
+        "rank 1 of 2 processes (pid 7 on far) was killed by SIGKILL; its log ends with: "
+        "half way through"
     )
     assert str(files.log_file(1)) in error.fix
     assert "launcher.strategy: fsdp2" in error.fix
@@ -141,7 +142,7 @@ def test_of_several_errors_the_first_one_counts(files):
 
     error = failure_of_ranks(files, {})
 
-    assert str(error) == "OutOfMemoryError: CUDA out of memory (process 1 of 2)"
+    assert str(error) == "OutOfMemoryError: CUDA out of memory (rank 1 of 2 processes)"
     files.record_end(1, failed(4.0, kind="OSError", problem="No space left", errno=28))
     assert failure_of_ranks(files, {}).errno == 28
     files.record_end(1, failed(4.0, kind="DivergedError", problem="nan", fix="lower it"))

@@ -118,7 +118,9 @@ def test_pairs_and_on_policy_distillation_are_planned(tmp_path, tiny_models, met
 
     assert result.seconds is not None
     assert result.machines[0].seconds_least is not None
-    assert (method == "distill") == any("turns per rollout" in note for note in result.notes)
+    assert (method == "distill") == any(
+        "per rollout (rollout.max_turns)" in note for note in result.notes
+    )
 
 
 @pytest.mark.parametrize("measured", [None, EarlierRate("run", tokens_per_s=10.0)])

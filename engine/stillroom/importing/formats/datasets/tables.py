@@ -303,8 +303,8 @@ def _question_and_answer(data: Row, columns: Columns, reader: MessageReader) -> 
         value = _answer(data, columns[role]) if role == "assistant" else data.get(columns[role])
         is_blank = not value.strip() if isinstance(value, str) else not value
         if is_blank or not isinstance(value, str | list):
-            detail = f"{columns[role]} must be a string or messages, not {describe(value)}"
-            raise UnreadableRowError("a column has no text", detail)
+            detail = f"{columns[role]} must be non-empty text or messages, not {describe(value)}"
+            raise UnreadableRowError("the question or answer is empty or not text", detail)
         turns[role] = turns_of(value, role, reader)
     reply = turns["assistant"][0]
     reasoning = _text_of(data, columns, "reasoning")

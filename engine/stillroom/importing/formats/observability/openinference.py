@@ -105,7 +105,7 @@ def _to_chat_message(message: Row) -> Row:
 
 
 def _block(content: Row) -> Row:
-    """Converts a message content to a block; returns an empty one for a tool call."""
+    """Converts one item of a message's content to a block; returns {} for a tool call."""
     match content.get("type"):
         case "text":
             return {"type": "text", "text": content.get("text") or ""}

@@ -310,7 +310,7 @@ class Convention:
 
 
 def span_call(messages: list[Row], *, usage: Row, **fields: Any) -> ApiCall:
-    """Returns a call with its messages; `usage` is an API's usage object."""
+    """Returns a call with these messages and `fields`; `usage` is an API's usage object."""
     return ApiCall(
         messages=messages, usage=usage_of(usage), metadata=dict(usage_details(usage)), **fields
     )

@@ -36,7 +36,7 @@ def _trajectory(row: JsonRow) -> Iterator[SourceRow]:
     convert = _mini_messages if is_mini else _messages
     messages = [message for step in steps for message in convert(step, reader)]
     if not any(m["role"] == "assistant" and m.get("weight") != 0 for m in messages):
-        raise UnreadableRowError(NO_REPLY, "the agent did not start")
+        raise UnreadableRowError(NO_REPLY, "the agent ended before the model's first reply")
     info = as_row(data.get("info"))
     stats = as_row(info.get("model_stats"))
     yield LoggedConversation(
