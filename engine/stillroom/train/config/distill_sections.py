@@ -51,8 +51,8 @@ class RolloutSection(ConfigSection, EpisodeOptions):
     """The maximum number of conversations sampled in one batch."""
     deterministic: bool = False
     """Whether each conversation is sampled alone, some ten times slower, so that its numbers do
-    not depend on the rest of the batch: on a CPU in fp32 a run with tools is then bit-for-bit
-    reproducible at any concurrency (on the same kind of processor, threads and torch)."""
+    not depend on the rest of the batch: on a CPU in fp32 a run is then bit-for-bit reproducible at
+    any concurrency, also with tools (on the same kind of processor, threads and torch)."""
     server: StudentServerSection | None = None
     """The server that samples the student, with the adapter of each iteration; None: sampled in
     this process."""

@@ -106,26 +106,37 @@ def test_substeps_split_the_rollouts_and_share_the_schedule(tmp_path, tiny_model
     assert all(metrics["logprob_gap"] < 1e-5 for metrics in project.reporter.measured)
 
 
-def test_a_deterministic_run_is_the_same_at_any_concurrency(tmp_path, tiny_models):
-    # Large enough that several rows at once are multiplied in another order than one.
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}
+@pytest.mark.parametrize("tools", ["", PRICE_TOOL], ids=["no tools", "tools"])
+def test_a_deterministic_run_is_the_same_at_any_concurrency(tmp_path, tiny_models, tools):
+    # Large enough that several rows at once are multiplied in another order than one, and varied
+    # enough in its answers that this shows; it still calls its tools.
+    sizes = {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_attention_heads": 8,
+        "initializer_range": 0.2,
+    }
     project = distill(
         tmp_path,
         tiny_models.folder("llama", "clerk", **sizes),
         tiny_models.folder("llama", "clerk", seed=1, **sizes),
-        prompts=4,
-        data={"batch_size": 2, "group_size": 2},
+        data={"batch_size": 4, "group_size": 2},
         algorithm={"loss_fn": "importance_sampling"},
-        rollout={"max_tokens": 4, "deterministic": True},
+        rollout={"max_turns": 3, "max_tokens": 4, "deterministic": True},
     )
+    if tools:
+        (tmp_path / "tools.py").write_text(tools, encoding="utf-8")
+    metrics = {}
 
-    project.train("whole")
-    unbroken = measured(project)
-    project.reporter = KeptReporter()
-    project.train("again", "rollout.concurrency=1")
+    for concurrency in ("1", "3", "8"):
+        project.reporter = KeptReporter()
+        project.train(concurrency, f"rollout.concurrency={concurrency}")
+        metrics[concurrency] = measured(project)
 
-    assert measured(project) == unbroken
-    assert_same_weights(project, "again", "whole")
+    assert (metrics["1"][0]["turns"] > 1) == bool(tools)
+    for concurrency in ("3", "8"):
+        assert metrics[concurrency] == metrics["1"]
+        assert_same_weights(project, concurrency, "1")
 
 
 def test_dropout_and_padding_of_the_vocabulary_do_not_part_trainer_and_sampler(
