@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,3 +102,25 @@ def test_a_student_reads_the_system_message_that_it_was_trained_with(tmp_path, t
     assert system_of(system="") == ""
     assert system_of(model="no-such-run") is None
     assert system_of(base_url="http://127.0.0.1:1/v1") is None
+
+
+def test_a_model_in_the_chats_own_process_gets_threads_that_do_not_spin(
+    tmp_path, tiny_models
+) -> None:
+    program = (
+        "import os, sys\n"
+        "class NoTorch:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'torch':\n"
+        "            print(os.environ.get('OMP_WAIT_POLICY'))\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, NoTorch())\n"
+        "os.environ.pop('OMP_WAIT_POLICY', None)\n"
+        "from stillroom_mcp.cli import main\n"
+        f"main(['chat', {str(tiny_models.folder('llama'))!r}, '--message', 'hi'])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert ended.stdout == "PASSIVE\n", ended.stderr

@@ -1,5 +1,6 @@
 """Opens what the rollouts of a run share: the policy or teacher, the tools and the rewards."""
 
+import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from stillroom.rollout.refining import Critic, RefiningPolicy
 from stillroom.rollout.rewards.judge_plan import open_judge
 from stillroom.rollout.rewards.matchers import AnswerMatch
 from stillroom.rollout.rewards.rewards import Rewarder
+from stillroom.secrecy.environments import PASSIVE_THREADS
 from stillroom.serving.model_server import fit_max_tokens
 from stillroom.teachers.budget import Budget, Cost
 from stillroom.teachers.endpoint.client import CallSettings, OpenAITeacher, Spending
@@ -280,6 +282,8 @@ class _Models:
     async def _load_local(self, location: ModelLocation, sampling: SamplingSettings) -> Policy:
         """Loads a model into this process."""
         options = self.plan.options
+        # A run's process was started with it; that of a chat was not.
+        os.environ.update(PASSIVE_THREADS)
         # Imported here because the server process checks requests with this package, without torch.
         try:
             from stillroom.models.lm_head import HeadRunner

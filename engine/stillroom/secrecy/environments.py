@@ -46,6 +46,9 @@ _HUB_TOKENS = frozenset({"HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"})
 PIPED_VARIABLES = "STILLROOM_PIPED_VARIABLES"
 """The variable with the comma-separated names of the secrets that a run's process reads from its
 standard input and sets in its own environment, where libraries look for them."""
+PASSIVE_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""The variable with which torch's idle threads sleep instead of spinning, which is many times
+faster on a busy machine. Torch reads it when it is imported."""
 _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
 
 
@@ -53,8 +56,7 @@ def run_environment(workspace: Path | None = None) -> dict[str, str]:
     """Returns the environment of a run's process.
 
     Its only secrets are the Hub's tokens, and the variables that keys.yml allows for the tools that
-    the run starts. With OMP_WAIT_POLICY=PASSIVE, torch's idle threads sleep instead of spinning,
-    which is many times faster on a busy machine.
+    the run starts.
     """
     tools = _tool_variables(workspace)
     kept = {
@@ -67,7 +69,7 @@ def run_environment(workspace: Path | None = None) -> dict[str, str]:
         or _is_listed(name, _LIBRARIES)
         or _is_listed(name, _PROGRAMS)
     }
-    return kept | {"OMP_WAIT_POLICY": "PASSIVE"}
+    return kept | PASSIVE_THREADS
 
 
 def renting_environment(workspace: Path | None = None) -> dict[str, str]:
