@@ -97,6 +97,16 @@ def test_a_run_that_has_ended_there_is_running_until_all_of_it_is_here(folder: R
     assert "cancel" not in mirror.final.error.fix
 
 
+def test_a_machine_does_not_change_the_kind_of_a_run(folder: RunFolder) -> None:
+    # By the kind of a run, remarks in its result are Stillroom's own and need no marks.
+    mirror = mirror_of(folder)
+    changed = msgspec.structs.replace(state(RunStatus.SUCCEEDED), kind=RunKind.IMPORT)
+    mirror.write_state(there(changed))
+    assert folder.read().kind is RunKind.SFT
+    assert mirror.final is not None
+    assert mirror.final.kind is RunKind.SFT
+
+
 def test_times_of_a_clock_that_is_hours_off_are_shown_by_the_clock_here(folder: RunFolder) -> None:
     import time
 

@@ -64,11 +64,14 @@ class Mirror:
         if error is not None:
             problem, fix = quote_remote_fix(error.problem, error.fix)
             error = RunFailure(problem=problem, fix=fix)
+        recorded = self._folder.read()
         state = msgspec.structs.replace(
             remote,
             error=error,
             run_id=self._folder.run_id,
-            created_at=self._folder.read().created_at,
+            # A kind of the machine's choice would decide which texts of the result are trusted.
+            kind=recorded.kind,
+            created_at=recorded.created_at,
             started_at=self._local_time(remote.started_at),
             ended_at=self._local_time(remote.ended_at),
             pid=None,
