@@ -1,6 +1,7 @@
 """The types that all layers share: messages, tool calls, turns, rollouts, usage."""
 
 from collections.abc import Iterable
+from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Required, TypedDict
 
@@ -165,6 +166,12 @@ def total_usd(costs: Iterable[float | None]) -> float | None:
     """Returns the sum of costs in US dollars; None if one of them is unknown (None)."""
     all_costs = list(costs)
     return None if None in all_costs else sum(cost for cost in all_costs if cost is not None)
+
+
+def dollars(usd: float) -> str:
+    """Returns an amount to the cent, and below a dollar with up to three significant digits."""
+    digits = f"{Decimal(f'{usd:.3g}'):f}" if 0 < usd < 1 else ""
+    return f"${max(f'{usd:,.2f}', digits, key=len)}"
 
 
 class Answerer(msgspec.Struct, frozen=True, kw_only=True):

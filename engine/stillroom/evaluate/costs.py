@@ -10,12 +10,12 @@ import msgspec
 
 from stillroom import fences
 from stillroom.errors import DataError, noun_for
-from stillroom.evaluate.files import EvaluationResult, TaskCost, format_usd, task_time
+from stillroom.evaluate.files import EvaluationResult, TaskCost, task_time
 from stillroom.run_folder import RunFolder, all_runs, read_remote_state
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import MACHINE, PRICES_FILE, machine_usd_per_hour
 from stillroom.teachers.providers import IN_PROCESS, PROVIDERS
-from stillroom.types import OwnText, RunKind, total_usd
+from stillroom.types import OwnText, RunKind, dollars, total_usd
 
 _KINDS_WITH_CALLS = (RunKind.ROLLOUTS, RunKind.SCORE, RunKind.EVALUATE)
 _TRAINING_KINDS = (RunKind.SFT, RunKind.DPO, RunKind.DISTILL)
@@ -109,7 +109,7 @@ def compare_costs(
     if len(costs) > 1:
         note += " (including the runs of the workspace in which the student was trained)"
     student_text, teacher_text = (
-        f"{task_time(cost)}" + ("" if cost.usd is None else f" and {format_usd(cost.usd)}")
+        f"{task_time(cost)}" + ("" if cost.usd is None else f" and {dollars(cost.usd)}")
         for cost in (student_cost, teacher_cost)
     )
     names = [shown(each.name) for each in (student, teacher)]

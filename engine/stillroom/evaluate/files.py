@@ -6,7 +6,7 @@ import msgspec
 
 from stillroom.errors import noun_for
 from stillroom.evaluate.intervals import Estimate
-from stillroom.types import OthersText
+from stillroom.types import OthersText, dollars
 
 RESULT_FILE = "evaluation.json"
 
@@ -131,7 +131,7 @@ def other_measures(result: EvaluationResult) -> Iterator[str]:
         right = "" if guard.accuracy is None else f"{_percent(guard.accuracy)} right, "
         yield f"guard set: {right}needless tool calls at {_percent(guard.over_calling)}"
     if (cost := result.per_task) is not None:
-        usd = "at an unknown price" if cost.usd is None else f"{format_usd(cost.usd)}"
+        usd = "at an unknown price" if cost.usd is None else dollars(cost.usd)
         yield f"a task: {task_time(cost)}, {usd}, {cost.tokens:.0f} tokens"
     if (commonest := result.commonest_answer) is not None:
         yield f"always giving the commonest answer: {_percent(commonest)}"
@@ -148,11 +148,6 @@ def other_measures(result: EvaluationResult) -> Iterator[str]:
 def task_time(cost: TaskCost) -> str:
     """Returns a task's share of the total seconds, and its own from prompt to answer, as text."""
     return f"{cost.machine_seconds:.2g} s ({cost.seconds:.2g} s from prompt to answer)"
-
-
-def format_usd(usd: float) -> str:
-    """Returns an amount with three significant digits."""
-    return f"${usd:.3g}"
 
 
 def _percent(estimate: Estimate) -> str:

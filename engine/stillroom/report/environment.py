@@ -15,7 +15,6 @@ from stillroom.lineage import now
 from stillroom.outputs import marked_page
 from stillroom.report.wording import (
     count,
-    dollars,
     machine_status,
     moment,
     number,
@@ -25,6 +24,7 @@ from stillroom.report.wording import (
     plural,
     short_name,
 )
+from stillroom.types import dollars
 
 _FOLDER = Path(__file__).parent
 _FILTERS = (

@@ -11,7 +11,6 @@ from stillroom.report.folders import Run
 from stillroom.report.wording import (
     NO_VALUE,
     count,
-    dollars,
     duration,
     number,
     percent_interval,
@@ -19,7 +18,7 @@ from stillroom.report.wording import (
     short_name,
 )
 from stillroom.run_folder import RemoteView, RunFolder, RunRequest, RunState
-from stillroom.types import RunKind, RunStatus
+from stillroom.types import RunKind, RunStatus, dollars
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,11 +53,6 @@ def plural(value: int, noun: str) -> str:
     return f"{count(value)}{_SPACE}{noun_for(value, noun)}"
 
 
-def dollars(amount: float) -> str:
-    """Returns an amount in US dollars, with four decimals if it is below 1."""
-    return f"${amount:.4f}" if 0 < amount < 1 else f"${amount:,.2f}"
-
-
 def percent(share: float) -> str:
     """Returns a share as a percentage with one decimal."""
     return f"{_decimal(100 * share)}{_SPACE}%"

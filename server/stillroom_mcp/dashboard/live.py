@@ -10,8 +10,9 @@ import msgspec
 
 from stillroom.report.folders import Run
 from stillroom.report.run_list import spent_usd
-from stillroom.report.wording import Figure, count, dollars, duration, number, percent
+from stillroom.report.wording import Figure, count, duration, number, percent
 from stillroom.run_folder import Progress, RunEvent, RunState
+from stillroom.types import dollars
 
 _MAX_BYTES = 4 << 20
 """The most bytes of events in one response; the page requests the rest later."""

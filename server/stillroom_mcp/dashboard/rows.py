@@ -16,6 +16,7 @@ from stillroom.errors import DataError, ModelError
 from stillroom.report.data_pages import CategoryShare, category_shares, dataset_charts
 from stillroom.report.drawing import BarChart
 from stillroom.report.wording import Figure, count, duration, number, plural
+from stillroom.types import dollars
 from stillroom_mcp.dashboard.row_files import MAX_SHOWN_BYTES, FileLine, RowFiles, head_of
 
 PAGE_ROWS = 50
@@ -194,7 +195,7 @@ def _usage(row: dict[str, Any]) -> Iterator[Figure]:
             yield Figure("Tokens", count(num_written), f"generated; {count(num_read)} read")
     cost = row.get("cost_usd")
     if _is_number(cost) and cost:
-        yield Figure("Cost", f"${cost:.4f}", "of the calls")
+        yield Figure("Cost", dollars(cost), "of the calls")
     seconds = row.get("duration_s")
     if _is_number(seconds):
         yield Figure("Took", duration(seconds), str(row.get("stop_reason") or "answered"))

@@ -56,7 +56,7 @@ def test_runs_say_what_they_took_and_cost_and_how_to_start_them_again(
     assert "In total, they took 1 min 1 s and cost $1.75." in text
     assert "installation" not in text
     assert "30.5 s · $1.50" in text
-    assert "30.5 s · $0.2500" in text
+    assert "30.5 s · $0.25" in text
     assert "Command /w" in text
 
 

@@ -1,5 +1,7 @@
 """Numbers, times and names are written for people."""
 
+import pytest
+
 from stillroom.evaluate.intervals import Estimate
 from stillroom.report.wording import (
     Interval,
@@ -9,9 +11,27 @@ from stillroom.report.wording import (
     percent_interval,
     points,
 )
+from stillroom.types import dollars
 
 SPACE = "\N{NO-BREAK SPACE}"
 MINUS = "\N{MINUS SIGN}"
+
+
+@pytest.mark.parametrize(
+    ("usd", "text"),
+    [
+        (0, "$0.00"),
+        (0.0000213, "$0.0000213"),
+        (0.0214, "$0.0214"),
+        (0.3, "$0.30"),
+        (0.99961, "$1.00"),
+        (1234.5, "$1,234.50"),
+    ],
+)
+def test_dollars_have_cents_and_below_one_as_many_digits_as_say_something(
+    usd: float, text: str
+) -> None:
+    assert dollars(usd) == text
 
 
 def test_what_is_not_known_is_left_open() -> None:

@@ -64,7 +64,7 @@ def test_the_machine_that_does_a_run_counts_as_spent(tmp_path: Path) -> None:
     found = {f.label: f for f in figures(Run(folder.path, folder.read()), {"budget_usd": 4.0})}
 
     assert found["Spent"].value == "$1.00 of $4.00"
-    assert found["Spent"].note == "25.0\xa0% of the budget, $0.7500 for gpu-box"
+    assert found["Spent"].note == "25.0\xa0% of the budget, $0.75 for gpu-box"
 
 
 def test_the_time_of_a_run_elsewhere_says_what_it_leaves_out(tmp_path: Path) -> None:
