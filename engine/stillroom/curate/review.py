@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Field, model_validator
 
+from stillroom.curate.rows import NO_CATEGORY, OTHERS
 from stillroom.curate.sources import RowInputs, open_inputs
 from stillroom.curate.verdicts import ReviewVerdict
 from stillroom.data.chat.views import sections_of
@@ -32,7 +33,7 @@ from stillroom.outputs import ReplacingRequest, check_page, new_output
 from stillroom.settings import Workspace
 from stillroom.types import OwnText
 
-_NO_REWARD, NO_CATEGORY, OTHERS = "no reward", "(none)", "(others)"
+_NO_REWARD = "no reward"
 _MAX_CATEGORIES = 200
 
 Count = Annotated[int, Field(ge=0)]

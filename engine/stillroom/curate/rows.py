@@ -56,6 +56,8 @@ _NULL = b"null"
 _MAX_TEACHERS = 20
 NO_CATEGORY = "(none)"
 """The category of a row without one."""
+OTHERS = "(others)"
+"""The name under which all but the largest categories or sources are counted."""
 UNREADABLE = "(unreadable)"
 """The category of a row that curation cannot read."""
 ACCEPTED_ROWS = (

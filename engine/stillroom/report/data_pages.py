@@ -9,6 +9,7 @@ from typing import Any, cast
 import msgspec
 
 from stillroom.curate.review import SampleWithPage
+from stillroom.curate.rows import NO_CATEGORY, OTHERS
 from stillroom.data.chat.views import Section, sections_of
 from stillroom.data.formats import RowFormat
 from stillroom.data.inspect import InspectExamples, Inspection
@@ -147,7 +148,7 @@ def category_shares(statistics: DatasetStatistics) -> Sequence[CategoryShare]:
     total = statistics.categories.total() + statistics.uncategorized
     most_common = statistics.categories.most_common(_MAX_CATEGORIES)
     num_others = statistics.categories.total() - sum(num for _, num in most_common)
-    categories = [*most_common, ("(others)", num_others), ("(none)", statistics.uncategorized)]
+    categories = [*most_common, (OTHERS, num_others), (NO_CATEGORY, statistics.uncategorized)]
     largest = max((num for _, num in categories), default=1)
     return [
         CategoryShare(

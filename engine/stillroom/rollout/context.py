@@ -293,7 +293,7 @@ class _Models:
         except ModuleNotFoundError as error:
             raise missing_extra("train", f"running {options.model!r} in-process") from error
         loaded = await anyio.to_thread.run_sync(load_model, self.plan.workspace, location)
-        if self.plan.has_tools and is_chatml_without_tools(loaded.tokenizer.chat_template):
+        if options.has_tools and is_chatml_without_tools(loaded.tokenizer.chat_template):
             loaded.tokenizer.chat_template = template_file("chatml").read_text(encoding="utf-8")
             self.notes.append(
                 f"the chat template of {location.name} leaves tools out, so the template chatml, "

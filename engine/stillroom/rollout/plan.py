@@ -43,11 +43,6 @@ class ToolsPlan:
     """The user's rewards.py; None if there is none."""
 
     @property
-    def has_tools(self) -> bool:
-        """Whether the model may call tools."""
-        return bool(self.tools_file or self.mcp_servers or self.options.browse)
-
-    @property
     def code_files(self) -> list[Path]:
         """The paths of the user's tools.py and rewards.py, if any, and of their modules."""
         files = (self.tools_file, self.rewards_file)

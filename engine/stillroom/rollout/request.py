@@ -123,6 +123,11 @@ class RolloutOptions(JudgeOptions, EpisodeOptions, ModelChoice):
     request_timeout: Annotated[float, Field(gt=0, description="Seconds per call")] = 120.0
 
     @property
+    def has_tools(self) -> bool:
+        """Whether the model may call tools."""
+        return bool(self.tools != NO_FILE or self.mcp_servers or self.browse)
+
+    @property
     def highest_concurrency(self) -> int:
         """The highest number of concurrent conversations with an endpoint."""
         return max(self.concurrency, self.max_concurrency or _MAX_CONCURRENCY)

@@ -160,11 +160,7 @@ def _cut_off(*_: object, **__: object) -> float:
 def test_a_student_that_was_trained_is_measured_although_its_time_is_over(
     tmp_path: Path, tiny_models: Any, started: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workspace, rows = (
-        Workspace(tmp_path),
-        [logged_call(text, colour_of(text)) for text in things(0, 300)],
-    )
-    write_rows(tmp_path / "logs" / "calls.jsonl", rows)
+    workspace = workspace_with_logs(tmp_path, num_calls=300)
     recipe = logs_request(tiny_models, minutes=30)
     with monkeypatch.context() as cut:
         cut.setattr("stillroom.api.recipe.run.measure_chosen_student", _cut_off)
@@ -184,9 +180,7 @@ def test_a_student_that_was_trained_is_measured_although_its_time_is_over(
 def test_a_training_that_the_minutes_limited_is_done_again_within_more(
     tmp_path: Path, tiny_models: Any, started: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workspace = Workspace(tmp_path)
-    rows = [logged_call(text, colour_of(text)) for text in things(0, 90)]
-    write_rows(tmp_path / "logs" / "calls.jsonl", rows)
+    workspace = workspace_with_logs(tmp_path, num_calls=90)
     recipe = logs_request(tiny_models, minutes=30)
     with monkeypatch.context() as short:
         short.setattr("stillroom.recipe.training.Pace.epochs_within", lambda *_: 1)
@@ -649,13 +643,11 @@ def right_object(text: str) -> dict[str, str]:
 def test_a_student_that_gained_nothing_is_not_exported_until_that_is_accepted(
     tmp_path: Path, tiny_models: Any, started: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [logged_call(text, colour_of(text)) for text in things(0, 90)]
-    write_rows(tmp_path / "logs" / "calls.jsonl", rows)
+    workspace = workspace_with_logs(tmp_path, num_calls=90)
     # At this rate it learns nothing.
     monkeypatch.setattr(
         "stillroom.api.recipe.training.suitable_sft_settings", lambda _: SftSettings(0, 1e-12)
     )
-    workspace = Workspace(tmp_path)
 
     ended = run_recipe(workspace, logs_request(tiny_models, accept=()))
 
@@ -695,6 +687,12 @@ def test_labelled_texts_are_measured_with_the_system_message_of_the_logs(
     assert ["about the sky" in text for text in written[:2]] == [True, False]
     assert "about the sky" in "".join(written[2:])
     assert "bob@" not in "".join(written)
+
+
+def workspace_with_logs(folder: Path, *, num_calls: int) -> Workspace:
+    rows = [logged_call(text, colour_of(text)) for text in things(0, num_calls)]
+    write_rows(folder / "logs" / "calls.jsonl", rows)
+    return Workspace(folder)
 
 
 def logs_request(tiny_models: Any, **changes: Any) -> RunRecipe:
@@ -814,27 +812,31 @@ def test_logs_of_free_text_need_something_that_judges(
     assert "evaluate" not in started
 
 
-def test_an_open_teacher_scores_a_student_that_calls_the_tools_of_the_project(
-    tmp_path: Path, tiny_models: Any, started: list[str]
-) -> None:
+def tools_request(folder: Path, teacher: Path, student: Path) -> RunRecipe:
+    """Writes a project whose prompts have a tool; returns the request for a recipe with it."""
     code = {
         "tools.py": (
             "from shop import PRICE\n\n\n@tool\ndef price(item: str) -> int:\n"
             '    """Returns the price of an item."""\n    return PRICE\n'
         ),
-        "shop.py": "PRICE = 3\n",
+        "shop.py": "PRICE = 12\n",
         "rewards.py": "@reward\ndef right(args, messages):\n    return 1.0\n",
     }
     for name, text in code.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
+        (folder / name).write_text(text, encoding="utf-8")
+    prompts = [{"messages": [user(text)], "tools": ["price"]} for text in things(0, 60)]
+    write_rows(folder / "prompts.jsonl", prompts)
+    models = {"teacher": str(teacher), "student": str(student)}
+    return RunRecipe(input="prompts.jsonl", accept=("teacher", "gain"), **models)
+
+
+def test_an_open_teacher_scores_a_student_that_calls_the_tools_of_the_project(
+    tmp_path: Path, tiny_models: Any, started: list[str]
+) -> None:
+    student = tiny_models.folder("llama", "chatml")
+    recipe = tools_request(tmp_path, student, student)
     (tmp_path / "student").mkdir()
     (tmp_path / "student/tools.py").write_text("OTHER = 1\n", encoding="utf-8")
-    prompts = [{"messages": [user(text)], "tools": ["price"]} for text in things(0, 60)]
-    write_rows(tmp_path / "prompts.jsonl", prompts)
-    student = str(tiny_models.folder("llama", "chatml"))
-    recipe = RunRecipe(
-        input="prompts.jsonl", teacher=student, student=student, accept=("teacher", "gain")
-    )
     (tmp_path / "config.yml").write_text(
         f"dataset_type: distill\ndata: {{train_file: prompts.jsonl, batch_size: 8}}\n"
         f"model: {{path: {student}}}\nteacher: {{path: {student}}}\nrollout: {{max_tokens: 8}}\n",
@@ -852,23 +854,8 @@ def test_an_open_teacher_scores_a_student_that_calls_the_tools_of_the_project(
 def test_a_student_whose_template_leaves_tools_out_gets_one_that_has_them(
     tmp_path: Path, tiny_models: Any, started: list[str]
 ) -> None:
-    code = {
-        "tools.py": (
-            "@tool\ndef price(item: str) -> int:\n"
-            '    """Returns the price of an item."""\n    return 12\n'
-        ),
-        "rewards.py": "@reward\ndef right(args, messages):\n    return 1.0\n",
-    }
-    for name, text in code.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    prompts = [{"messages": [user(text)], "tools": ["price"]} for text in things(0, 60)]
-    write_rows(tmp_path / "prompts.jsonl", prompts)
-    teacher, student = (
-        str(tiny_models.folder("llama", family)) for family in ("clerk", "toolless")
-    )
-    recipe = RunRecipe(
-        input="prompts.jsonl", teacher=teacher, student=student, accept=("teacher", "gain")
-    )
+    teacher, student = (tiny_models.folder("llama", family) for family in ("clerk", "toolless"))
+    recipe = tools_request(tmp_path, teacher, student)
 
     ended = run_recipe(Workspace(tmp_path), recipe)
 

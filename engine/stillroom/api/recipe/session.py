@@ -13,7 +13,7 @@ from stillroom.recipe.answers import AnswerForm, LabelAnswers, PatternAnswers
 from stillroom.recipe.files import RecipeFiles
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import Gate, Measured, RunRecipe
-from stillroom.rollout.request import NO_FILE, GenerateRollouts
+from stillroom.rollout.request import GenerateRollouts
 from stillroom.settings import Workspace
 
 _EPISODE_OPTIONS = (
@@ -72,8 +72,7 @@ class RecipeSession:
     @property
     def has_tools(self) -> bool:
         """Whether models may call tools."""
-        options = self.plan.teacher
-        return bool(options.tools != NO_FILE or options.mcp_servers or options.browse)
+        return self.plan.teacher.has_tools
 
     @property
     def has_labels(self) -> bool:

@@ -27,7 +27,7 @@ from stillroom.curate.filter.rules import (
     user_text,
 )
 from stillroom.curate.filter.source_counts import SourceCounts
-from stillroom.curate.rows import NO_CATEGORY, UNREADABLE, CuratedRow
+from stillroom.curate.rows import NO_CATEGORY, OTHERS, UNREADABLE, CuratedRow
 from stillroom.curate.sources import RowInputs, data_files, open_inputs, open_rows
 from stillroom.curate.verdicts import RowVerdicts, find_reviewed_rows, read_verdicts
 from stillroom.data.chat.render import ChatRenderer
@@ -44,7 +44,6 @@ from stillroom.secrecy.patterns import has_reserved_address
 from stillroom.settings import Workspace
 
 _MAX_CATEGORIES = 50
-_OTHERS = "(others)"
 _LARGE_SHARE = 0.2
 _MIN_CATEGORY_SIZE = 5
 """There are no warnings about a category with fewer rows."""
@@ -331,7 +330,7 @@ class _RowStatistics:
         if len(self._categories) <= _MAX_CATEGORIES:
             return dict(sorted(self._categories.items()))
         largest = dict(self._categories.most_common(_MAX_CATEGORIES))
-        return {**largest, _OTHERS: self._categories.total() - sum(largest.values())}
+        return {**largest, OTHERS: self._categories.total() - sum(largest.values())}
 
 
 class FilterTally:

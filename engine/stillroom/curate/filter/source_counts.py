@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stillroom.curate.filter.request import SourceFilterCount
+from stillroom.curate.rows import OTHERS
 
 _MAX_SOURCES = 20
-_OTHERS = "(others)"
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class SourceCounts:
             for name in largest
         }
         if others := total.keys() - set(largest):
-            counts[_OTHERS] = self._count(others)
+            counts[OTHERS] = self._count(others)
         return counts
 
     def _count(self, sources: "list[str] | set[str]") -> SourceFilterCount:
