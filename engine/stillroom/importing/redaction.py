@@ -5,10 +5,13 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, cast
 
+from stillroom.recording.scrubbing import redactor_of
+from stillroom.secrecy.key_fields import holds_keys, keys_in_fields
 from stillroom.secrecy.patterns import PERSONAL_DATA, SECRETS, replace_kinds
 from stillroom.secrecy.redaction import Redactor
 
 _LOCAL_KEY = "key of this machine"
+_FIELD_KEY = "API key in a field"
 _KEY_MARK = "[key]"
 _NAMES_REMEMBERED = 1 << 14
 
@@ -26,6 +29,7 @@ class Redaction:
         removed = [] if keep_secrets else [*SECRETS]
         removed += [] if keep_personal else PERSONAL_DATA
         self._kinds = tuple(removed)
+        self._keep_secrets = keep_secrets
         self._key_redactor = None if keep_secrets or not key_redactor.secrets else key_redactor
         self._numbers: dict[tuple[str, int], int] = {}
         self._name_numbers: dict[tuple[str, int], int] = {}
@@ -64,9 +68,23 @@ class Redaction:
         }
         return call | {"id": self.text(call["id"]), "function": function | redacted}
 
-    def value(self, value: Any) -> Any:
-        """Redacts the strings and field names of a JSON value."""
-        return self._value(value, self.text)
+    def metadata(self, metadata: dict[str, Any]) -> dict[str, Any]:
+        """Redacts metadata: API keys by the fields that hold them, then all strings and names."""
+        clean = metadata if self._keep_secrets else self._without_keys(metadata)
+        return self._value(clean, self.text)
+
+    def _without_keys(self, value: Any, name: str = "") -> Any:
+        """Replaces the API keys in the fields of requests, such as `mcp_servers`."""
+        if holds_keys(name, value):
+            clean = redactor_of(tuple(dict.fromkeys(keys_in_fields([(name, value)])))).value(value)
+            self._count_marks(_FIELD_KEY, str(value), str(clean))
+            return clean
+        if isinstance(value, list):
+            return [self._without_keys(item) for item in cast("list[Any]", value)]
+        if isinstance(value, dict):
+            fields = cast("dict[str, Any]", value)
+            return {key: self._without_keys(item, key) for key, item in fields.items()}
+        return value
 
     def tools(self, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Redacts tool schemas; their placeholders are the same in the whole import."""
@@ -102,7 +120,10 @@ class Redaction:
             text = replace_kinds(text, self._kinds, mark)
         if self._key_redactor is not None:
             clean = self._key_redactor.text(text)
-            if clean != text:
-                self.num_replaced[_LOCAL_KEY] += clean.count(_KEY_MARK) - text.count(_KEY_MARK)
+            self._count_marks(_LOCAL_KEY, text, clean)
             return clean
         return text
+
+    def _count_marks(self, kind: str, text: str, clean: str) -> None:
+        if clean != text:
+            self.num_replaced[kind] += clean.count(_KEY_MARK) - text.count(_KEY_MARK)

@@ -28,9 +28,10 @@ from stillroom.recording.records import (
     encode_call,
     preencoded,
 )
-from stillroom.recording.request_keys import request_keys, without_keys
+from stillroom.recording.request_keys import request_keys
 from stillroom.recording.scrubbing import StreamText, redactor_of, scrub
 from stillroom.recording.upstreams import Upstream
+from stillroom.secrecy.key_fields import without_keys, without_signatures
 
 _LAST_EVENT = re.compile(
     rb"\n(?:data: ?\[DONE\]"
@@ -207,7 +208,8 @@ class CallCapture:
 
     def _request_record(self) -> RecordedRequest:
         headers = recorded_request_headers(self._head.headers)
-        content = _content(self._body, scrub(b"".join(self._body.parts), self._redactor))
+        data = without_signatures(scrub(b"".join(self._body.parts), self._redactor))
+        content = _content(self._body, data)
         return RecordedRequest(content=content, headers=self._redactor.value(headers))
 
     def _reply_without_content(self) -> RecordedReply:

@@ -14,6 +14,7 @@ from stillroom.recording.request_keys import request_keys
 from stillroom.recording.scrubbing import redactor_of
 from stillroom.recording.serving import Service, cut_off, response_with
 from stillroom.recording.tape import Replayed, Tape, request_key
+from stillroom.secrecy.key_fields import without_signatures
 
 _EVENT = re.compile(rb".*?(?:\r?\n\r?\n|\Z)", re.DOTALL)
 _MAX_BYTES = bounds.REPLAYED.limit
@@ -65,7 +66,7 @@ class Replay(Service):
                 "replay answers POST requests to …/chat/completions, …/responses and …/messages",
             )  # fmt: skip
         # The recorded request has no API keys either.
-        data = redactor_of(request_keys(head, data)).data(data)
+        data = without_signatures(redactor_of(request_keys(head, data)).data(data))
         try:
             key = request_key(kind, head.target, data)
             replayed = self._tape.next_reply(key)

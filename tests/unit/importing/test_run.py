@@ -258,6 +258,29 @@ def test_keys_are_taken_out_of_names_and_ids_and_calls_still_find_their_results(
     assert KEY.encode() in (tmp_path / "out.jsonl.manifest.json").read_bytes()
 
 
+def test_keys_in_the_fields_of_requests_are_taken_out_of_metadata(tmp_path):
+    key = "q7Lm2xWv9Rt4Zb8Kc1Nd6"
+    fields = {
+        "api_key": key,
+        "mcp_servers": [{"url": f"https://m.test/{key}/mcp", "authorization_token": key}],
+        "data_sources": [{"parameters": {"authentication": {"type": "api_key", "key": key}}}],
+        "extra_headers": {"X-Tenant": key},
+        "http": {"headers": {"Authorization": f"Bearer {key}", "X-Request-Id": "req-0123456789"}},
+    }
+    others = {"answer_key": "B-0123456789-of-test", "authorization": "approved", "token": "word"}
+    row = {"messages": [user("Hi"), answer("Hello")], **fields, **others}
+    refused = {"messages": [user("Hi"), answer("Hello")], "tools": [{"apiKey": key}]}
+    made = imported(tmp_path, [row, refused], prompts=True)
+    written = b"".join(path.read_bytes() for path in tmp_path.glob("out*"))
+    assert key.encode() not in written + msgspec.json.encode(made)
+    assert made.removed == {"API key in a field": 6}
+    metadata = rows_of(tmp_path)[0]["metadata"]
+    assert others.items() <= metadata.items()
+    assert metadata["http"]["headers"]["X-Request-Id"] == "req-0123456789"
+    imported(tmp_path, [row], keep_secrets=True)
+    assert rows_of(tmp_path)[0]["metadata"]["api_key"] == key
+
+
 def test_secrets_are_kept_only_when_that_is_said(tmp_path):
     rows = [call([user(f"{KEY} {MAIL}")], answer("ok"))]
     assert set(imported(tmp_path, rows, keep_secrets=True).removed) == {"email address"}

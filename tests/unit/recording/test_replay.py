@@ -66,6 +66,18 @@ def test_requests_are_the_same_whatever_their_order_keys_and_fields_of_the_momen
     assert refused.status == 404
 
 
+def test_a_request_with_the_signed_address_of_an_image_is_recorded_without_its_signature(tmp_path):
+    image = "https://files.test/a.png?X-Amz-Expires=9&X-Amz-Signature=0123456789abcdef"
+    parts = [{"type": "image_url", "image_url": {"url": image}}]
+    sent = json.dumps({"model": "m", "messages": [{"role": "user", "content": parts}]}).encode()
+    record(tmp_path, lambda _: json_reply(b"1"), sent)
+    recorded = b"".join(path.read_bytes() for path in tmp_path.rglob("*.jsonl"))
+    assert b"X-Amz-Expires=9" in recorded
+    assert b"0123456789abcdef" not in recorded
+    with replaying(tmp_path) as url:
+        assert request(url, "POST", CHAT, sent).body == b"1"
+
+
 def test_a_request_made_again_gets_the_replies_in_their_order_and_then_the_last(tmp_path):
     replies = iter([json_reply(b"slow", b"retry-after: 1", status=b"429 Slow"), json_reply(b"2")])
     record(tmp_path, lambda _: next(replies), body(), body())

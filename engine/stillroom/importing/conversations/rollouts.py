@@ -230,7 +230,7 @@ class RolloutBuilder:
     def _metadata(self, row: StoredRow) -> bytes:
         if self._redaction is None or row.metadata == b"{}":
             return row.metadata
-        return msgspec.json.encode(self._redaction.value(_ANY.decode(row.metadata)))
+        return msgspec.json.encode(self._redaction.metadata(_ANY.decode(row.metadata)))
 
     def _ids_match(self, numbers: Sequence[int], answered_calls: Sequence[int]) -> bool:
         """Returns whether each tool message has the id of the call that it answers.

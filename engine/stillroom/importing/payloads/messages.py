@@ -318,7 +318,8 @@ def _schema(tool: Any) -> Row:
     nested = fields.get("function")
     function = cast("Row", nested) if isinstance(nested, dict) else fields
     if not isinstance(function.get("name"), str):
-        raise UnreadableRowError("a tool has no name", f"the tool is {describe(tool)}")
+        shown = f"an object with {', '.join(fields)}" if fields else describe(tool)
+        raise UnreadableRowError("a tool has no name", f"the tool is {shown}")
     schema = {
         key: function[key]
         for key in ("name", "description", "parameters", "strict")
