@@ -42,7 +42,9 @@ class ImportRollouts(ReplacingRequest):
     prompts: Annotated[bool, Field(description="Also write .prompts.jsonl")] = False
     reward_from: Annotated[
         tuple[str, ...],
-        Field(description="Scores averaged as the reward, all required; a|b: lowest"),
+        Field(
+            description="Scores averaged as the reward, all required; a|b: lowest; stars>=4: 1 or 0"
+        ),
     ] = ()
     feedback_by: Annotated[
         str | None,

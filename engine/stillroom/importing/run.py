@@ -76,7 +76,8 @@ def _sibling(output: Path, word: str) -> Path:
 def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResult:
     """Writes the rollouts of the sources, and returns the counts.
 
-    Raises InputError for sources that cannot be read, and DataError if they have no rollouts.
+    Raises InputError for sources that cannot be read and scores that do not say what is right, and
+    DataError if there are no rollouts.
     """
     outputs = ImportOutputs.of(workspace, request)
     written = [*outputs.row_files, outputs.refused]
@@ -184,7 +185,10 @@ class _Import:
             self._tally.reject(_UNKNOWN_FORMAT, RejectedRow(Location(path, 1), "unknown format"))
 
     def write(self) -> None:
-        """Joins the rows and writes the rollouts. Raises DataError if there are none."""
+        """Joins the rows and writes the rollouts.
+
+        Raises DataError if there are none, and InputError if scores do not say what is right.
+        """
         joined = join_rows(self._collected.rows, self._collected.tree)
         if not joined.kept:
             raise self._no_rollouts_error()

@@ -317,8 +317,8 @@ def test_a_reward_that_the_source_itself_gives_needs_no_option(tmp_path, name):
     made = imported(tmp_path, rows)
     assert [row["success"] for row in rows_of(tmp_path)] == [True, False]
     assert "2 rollouts have the reward from their source" in made.notes
-    imported(tmp_path, rows, reward_from=("turns",))
-    assert [row["reward"] for row in rows_of(tmp_path)] == [3, 3]
+    imported(tmp_path, rows, reward_from=("turns>=3",))
+    assert [row["reward"] for row in rows_of(tmp_path)] == [1, 1]
 
 
 def test_the_answer_that_an_environment_holds_is_expected_and_right_ones_without_it_counted(

@@ -1,9 +1,13 @@
 """Assigns the scores in feedback rows to rollouts, and computes rewards from scores."""
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from stillroom.errors import InputError
+from stillroom.fences import safe_name
 from stillroom.importing.conversations.collector import RowCollector
 from stillroom.importing.conversations.rollouts import JoinedRows
 from stillroom.importing.conversations.row_table import RowTable, hash_of_id
@@ -13,6 +17,9 @@ from stillroom.importing.tally import ImportTally
 _PREFIX = ".score."
 _SOURCE_REWARDS = ("reward", "preferred")
 """The names of an environment's reward, and of the score that rows of preference pairs get."""
+_AT_LEAST = re.compile(r"(.+?)\s*>=\s*(-?\d+(?:\.\d+)?)")
+_STARS = re.compile(r"(?:(?<![A-Za-z])s|S)tars?(?![a-z])")
+_COMMON_STARS = 5
 
 
 def scores_from_feedback(
@@ -80,32 +87,113 @@ def _searched_fields(rows: RowTable, field: str | None) -> str:
     return f"{names}; set feedback_by to {'the' if field is None else 'another'} field that has it"
 
 
+@dataclass(frozen=True, slots=True)
+class _UsedScore:
+    """A score that is a part of a reward."""
+
+    name: str
+    score: float
+    lowest_good: float | None
+    """The score from which on it counts as 1, and below as 0; None if it counts as it is."""
+
+    @property
+    def reward(self) -> float:
+        return self.score if self.lowest_good is None else float(self.score >= self.lowest_good)
+
+
 def reward_of(scores: Mapping[str, float], names: Sequence[str]) -> float | None:
     """Returns the mean of the named scores, or None if one of them is missing.
 
     A name may have a prefix for its system, as in `langfuse.score.helpful`. Of `thumbs|rating`, the
-    lowest score that is present counts. Without names, returns the score that its source calls a
-    reward or a preference.
+    lowest score that is present counts. `stars>=4` counts as 1 from 4 stars on, and as 0 below.
+    Without names, returns the score that its source calls a reward or a preference.
     """
     if not names:
         return next((scores[name] for name in _SOURCE_REWARDS if name in scores), None)
-    present = [min(values) for name in names if (values := _named_scores(scores, name))]
-    return sum(present) / len(present) if len(present) == len(names) else None
+    used = [found for name in names if (found := _used_scores(scores, name))]
+    lowest = [min(score.reward for score in found) for found in used]
+    return sum(lowest) / len(lowest) if len(lowest) == len(names) else None
 
 
 def have_different_scores(scores: Mapping[str, float], names: Sequence[str]) -> bool:
     """Returns whether the scores under the names of one `a|b` differ."""
-    return any(len(set(_named_scores(scores, name))) > 1 for name in names)
+    return any(len({each.reward for each in _used_scores(scores, name)}) > 1 for name in names)
 
 
-def _named_scores(scores: Mapping[str, float], names: str) -> list[float]:
+def _used_scores(scores: Mapping[str, float], names: str) -> list[_UsedScore]:
     """Returns the score with this name, or those with the names of `a|b`; empty without any."""
     for alternatives in ([names], names.split("|")):
-        values: list[float] = []
-        for name in alternatives:
-            plain = name if name in scores else name.rpartition(_PREFIX)[2]
-            if plain in scores:
-                values.append(scores[plain])
-        if values:
-            return values
+        used = [each for name in alternatives if (each := _used_score(scores, name)) is not None]
+        if used:
+            return used
     return []
+
+
+def _used_score(scores: Mapping[str, float], name: str) -> _UsedScore | None:
+    limited = _AT_LEAST.fullmatch(name)
+    readings: list[tuple[str, float | None]] = [(name, None)]
+    if limited is not None:
+        readings.append((limited[1], float(limited[2])))
+    for full_name, lowest_good in readings:
+        for plain in (full_name, full_name.rpartition(_PREFIX)[2]):
+            if plain in scores:
+                return _UsedScore(plain, scores[plain], lowest_good)
+    return None
+
+
+@dataclass(slots=True)
+class _Scale:
+    """The scores of one name that rewards are taken from as they are."""
+
+    lowest: float = math.inf
+    highest: float = -math.inf
+    is_whole: bool = True
+    is_feedback: bool = False
+    num_scores: int = 0
+
+    @property
+    def above_middle(self) -> float:
+        """A score above the middle of the scale, which has at least five stars."""
+        if not self.is_whole:
+            return round((self.lowest + self.highest) / 2, 2)
+        return (1 + max(self.highest, _COMMON_STARS)) // 2 + 1
+
+
+class RewardScales:
+    """The scales of the scores in rewards, where 0.5 and more must be a success."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """`names` are those of `reward_of`."""
+        self._names = names
+        self._scales: defaultdict[str, _Scale] = defaultdict(_Scale)
+
+    def add(self, scores: Mapping[str, float], feedback: Mapping[str, float]) -> None:
+        """Adds the scores of a rollout, of which `feedback` are those in separate rows."""
+        named = self._names or [name for name in _SOURCE_REWARDS if name in scores][:1]
+        for used in (each for name in named for each in _used_scores(scores, name)):
+            if used.lowest_good is None:
+                scale = self._scales[used.name]
+                scale.lowest = min(scale.lowest, used.score)
+                scale.highest = max(scale.highest, used.score)
+                scale.is_whole &= used.score % 1 == 0
+                scale.is_feedback |= used.name in feedback
+                scale.num_scores += 1
+
+    def check(self) -> None:
+        """Raises InputError if a score is a rating, such as 1 to 5 stars, used without a limit.
+
+        An environment's reward may be above 1, unless all are whole numbers from 1 on.
+        """
+        for name, scale in self._scales.items():
+            is_reward = name in _SOURCE_REWARDS and not scale.is_feedback
+            is_rating = scale.highest > 1 and (
+                not is_reward or (scale.is_whole and scale.lowest >= 1)
+            )
+            if is_rating or (scale.lowest >= 1 and _STARS.search(name)):
+                shown = safe_name(name)
+                raise InputError(
+                    f"the score {shown} goes from {scale.lowest:g} to {scale.highest:g} (in "
+                    f"{scale.num_scores} rollouts), but a reward of 0.5 is already a success",
+                    "name the lowest good score in reward_from of import_rollouts, such as "
+                    f'["{shown}>={scale.above_middle:g}"]: it counts as 1, and lower ones as 0',
+                )

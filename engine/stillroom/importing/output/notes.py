@@ -156,7 +156,7 @@ def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator
     elif not request.reward_from and counts.scores:
         yield (
             f"the sources have scores ({names}) but no reward: to leave out wrong answers, import "
-            "again and name the scores for correctness in reward_from"
+            "again and name the scores for correctness in reward_from (ratings as stars>=4)"
         )
     if counts.disagreeing:
         yield (
@@ -176,7 +176,7 @@ def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator
     if counts.largest_reward > 1:
         yield (
             f"rewards go up to {counts.largest_reward:g}, but success means a reward of at least "
-            "0.5: select rows with min_reward of filter_dataset"
+            "0.5: if that is too low, import again with reward_from such as reward>=1"
         )
     if request.reward_from and not counts.rewarded:
         yield (

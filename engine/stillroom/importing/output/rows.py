@@ -17,7 +17,12 @@ from stillroom.importing.conversations.call_tree import NONE
 from stillroom.importing.conversations.collector import RowCollector
 from stillroom.importing.conversations.rollouts import ImportedRollout
 from stillroom.importing.conversations.row_table import StoredRow
-from stillroom.importing.output.feedback import add_lowest, have_different_scores, reward_of
+from stillroom.importing.output.feedback import (
+    RewardScales,
+    add_lowest,
+    have_different_scores,
+    reward_of,
+)
 from stillroom.importing.output.prompts import PromptStore
 from stillroom.importing.payloads.fields import iso_time, seconds_between
 from stillroom.importing.spill import Spill
@@ -191,12 +196,13 @@ class RolloutWriter:
         reward_from: Sequence[str] = (),
         infer_tools: bool = False,
     ) -> None:
-        """`reward_from` names the scores whose mean is the reward."""
+        """`reward_from` names the scores whose mean is the reward; see `reward_of`."""
         self._collected, self._tally = collected, tally
         self._reward_from, self._infer_tools = reward_from, infer_tools
         self._spill, self._prompts = spill, PromptStore(spill)
         self._task_ids: dict[int, bytes] = {}
         self.counts = RolloutCounts()
+        self._scales = RewardScales(reward_from)
 
     def add(self, rollout: ImportedRollout, feedback: Mapping[str, float], part: SplitPart) -> None:
         """Adds a rollout to a part. `feedback` has its scores from separate feedback rows."""
@@ -208,6 +214,7 @@ class RolloutWriter:
         if add_lowest(scores, feedback) or _named_values(rollout.rows) != named_values:
             self._tally.disagreeing.add(rollout.row)
         self.counts.differently_named += have_different_scores(scores, self._reward_from)
+        self._scales.add(scores, feedback)
         reward = reward_of(scores, self._reward_from)
         tools, tools_note = self._tools(rollout)
         dropped = [*rollout.dropped, *([tools_note] if tools_note else [])]
@@ -232,7 +239,11 @@ class RolloutWriter:
         self._tally.count_kept(kept.format)
 
     def write(self, parts: Sequence[SplitPart]) -> None:
-        """Writes the rows and prompts of each part to that part's files."""
+        """Writes the rows and prompts of each part to that part's files.
+
+        Raises InputError if the scores do not say which rollouts are a success.
+        """
+        self._scales.check()
         for part in parts:
             self.assign_task_ids(part)
         for part in parts:

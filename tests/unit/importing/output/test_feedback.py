@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fakes.collected_rows import logged, taken
+from stillroom.errors import InputError
 from stillroom.importing.input_files import PARTLY_DECOMPRESSED
 from stillroom.importing.output.feedback import reward_of, scores_from_feedback
 from stillroom.importing.records import Feedback, Location
@@ -197,10 +198,82 @@ def test_feedback_finds_the_rollout_that_its_row_went_into(tmp_path):
         (("z|q.score.a",), 1.0),
         (("z|q",), None),
         (("c|d",), 0.75),
+        (("stars>=4",), 0.0),
+        (("stars >= 2.5", "a"), 1.0),
+        (("langfuse.score.stars>=3",), 1.0),
+        (("b|stars>=3",), 0.0),
+        (("a|stars>=3",), 1.0),
+        (("moons>=3",), None),
+        (("e>=9",), 0.25),
     ],
 )
 def test_the_reward_is_the_mean_of_the_named_scores_if_none_lacks(names, expected):
-    assert reward_of({"a": 1.0, "b": 0.0, "x.score.y": 0.25, "c|d": 0.75}, names) == expected
+    scores = {"a": 1.0, "b": 0.0, "x.score.y": 0.25, "c|d": 0.75, "stars": 3.0, "e>=9": 0.25}
+    assert reward_of(scores, names) == expected
+
+
+@pytest.mark.parametrize(
+    ("table", "reward_from", "shown"),
+    [
+        ("session,stars\na,1\nb,5\n", "stars", "stars goes from 1 to 5 (in 2 rollouts)"),
+        ("session,stars\na,1\nb,1\n", "stars", '"stars>=4"'),
+        ("session,rating\na,0\nb,1\nc,5\n", "rating", '"rating>=4"'),
+        ("session,rating\na,up\nb,3\n", "thumb|rating", '"rating>=4"'),
+        ("session,score\na,20\nb,100\n", "score", '"score>=51"'),
+        ("session,rating\na,0.5\nb,1.5\n", "rating", '"rating>=1"'),
+        ("session,reward\na,0\nb,2\n", "", '"reward>=4"'),
+    ],
+)
+def test_a_rating_is_no_reward_until_its_lowest_good_score_is_named(
+    tmp_path: Path, table: str, reward_from: str, shown: str
+) -> None:
+    with pytest.raises(InputError) as error:
+        imported(tmp_path, table, reward_from=(reward_from,) if reward_from else ())
+    assert shown in str(error.value)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("table", "reward_from"),
+    [
+        ("session,stars\na,1\nb,4\nc,3.5\n", "stars>=4"),
+        ("session,stars\na,1\nb,1\nb,5\nc,2\n", "stars>=2"),
+        ("session,rating\na,0\nb,1\n", "rating"),
+        ("session,rating\na,-1\nb,1\nc,-1\n", "rating"),
+        ("session,rating\na,false\nb,true\n", "rating"),
+        ("session,rating\na,0.25\nb,0.75\nc,0.4\n", "rating"),
+        ("session,rating\nb,1\n", "rating"),
+    ],
+)
+def test_ratings_with_a_lowest_good_score_and_thumbs_say_what_is_right(
+    tmp_path: Path, table: str, reward_from: str
+) -> None:
+    imported(tmp_path, table, reward_from=(reward_from,))
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text("utf-8").splitlines()]
+    right = {row["messages"][-1]["content"] for row in rows if row["success"]}
+    low_twice = table.count("\nb,") == 2
+    assert right == ({"c"} if low_twice else {"b"})
+
+
+@pytest.mark.parametrize(
+    ("rewards", "is_clear"), [((1, 5), False), ((0, 5), True), ((1, 1.5), True)]
+)
+def test_rewards_of_a_log_may_be_above_1_if_they_can_say_what_is_wrong(
+    tmp_path: Path, rewards: tuple[float, ...], is_clear: bool
+) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "x"}],
+         "reward": reward}
+        for reward in rewards
+    ]  # fmt: skip
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    request = ImportRollouts(input="rows.jsonl", output="out.jsonl")
+    if is_clear:
+        made = import_rollouts(Workspace(tmp_path), request)
+        assert any(note.startswith("rewards go up to") for note in made.notes)
+    else:
+        with pytest.raises(InputError, match="reward goes from 1 to 5"):
+            import_rollouts(Workspace(tmp_path), request)
 
 
 def observations(root: Path, feedback: str, **given: Any) -> ImportResult:
