@@ -282,12 +282,14 @@ class PartialTurn(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[float]
 
 
-class TeacherRecord(msgspec.Struct, frozen=True, kw_only=True):
+class TeacherRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The model that produced a rollout, and its sampling settings."""
 
     provider: str
     model: str
     settings: SamplingSettings
+    chat_template: str | None = None
+    """The chat template that the request named; None: the model's own."""
 
 
 class Refinement(msgspec.Struct, frozen=True, kw_only=True):

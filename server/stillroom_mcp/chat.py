@@ -23,6 +23,7 @@ FLAGS = (
     "provider",
     "base_url",
     "api_key_env",
+    "chat_template",
     "tools",
     "mcp_servers",
     "system",

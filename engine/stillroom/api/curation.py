@@ -28,12 +28,13 @@ from stillroom.data.inspect import ExamplesPage, InspectExamples, Inspection
 from stillroom.data.row_files import rollout_files
 from stillroom.data.token_counts import CountTokens, TokenCounts
 from stillroom.data.validate import ValidateDataset, ValidationReport
-from stillroom.errors import EngineError
+from stillroom.errors import EngineError, InputError
 from stillroom.importing.input_files import input_files, is_compressed
 from stillroom.importing.request import ImportResult, ImportRollouts
 from stillroom.jobs.child import run_in_child
 from stillroom.jobs.operations import Operation
 from stillroom.lineage import read_manifest
+from stillroom.models.chat_template import template_source
 from stillroom.models.resolve import locate_model
 from stillroom.outputs import check_page
 from stillroom.rollout.rewards.rewards import gives_expected_answer
@@ -85,10 +86,9 @@ def filter_dataset(workspace: Workspace, request: FilterDataset) -> FilterResult
 
     Filters that need Ray or a heavy library, or are slow per row, run in a child process.
     """
+    _check_student(workspace, request)
     if not request.is_heavy:
         return filters.filter_dataset(workspace, request)
-    if request.model is not None:
-        locate_model(workspace, request.model)
     return run_in_child(
         workspace,
         child_work("filter_dataset"),
@@ -144,8 +144,7 @@ def validate_dataset(workspace: Workspace, request: ValidateDataset) -> Validati
 
     With a model, it also counts the tokens of a sample of the rows, in a child process.
     """
-    if request.model is not None:
-        locate_model(workspace, request.model)
+    _check_student(workspace, request)
     path = workspace.existing(request.path, label="path")
     if request.format != "auto":
         return _validate(workspace, request, None)
@@ -172,7 +171,12 @@ def _validate(
         report = msgspec.structs.replace(report, notes=notes)
     if request.model is not None and report.good:
         places = tuple(msgspec.structs.astuple(position) for position in checked.statistics.sampled)
-        counting = CountTokens(model=request.model, format=checked.row_format, places=places)
+        counting = CountTokens(
+            model=request.model,
+            chat_template=request.chat_template,
+            format=checked.row_format,
+            places=places,
+        )
         counts = run_in_child(
             workspace, child_work("validate_dataset"), counting, result=TokenCounts
         )
@@ -199,8 +203,7 @@ def inspect_examples(workspace: Workspace, request: InspectExamples) -> Examples
     if page is not None:
         check_page(page, overwrite=request.overwrite)
     path = workspace.existing(request.path, label="path")
-    if request.model is not None:
-        locate_model(workspace, request.model)
+    _check_student(workspace, request)
     with open_rows(workspace, request.path, output=workspace.root / path.name) as rows:
         inspected = _inspect(workspace, request, rows)
     if page is None:
@@ -210,6 +213,20 @@ def inspect_examples(workspace: Workspace, request: InspectExamples) -> Examples
 
     write_rows_page(page, inspected, request)
     return msgspec.structs.replace(inspected.page, html=workspace.shown(page))
+
+
+def _check_student(
+    workspace: Workspace, request: FilterDataset | InspectExamples | ValidateDataset
+) -> None:
+    """Raises EngineError if the request's model or chat template does not exist."""
+    if request.model is not None:
+        locate_model(workspace, request.model)
+    elif request.chat_template is not None:
+        raise InputError(
+            "chat_template needs model: the student whose template it replaces",
+            "set model, or leave chat_template out",
+        )
+    template_source(workspace, request.chat_template)
 
 
 def _inspect(workspace: Workspace, request: InspectExamples, rows: RowInputs) -> Inspection:

@@ -48,8 +48,8 @@ OPERATIONS = (
         result=RunReport,
         title="Distil in one run",
         description=(
-            "Distil a teacher or logs into a student: ask, check, train, evaluate, export, within "
-            "budget_usd and minutes; starts a run. The same call resumes it."
+            "Distil a teacher or logs into a student: ask, check, train, evaluate, export; starts "
+            "a run. The same call resumes it."
         ),
         positional=("input",),
         is_open_world=True,

@@ -46,6 +46,9 @@ class InspectExamples(ReplacingRequest):
     start: Annotated[int, Field(ge=0, description="First row, from 0")] = 0
     n: Annotated[int, Field(ge=1, le=20)] = 2
     model: Annotated[str | None, Field(description="Student: mark trained tokens with ⟦ ⟧")] = None
+    chat_template: Annotated[str | None, Field(description="Instead of its own, e.g. chatml")] = (
+        None
+    )
     include_thinking: bool = False
     html: PageName = None
 

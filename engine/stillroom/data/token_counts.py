@@ -27,6 +27,7 @@ class CountTokens(StrictModel):
     """The request to count the tokens of rows; `places` has the fields of RowPositions."""
 
     model: str
+    chat_template: str | None
     format: RowFormat
     places: tuple[tuple[str, int, int], ...]
 

@@ -47,6 +47,7 @@ class ValidateDataset(ReplacingRequest):
     max_problems: Annotated[int, Field(ge=1, le=1000)] = 20
     category_field: str = "task_type"
     model: Annotated[str | None, Field(description="Student, to count tokens")] = None
+    chat_template: str | None = None
     report: Annotated[
         str,
         AfterValidator(_validate_report_name),

@@ -10,6 +10,7 @@ from pydantic import Field
 from stillroom.data.formats import Task
 from stillroom.data.statistics import category_in, missing_field_note
 from stillroom.errors import DataError, InputError
+from stillroom.models.chat_template import TemplateSource
 from stillroom.models.resolve import ModelLocation, locate_model
 from stillroom.rollout.plan import RolloutPlan, plan_price, plan_rollouts
 from stillroom.rollout.request import NO_FILE, RolloutOptions
@@ -41,9 +42,7 @@ class EvaluateModel(PlacedRequest, RolloutOptions):
         Field(description="Prompts that need no tool: shows forgetting"),
     ] = None
     budget_usd: Annotated[float | None, Field(gt=0, description="Spending cap")] = None
-    dry_run: Annotated[
-        bool, Field(description="Only forecast calls, tokens and cost; calls nothing")
-    ] = False
+    dry_run: Annotated[bool, Field(description="Only forecast calls, tokens and cost")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +51,8 @@ class KLModels:
 
     student: ModelLocation
     teacher: ModelLocation
+    template: TemplateSource | None = None
+    """The student's chat template; None: its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,5 +125,6 @@ def plan_evaluation(workspace: Workspace, request: EvaluateModel) -> EvaluationP
             "teacher needs an in-process model: an endpoint's tokens cannot be scored",
             "leave teacher out, or evaluate the model's folder with provider hf",
         )
-    models = KLModels(rollouts.policy, locate_model(workspace, request.teacher))
+    teacher = locate_model(workspace, request.teacher)
+    models = KLModels(rollouts.policy, teacher, rollouts.template)
     return EvaluationPlan(request, rollouts, models, guard, price)

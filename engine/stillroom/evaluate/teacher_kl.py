@@ -14,7 +14,7 @@ from stillroom.evaluate.intervals import Estimate, ratio_estimate
 from stillroom.evaluate.request import KLModels
 from stillroom.models.batches import TokenSequence, microbatches, sampled_sequence
 from stillroom.models.divergence import reverse_kl, shared_logprobs
-from stillroom.models.load import load_model
+from stillroom.models.load import include_tools, load_model
 from stillroom.models.reread.byte_chain import NextSymbols, SortedSums, SummedSymbols, TrieNodes
 from stillroom.models.reread.pair_check import open_pair
 from stillroom.models.reread.rereading import ByteReading
@@ -42,8 +42,12 @@ def measure_teacher_kl(
         InputError: no rollout has a sampled token that can be compared.
         ModelError: the teacher's tokenizer or chat template cannot be compared with the model's.
     """
-    student = load_model(workspace, models.student)
+    student = load_model(workspace, models.student, template=models.template)
     teacher = load_model(workspace, models.teacher)
+    if any(rollout.tools for rollout in rollouts):
+        # As the student was when it was sampled.
+        for loaded in [teacher] if models.template is not None else [student, teacher]:
+            include_tools(loaded)
     try:
         pair = open_pair(student, teacher)
     except ModelError as error:

@@ -26,7 +26,7 @@ def filter_rows(workspace: Workspace, request: FilterDataset) -> FilterResult:
         from stillroom.curate.ray.filter import filter_on_ray
 
         return filter_on_ray(workspace, request)
-    tokenizer = _tokenizer(workspace, request.model, "counting tokens")
+    tokenizer = _tokenizer(workspace, request, "counting tokens")
     return filter_dataset(workspace, request, tokenizer=tokenizer)
 
 
@@ -41,7 +41,7 @@ def convert_rows(workspace: Workspace, request: ConvertRollouts) -> ConvertResul
 
 def inspect_examples(workspace: Workspace, request: InspectExamples) -> Inspection:
     """Returns rows as text, with the mask of trained tokens if the request names a model."""
-    tokenizer = _tokenizer(workspace, request.model, "showing a model's mask")
+    tokenizer = _tokenizer(workspace, request, "showing a model's mask")
     named_tools = None
     if tokenizer is not None:
         named_tools = tools_named_in(workspace.existing(request.path, label="path"), workspace.root)
@@ -50,7 +50,7 @@ def inspect_examples(workspace: Workspace, request: InspectExamples) -> Inspecti
 
 def count_tokens(workspace: Workspace, request: CountTokens) -> TokenCounts:
     """Returns the rows' token counts under the chat template of the request's model."""
-    tokenizer = _tokenizer(workspace, request.model, "counting tokens")
+    tokenizer = _tokenizer(workspace, request, "counting tokens")
     files = dict.fromkeys(Path(str(place[0])) for place in request.places)
     tools_of_files = (tools_named_in(file, workspace.root) for file in files)
     named_tools = next((tools for tools in tools_of_files if tools is not None), None)
@@ -72,6 +72,10 @@ def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForeca
     return forecast_training(workspace, request, started=started_at, report=report_progress)
 
 
-def _tokenizer(workspace: Workspace, model: str | None, purpose: str) -> Any:
-    """Returns the model's tokenizer, or None without a model; `purpose` is for error messages."""
-    return None if model is None else tokenizer_for(workspace, model, purpose)
+def _tokenizer(
+    workspace: Workspace, request: FilterDataset | InspectExamples | CountTokens, purpose: str
+) -> Any:
+    """Returns the tokenizer of the request's model, if any; `purpose` is for error messages."""
+    if request.model is None:
+        return None
+    return tokenizer_for(workspace, request.model, purpose, chat_template=request.chat_template)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
@@ -16,7 +17,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from stillroom.data.chat.render import ChatRenderer
-from stillroom.errors import ModelError
+from stillroom.data.chat.template import (
+    PROBE,
+    SENTINEL,
+    ChatTemplate,
+    is_chatml_without_tools,
+    template_file,
+)
+from stillroom.errors import ConfigError, ModelError
+from stillroom.models.chat_template import TemplateSource
 from stillroom.models.gguf.folder import pretrained_path
 from stillroom.models.multimodal import (
     KEY_MAPPING,
@@ -48,6 +57,8 @@ _PROBE_CHAT: list[Message] = [
 ]
 # Models with fewer parameters run faster on one thread than on several, which mostly wait.
 _ONE_THREAD_PARAMETERS = 30_000_000
+_ENDS = re.compile(r"end|eo[stm]\b|eo[stm]_|^</s>$", re.IGNORECASE)
+_MAX_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,24 +127,26 @@ def context_length(model: Any) -> int:
     return int(max_positions * factor)
 
 
-def load_tokenizer(location: ModelLocation, *, chat_template: str | None = None) -> Any:
-    """Returns a model's tokenizer; `chat_template` replaces its own template.
+def load_tokenizer(location: ModelLocation, *, template: TemplateSource | None = None) -> Any:
+    """Returns a model's tokenizer; `template` replaces its own chat template.
 
-    Raises ModelError unless it has exactly one chat template.
+    Raises ModelError unless it has exactly one chat template, and ConfigError if `template` ends
+    turns with text that is no token of the model.
     """
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(pretrained_path(location))
     except (OSError, ValueError, KeyError) as error:
         raise _load_error("tokenizer", location, error) from error
-    if chat_template is not None:
-        tokenizer.chat_template = chat_template
+    if template is not None:
+        tokenizer.chat_template = _template_text(template)
+        _check_end_of_turn(tokenizer, template, location.name)
     if not tokenizer.chat_template:
         tokenizer.chat_template = _processor_template(location)
     if not tokenizer.chat_template:
         raise ModelError(
             f"the tokenizer of {location.name!r} has no chat template",
-            "use an instruct model, add chat_template.jinja to the model's folder, or (for "
-            "training) set model.chat_template in config.yml",
+            "use an instruct model, add chat_template.jinja to the model's folder, or set "
+            "chat_template for a student (in config.yml: model.chat_template)",
         )
     if not isinstance(tokenizer.chat_template, str):
         names = ", ".join(sorted(tokenizer.chat_template))
@@ -142,6 +155,67 @@ def load_tokenizer(location: ModelLocation, *, chat_template: str | None = None)
             "copy the model to a folder, and keep only the template to use, as chat_template.jinja",
         )
     return tokenizer
+
+
+def _template_text(template: TemplateSource) -> str:
+    """Returns the Jinja text of a template. Raises ConfigError if a file is not UTF-8."""
+    if isinstance(template.origin, ModelLocation):
+        return load_tokenizer(template.origin).chat_template
+    try:
+        return template.origin.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{template.option} {template.name!r} is not UTF-8 text ({error.reason})",
+            "give a file with a Jinja template",
+        ) from error
+
+
+def _check_end_of_turn(tokenizer: Any, source: TemplateSource, model: str) -> None:
+    """Raises ConfigError if no special token of the model ends an answer in the template."""
+    template = ChatTemplate(tokenizer, include_thinking=False)
+    answered = template.text([*PROBE, {"role": "assistant", "content": SENTINEL}], [])
+    try:
+        _ = template.end_of_turn
+    except ModelError as error:
+        end = answered.partition(SENTINEL)[2].strip()
+        ends = [token for token in template.control_tokens if _ENDS.search(token)]
+        shown = ", ".join((ends or template.control_tokens)[:_MAX_NAMED]) or "none"
+        raise ConfigError(
+            f"{source.option} {source.name!r} ends an answer with {end[:80]!r}, which is no "
+            f"special token of {model!r}, so the student could not learn to stop",
+            f"use a template that ends answers with a token of the model: {shown}",
+        ) from error
+
+
+def _check_trained_template(location: ModelLocation, template: TemplateSource, text: str) -> None:
+    """Raises ConfigError if `text` is not the chat template that the model was trained with.
+
+    A ChatML template that leaves tools out may be replaced, since the model needs another for them.
+    """
+    if not location.is_trained:
+        return
+    trained = load_tokenizer(location).chat_template
+    if trained != text and not is_chatml_without_tools(trained):
+        raise ConfigError(
+            f"{template.option} {template.name!r} is not the template that {location.name!r} was "
+            "trained with",
+            "leave it out: checkpoints and exports keep their template",
+        )
+
+
+def include_tools(loaded: LoadedModel) -> list[str]:
+    """Gives a model whose chat template leaves tools out the template `chatml`.
+
+    Returns a note on it, in a list; [] if the template includes tools.
+    """
+    if not is_chatml_without_tools(loaded.tokenizer.chat_template):
+        return []
+    loaded.tokenizer.chat_template = template_file("chatml").read_text(encoding="utf-8")
+    note = (
+        f"the chat template of {loaded.location.name} leaves tools out, so the template chatml, "
+        "which includes them, is used instead"
+    )
+    return [note]
 
 
 def _processor_template(location: ModelLocation) -> Any:
@@ -164,18 +238,22 @@ def load_model(
     precision: Precision = "auto",
     quantization: Quantization = None,
     spread: bool = False,
+    template: TemplateSource | None = None,
 ) -> LoadedModel:
     """Returns a model ready to run, with an adapter's weights merged into its base.
 
-    On a 4-bit base the adapter is not merged, because that cannot be done exactly. Raises
-    ModelError for an adapter with `spread`.
+    On a 4-bit base the adapter is not merged, because that cannot be done exactly. `template`
+    replaces the model's own chat template. Raises ModelError for an adapter with `spread`, and
+    ConfigError for a `template` other than the one that Stillroom trained the model with.
     """
     if location.is_adapter and spread:
         raise ModelError(
             f"spread: true does not support adapters, and {location.name!r} is one",
             "merge the adapter into its base with export_model, and give the merged folder",
         )
-    tokenizer = load_tokenizer(location)
+    tokenizer = load_tokenizer(location, template=template)
+    if template is not None:
+        _check_trained_template(location, template, tokenizer.chat_template)
     if location.is_adapter:
         model = load_adapter(workspace, location, precision=precision, quantization=quantization)
         model = model if quantization is not None else model.merge_and_unload()

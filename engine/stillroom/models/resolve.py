@@ -12,7 +12,7 @@ import msgspec
 from stillroom.demo import DEMO_MODELS
 from stillroom.errors import ModelError, missing_extra
 from stillroom.home_paths import home_path
-from stillroom.lineage import ModelRecord, record_file, record_folder
+from stillroom.lineage import FOLDER_MANIFEST, ModelRecord, record_file, record_folder
 from stillroom.models.gguf.header import SUFFIX, check_gguf, is_gguf
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
@@ -76,6 +76,14 @@ class ModelLocation:
     def is_adapter(self) -> bool:
         """Whether this is a LoRA adapter, which needs its base model."""
         return self.is_local and (self.path / "adapter_config.json").is_file()
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether this is a checkpoint or an export of Stillroom."""
+        folder = self.path.parent if self.is_gguf else self.path
+        return self.is_local and any(
+            (folder / name).is_file() for name in (RECORD, FOLDER_MANIFEST)
+        )
 
     @property
     def record(self) -> CheckpointRecord | None:

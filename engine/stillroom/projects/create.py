@@ -28,7 +28,7 @@ class CreateProject(StrictModel):
         Literal["demo", "starter", "on-policy-agent", "refine", "other-tokenizer", "traces"],
         Field(description="starter: for your own prompts; the others run unchanged"),
     ] = "demo"
-    seed: Annotated[int, Field(description="Seed of the demo tasks")] = 0
+    seed: Annotated[int, Field(description="Of the demo tasks")] = 0
 
 
 class ProjectResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -49,6 +49,13 @@ class RecipePrompt:
         expected = (self.row.get("metadata") or {}).get("expected_answer")
         return expected is not None and not _is_blank(expected)
 
+    @property
+    def has_tools(self) -> bool:
+        """Whether the prompt runs in a container, whose tools it uses, or has calls of tools."""
+        return bool(self.row.get("docker")) or any(
+            message.get("tool_calls") for message in self.row["messages"]
+        )
+
     @cached_property
     def task_id(self) -> str:
         """The id of the prompt's task, which rollouts of it have."""

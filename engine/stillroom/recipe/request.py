@@ -33,7 +33,7 @@ class RunRecipe(StrictModel):
     api_key_env: str | None = None
     system: Annotated[
         str | None,
-        Field(description="The teacher's system message; the student is trained without it"),
+        Field(description="The teacher's system message; the student trains without it"),
     ] = None
     budget_usd: Annotated[
         float | None, Field(gt=0, description="Cap on the teacher's cost over all calls")

@@ -1,5 +1,6 @@
 """Opens what the rollouts of a run share: the policy or teacher, the tools and the rewards."""
 
+import functools
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -8,9 +9,9 @@ from dataclasses import dataclass
 import anyio
 import msgspec
 
-from stillroom.data.chat.template import is_chatml_without_tools, template_file
 from stillroom.data.formats import Task
 from stillroom.errors import DataError, missing_extra
+from stillroom.models.chat_template import TemplateSource
 from stillroom.models.resolve import ModelLocation
 from stillroom.rollout.episode.collect import RolloutContext
 from stillroom.rollout.episode.loop import (
@@ -138,14 +139,19 @@ async def open_rollout_context(
             tools = opened.tools.schemas if opened.tools is not None else ()
             fitted = await fit_max_tokens(plan.policy, options.model, sampling, tools, key=key)
             sampling, notes = fitted.sampling, [*notes, *fitted.notes]
-        models = _Models(stack, plan, spending, notes)
+        models = _Models(stack, plan, spending, notes, has_tools=opened.tools is not None)
         policy = await models.open_policy(sampling)
         concurrency_limit, metrics = _limit_and_metrics(policy)
         refiner = await models.open_refiner(policy, failed)
         max_characters = options.max_tool_response
         yield RolloutContext(
             refiner or policy,
-            TeacherRecord(provider=options.provider, model=options.model, settings=sampling),
+            TeacherRecord(
+                provider=options.provider,
+                model=options.model,
+                settings=sampling,
+                chat_template=options.chat_template,
+            ),
             opened.tools,
             rewarder,
             TurnRules.of(options),
@@ -222,12 +228,13 @@ class _Models:
     """The run's budget and the price of the policy's tokens."""
     notes: list[str]
     """Notes for the user, e.g. that a model can only be sampled in a slower way."""
+    has_tools: bool
 
     async def open_policy(self, sampling: SamplingSettings) -> Policy:
         """Opens the model that answers."""
         options, location = self.plan.options, self.plan.policy
         if isinstance(location, ModelLocation):
-            return await self._load_local(location, sampling)
+            return await self._load_local(location, sampling, self.plan.template)
         calls = CallSettings(
             timeout_s=options.request_timeout,
             limits=LimitSettings(
@@ -249,7 +256,9 @@ class _Models:
             return None
         student = critic = None
         if refine.student is not None and refine.student_record is not None:
-            student = await self._load_local(refine.student, refine.student_record.settings)
+            student = await self._load_local(
+                refine.student, refine.student_record.settings, refine.student_template
+            )
         if refine.options.takeover == "critic":
             critic = Critic(await self._open_critic(refine.critic) if refine.critic else teacher)
         return RefiningPolicy(teacher, failed, refine.options, student=student, critic=critic)
@@ -279,26 +288,28 @@ class _Models:
         teacher = OpenAITeacher(endpoint, model, sampling, key=key, calls=calls, spending=spending)
         return await self.stack.enter_async_context(teacher)
 
-    async def _load_local(self, location: ModelLocation, sampling: SamplingSettings) -> Policy:
-        """Loads a model into this process."""
+    async def _load_local(
+        self,
+        location: ModelLocation,
+        sampling: SamplingSettings,
+        template: TemplateSource | None = None,
+    ) -> Policy:
+        """Loads a model into this process; `template` replaces its own chat template."""
         options = self.plan.options
         # A run's process was started with it; that of a chat was not.
         os.environ.update(PASSIVE_THREADS)
         # Imported here because the server process checks requests with this package, without torch.
         try:
             from stillroom.models.lm_head import HeadRunner
-            from stillroom.models.load import load_model
+            from stillroom.models.load import include_tools, load_model
             from stillroom.policy.check import check_decoding
             from stillroom.policy.hf import HFPolicy
         except ModuleNotFoundError as error:
             raise missing_extra("train", f"running {options.model!r} in-process") from error
-        loaded = await anyio.to_thread.run_sync(load_model, self.plan.workspace, location)
-        if options.has_tools and is_chatml_without_tools(loaded.tokenizer.chat_template):
-            loaded.tokenizer.chat_template = template_file("chatml").read_text(encoding="utf-8")
-            self.notes.append(
-                f"the chat template of {location.name} leaves tools out, so the template chatml, "
-                "which includes them, is used instead"
-            )
+        load = functools.partial(load_model, self.plan.workspace, location, template=template)
+        loaded = await anyio.to_thread.run_sync(load)
+        if self.has_tools and template is None:
+            self.notes.extend(include_tools(loaded))
         HeadRunner(loaded.model).check()
         self.notes.extend(check_decoding(loaded))
         policy = HFPolicy(loaded, sampling, max_rows=options.concurrency)

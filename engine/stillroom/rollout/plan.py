@@ -12,6 +12,7 @@ from stillroom.data.instruction import UNINSTRUCTED, Instruction, read_context
 from stillroom.data.task_file import TaskFile
 from stillroom.errors import InputError
 from stillroom.files import content_hash, file_sha256
+from stillroom.models.chat_template import TemplateSource, template_source
 from stillroom.models.resolve import ModelLocation
 from stillroom.rollout.refine_plan import FailedRollouts, RefinePlan, plan_refinement
 from stillroom.rollout.request import NO_FILE, EpisodeOptions, GenerateRollouts, RolloutOptions
@@ -81,6 +82,8 @@ class RolloutPlan(ToolsPlan):
     instruction: Instruction = UNINSTRUCTED
     """The system message and context that precede each conversation."""
     context_file: Path | None = None
+    template: TemplateSource | None = None
+    """The chat template of a model in this process; None: its own."""
     refine: RefinePlan | None = None
     """The student's rollouts to refine; None if the rollouts begin at the prompts."""
 
@@ -103,9 +106,10 @@ class RolloutPlan(ToolsPlan):
     def files(self) -> list[Path]:
         """The files that the rollouts depend on, the prompts first."""
         context = [self.context_file] if self.context_file is not None else []
+        template = self.template.files if self.template is not None else []
         judge = self.judge.inputs if self.judge is not None else []
         refine = self.refine.inputs if self.refine is not None else []
-        return [self.prompts_file, *context, *self.code_files, *judge, *refine]
+        return [self.prompts_file, *context, *self.code_files, *template, *judge, *refine]
 
     @property
     def inputs(self) -> list[Path]:
@@ -191,6 +195,12 @@ def plan_rollouts(
     if options.context_file is not None:
         context = read_context(workspace, options.context_file, label="context_file")
         context_file = workspace.existing(options.context_file, label="context_file")
+    policy = options.locate(workspace, needs_key=needs_keys)
+    if options.chat_template is not None and isinstance(policy, Endpoint):
+        raise InputError(
+            "chat_template needs an in-process model: an endpoint applies its model's own",
+            "leave chat_template out, or run the model's folder with provider hf",
+        )
     return RolloutPlan(
         workspace=workspace,
         options=options,
@@ -200,9 +210,10 @@ def plan_rollouts(
         tools_file=user_file(workspace, options.tools, kind="tools"),
         rewards_file=user_file(workspace, options.rewards, kind="rewards"),
         prompts_file=prompts,
-        policy=options.locate(workspace, needs_key=needs_keys),
+        policy=policy,
         instruction=Instruction(options.system, context),
         context_file=context_file,
+        template=template_source(workspace, options.chat_template),
     )
 
 
@@ -296,6 +307,8 @@ def output_settings(plan: GenerationPlan, weights: str | None) -> dict[str, Any]
     tools, rewards, judge = rollouts.tools_file, rollouts.rewards_file, rollouts.judge
     if (context := rollouts.instruction.context) is not None:
         shaping["context"] = content_hash(context)
+    if rollouts.template is not None:
+        shaping["chat_template_sha256"] = [file_sha256(file) for file in rollouts.template.files]
     return {
         **shaping,
         "mcp_servers": [without_secrets(server) for server in request.mcp_servers],

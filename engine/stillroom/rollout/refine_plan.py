@@ -13,6 +13,7 @@ from pydantic import Field
 from stillroom.data.row_files import RowReader, read_row_lines
 from stillroom.errors import DataError, InputError
 from stillroom.files import file_sha256
+from stillroom.models.chat_template import TemplateSource, template_source
 from stillroom.models.resolve import ModelLocation
 from stillroom.rollout.journal.records import RolloutKey
 from stillroom.rollout.request import NO_FILE, RefineOptions
@@ -56,11 +57,14 @@ class RefinePlan:
     """The student's model and sampling settings as its rollouts record them; None if `student` is
     None."""
     critic: CriticPlan | None
+    student_template: TemplateSource | None = None
+    """The chat template of `student` in its rollouts; None: its own."""
 
     @property
     def inputs(self) -> list[Path]:
         """The files that the refined rollouts depend on."""
-        return [*self.files, *([self.critic.path] if self.critic is not None else [])]
+        template = self.student_template.files if self.student_template is not None else []
+        return [*self.files, *template, *([self.critic.path] if self.critic is not None else [])]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -100,7 +104,10 @@ def plan_refinement(
         )
     student = ModelChoice.model_validate({"model": record.model, "provider": record.provider})
     location = cast("ModelLocation", student.locate(workspace))
-    return RefinePlan(options, files, location, record, critic)
+    template = template_source(
+        workspace, record.chat_template, option="the student's chat_template"
+    )
+    return RefinePlan(options, files, location, record, critic, template)
 
 
 def _plan_critic(

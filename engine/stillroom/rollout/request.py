@@ -68,9 +68,7 @@ class JudgeOptions(StrictModel):
         Literal["contained", "exact", "normalised", "numeric", "choice"],
         Field(description="How expected_answer is compared; metadata.answer_match wins"),
     ] = "contained"
-    judge: Annotated[
-        str, Field(description="judge.yml: a judging model and its rubric; or none")
-    ] = NO_FILE
+    judge: Annotated[str, Field(description="judge.yml: a model and its rubric; or none")] = NO_FILE
 
 
 class RolloutOptions(JudgeOptions, EpisodeOptions, ModelChoice):
@@ -79,19 +77,22 @@ class RolloutOptions(JudgeOptions, EpisodeOptions, ModelChoice):
     model: Annotated[str, Field(description="Name at the provider; hf: folder, hub id or run id")]
     provider: Annotated[
         ProviderName,
-        Field(description="Default: by model name, else hf (in-process); with base_url openai"),
+        Field(description="Default: by model, else hf (in-process); with base_url openai"),
     ] = "hf"
     base_url: Annotated[str | None, Field(description="Any OpenAI-compatible endpoint")] = None
     api_key_env: Annotated[
-        str | None, Field(description="NAME of the environment variable with the key")
+        str | None, Field(description="NAME of the key's environment variable")
+    ] = None
+    chat_template: Annotated[
+        str | None, Field(description="hf: instead of its own, e.g. chatml")
     ] = None
     tools: Annotated[
-        str, Field(description="Python file with @tool functions, or none; default: tools.py")
+        str, Field(description="File with @tool functions, or none; default: tools.py")
     ] = NO_FILE
     mcp_servers: Annotated[
         tuple[str, ...],
         WITHOUT_SECRETS,
-        Field(description="MCP servers: command lines or URLs"),
+        Field(description="Command lines or URLs"),
     ] = ()
     system: Annotated[
         str | None, Field(description='Replaces the rows\' system messages; "" removes them')
@@ -141,7 +142,7 @@ class RefineOptions(StrictModel):
     ] = None
     takeover: Annotated[
         Takeover,
-        Field(description="Where: start, first differing action or critic's choice"),
+        Field(description="Where, e.g. at the first differing action"),
     ] = "first_difference"
     turns: Annotated[
         Literal["rest", "one"], Field(description="one: then the student continues")
@@ -215,10 +216,6 @@ class GenerateRollouts(PlacedRequest, RefineOptions, RolloutOptions):
     ] = None
     max_total_tokens: Annotated[int | None, Field(ge=1, description="Cap in tokens")] = None
     max_minutes: Annotated[float | None, Field(gt=0, description="Cap of this run")] = None
-    dry_run: Annotated[
-        bool, Field(description="Only forecast calls, tokens and cost; calls nothing")
-    ] = False
-    ray_address: Annotated[
-        str | None, Field(description="Ray cluster: auto, local or an address")
-    ] = None
+    dry_run: Annotated[bool, Field(description="Only forecast calls, tokens and cost")] = False
+    ray_address: Annotated[str | None, Field(description="auto, local or an address")] = None
     ray_workers: Annotated[int, Field(ge=1, le=999)] = 2

@@ -61,7 +61,7 @@ from stillroom.recipe.request import Measured, RecipeResult, RunRecipe
 from stillroom.recipe.selection import UNSETTLED
 from stillroom.recipe.training import Pace
 from stillroom.rollout.request import NO_FILE
-from stillroom.run_folder import RunState, create_run
+from stillroom.run_folder import create_run, find_run
 from stillroom.settings import Workspace
 from stillroom.train.planning.forecast import SftSettings
 from stillroom.types import RunKind, RunStatus
@@ -851,11 +851,17 @@ def test_an_open_teacher_scores_a_student_that_calls_the_tools_of_the_project(
     assert (tmp_path / "student/tools.py").read_text(encoding="utf-8") == "OTHER = 1\n"
 
 
+@pytest.mark.parametrize("has_tools", [True, False], ids=["tools.py", "calls in the prompts"])
 def test_a_student_whose_template_leaves_tools_out_gets_one_that_has_them(
-    tmp_path: Path, tiny_models: Any, started: list[str]
+    tmp_path: Path, tiny_models: Any, started: list[str], has_tools: bool
 ) -> None:
     teacher, student = (tiny_models.folder("llama", family) for family in ("clerk", "toolless"))
     recipe = tools_request(tmp_path, teacher, student)
+    if not has_tools:
+        (tmp_path / "tools.py").unlink()
+        earlier = [user("the lamp?"), assistant("", tool_call()), tool_reply("12"), assistant("12")]
+        prompts = [{"messages": [*earlier, user(text)]} for text in things(0, 60)]
+        write_rows(tmp_path / "prompts.jsonl", prompts)
 
     ended = run_recipe(Workspace(tmp_path), recipe)
 
@@ -866,9 +872,10 @@ def test_a_student_whose_template_leaves_tools_out_gets_one_that_has_them(
     assert '"chat_template": "chatml"' in config.read_text(encoding="utf-8")
     model = AutoTokenizer.from_pretrained(tmp_path / ended.result["folder"])
     assert "<tool_call>" in model.chat_template
+    # The untrained student is measured with it too.
     [untrained] = [one for one in ended.result["accuracy"] if one["name"] == "untrained student"]
-    state = read_json(tmp_path / "runs" / untrained["run_id"] / "run.json", RunState)
-    assert any("leaves tools out" in note for note in state.notes)
+    recorded = find_run(Workspace(tmp_path), untrained["run_id"]).read_request()
+    assert recorded.request["chat_template"] == "chatml"
 
 
 def test_logged_answers_are_judged_by_the_rewards_of_the_project(

@@ -2,6 +2,8 @@ import msgspec
 import pytest
 import torch
 
+from fakes.base_models import with_chatml
+from fakes.conversations import PRICE
 from fakes.decoding import random_prompts
 from fakes.rollout_rows import rollout_row
 from fakes.training import make_student
@@ -10,8 +12,9 @@ from stillroom.errors import InputError, ModelError
 from stillroom.evaluate.request import KLModels
 from stillroom.evaluate.teacher_kl import measure_teacher_kl
 from stillroom.models.batches import sampled_sequence
+from stillroom.models.load import load_model
 from stillroom.models.reread.pair_check import open_pair
-from stillroom.models.resolve import locate_model
+from stillroom.models.resolve import ModelLocation, locate_model
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.on_policy.policy_update import UpdateStats, accumulate_gradient
@@ -96,16 +99,18 @@ def test_nothing_to_measure_is_an_error_that_says_why(tiny_models):
     assert "leave teacher out" in caught.value.fix
 
 
-def conversation(loaded, index, text):
+def conversation(loaded, index, text, tools=()):
     """Returns a rollout in which the model wrote the text."""
     question = {"role": "user", "content": f"Item {index}?"}
     answer = {"role": "assistant", "content": text}
     renderer = ChatRenderer(loaded.tokenizer)
-    prompt = renderer.prompt_ids([question], [])
-    ids = loaded.tokenizer.encode(renderer.turn_text(answer, []), add_special_tokens=False)
+    prompt = renderer.prompt_ids([question], tools)
+    ids = loaded.tokenizer.encode(renderer.turn_text(answer, tools), add_special_tokens=False)
     sampled = [False] * len(prompt) + [True] * len(ids)
     tokens = {"ids": prompt + ids, "sampled": sampled, "logprobs": [0.0] * len(sampled)}
-    row = rollout_row(task_id=f"task-{index}", messages=[question, answer], turns=1, tokens=tokens)
+    row = rollout_row(
+        task_id=f"task-{index}", messages=[question, answer], tools=tools, turns=1, tokens=tokens
+    )
     return msgspec.convert(row, Trajectory)
 
 
@@ -140,6 +145,21 @@ def test_a_teacher_with_other_tokens_is_compared_at_each_byte(tiny_models):
     assert found.value == pytest.approx(stats.loss / compared, rel=1e-5)
     assert found.low < found.value < found.high
     assert "per byte" in notes[0]
+
+
+def test_a_student_that_was_sampled_with_another_template_is_compared_with_it(
+    tmp_path, tiny_models
+):
+    toolless = tiny_models.folder("llama", "toolless")
+    chatml = with_chatml(toolless, tmp_path / "chatml")
+    location = ModelLocation("chatml", str(chatml), is_local=True)
+    loaded = load_model(tiny_models.workspace, location)
+    teacher = tiny_models.folder("llama", "llama3", seed=1)
+    samples = [conversation(loaded, index, "The answer is 12.", [PRICE]) for index in range(3)]
+
+    expected = measure(tiny_models, chatml, teacher, samples)
+
+    assert measure(tiny_models, toolless, teacher, samples) == expected
 
 
 def test_a_teacher_that_cannot_read_the_model_is_refused(tiny_models, rollouts):

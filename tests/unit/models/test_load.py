@@ -7,10 +7,13 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma3Config
 
+from fakes import chat_templates
 from fakes.families import ORIGINAL_CONTEXT, build_family
 from fakes.tiny_models import build_tokenizer
+from stillroom.data.chat.template import template_file
 from stillroom.errors import ModelError
 from stillroom.files import write_json
+from stillroom.models.chat_template import template_source
 from stillroom.models.load import (
     context_length,
     load_adapter,
@@ -113,6 +116,16 @@ def test_a_tokenizer_without_a_chat_template_is_refused(copied):
     with pytest.raises(ModelError, match="has no chat template") as caught:
         load_tokenizer(local(copied))
     assert "chat_template.jinja" in caught.value.fix
+
+
+def test_a_trained_model_that_knows_no_tools_may_get_a_template_that_has_them(copied, tiny_models):
+    (copied / "chat_template.jinja").write_text(chat_templates.TOOLLESS, encoding="utf-8")
+    write_json(copied / RECORD, {})
+    template = template_source(tiny_models.workspace, "chatml")
+
+    loaded = load_model(tiny_models.workspace, local(copied), template=template)
+
+    assert loaded.tokenizer.chat_template == template_file("chatml").read_text("utf-8")
 
 
 def test_several_chat_templates_are_refused_by_name(copied):

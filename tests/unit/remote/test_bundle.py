@@ -15,6 +15,7 @@ from fakes.run_folders import answer as evaluated
 from fakes.run_folders import write_evaluation
 from fakes.training import make_project, write_run_files
 from stillroom.errors import InputError, RunError
+from stillroom.evaluate.request import EvaluateModel, plan_evaluation
 from stillroom.export.folder import MANIFEST, ExportManifest
 from stillroom.files import file_sha256, write_json
 from stillroom.home_paths import home_variable
@@ -24,6 +25,7 @@ from stillroom.remote.bundle.job_spec import pack
 from stillroom.remote.bundle.layout import read_contents
 from stillroom.remote.bundle.needs import (
     Needs,
+    needs_of_evaluation,
     needs_of_generation,
     needs_of_training,
 )
@@ -148,7 +150,7 @@ def test_a_gguf_file_goes_as_it_is_and_is_converted_elsewhere(tmp_path, workspac
     assert needs_of_training(request, plan_request(workspace, request)).extras == ["train"]
 
 
-def test_the_chat_template_of_a_training_goes_with_it_without_its_models_weights(workspace):
+def test_the_chat_template_of_a_student_goes_with_it_without_its_models_weights(workspace):
     other = model_folder(workspace.root / "other")
     with (other / "model.safetensors").open("wb") as weights:
         weights.truncate(1 << 30)
@@ -163,10 +165,16 @@ def test_the_chat_template_of_a_training_goes_with_it_without_its_models_weights
         needs = needs_of_training(request, plan_request(workspace, request))
         return places_of(workspace, Needs(files=needs.files, tokenizers=needs.tokenizers))
 
+    def sent_for_evaluation(template: str) -> list[str]:
+        request = EvaluateModel(data="train.jsonl", model="demo/student", chat_template=template)
+        needs = needs_of_evaluation(plan_evaluation(workspace, request))
+        return places_of(workspace, Needs(files=needs.files, tokenizers=needs.tokenizers))
+
     rows = ["workspace/train.jsonl"]
-    assert sent("mine.jinja") == [*rows, "workspace/mine.jinja"]
-    assert sent("other") == [*rows, "workspace/other/config.json"]
-    assert sent("chatml") == rows
+    for places in (sent, sent_for_evaluation):
+        assert places("mine.jinja") == [*rows, "workspace/mine.jinja"]
+        assert places("other") == [*rows, "workspace/other/config.json"]
+        assert places("chatml") == rows
 
 
 def test_a_run_goes_on_elsewhere_from_its_last_checkpoint(workspace, tiny_models):

@@ -410,6 +410,9 @@ def evaluate(
             "max_tokens": session.max_tokens if is_trained else max(64, session.max_tokens),
             "system": system,
         }
+    if model == session.request.student:
+        # Trained students have recorded the template that they were trained with.
+        options["chat_template"] = session.chat_template
     is_exact = session.form is not None and model is not None and is_trained
     if by_form:
         options["group_by"] = (FORM_FIELD,)

@@ -85,6 +85,7 @@ def _run_stages(
     if plan.has_answers:
         plan = with_logged_answers(workspace, plan, stages, files)
     session = RecipeSession(workspace, plan, stages, files)
+    session.choose_chat_template()
     session.max_tokens = plan.teacher.max_tokens
     session.caveats += plan.notes
     session.caveats += [

@@ -7,8 +7,10 @@ from typing import Any
 
 from stillroom.api.recipe.plan import RecipePlan
 from stillroom.api.recipe.stages import Stages
+from stillroom.data.chat.template import is_chatml_without_tools
 from stillroom.errors import RunError
 from stillroom.files import content_hash
+from stillroom.models.tokenizer import tokenizer_for
 from stillroom.recipe.answers import AnswerForm, LabelAnswers, PatternAnswers
 from stillroom.recipe.files import RecipeFiles
 from stillroom.recipe.inputs import RecipePrompt
@@ -32,6 +34,8 @@ class RecipeSession:
     plan: RecipePlan
     stages: Stages
     files: RecipeFiles
+    chat_template: str | None = None
+    """The chat template that the student is measured and trained with; None: its own."""
     form: AnswerForm | None = None
     """The form of the answers: labels, JSON objects or lines of few patterns; None: free text."""
     teacher_tokens: int | None = None
@@ -73,6 +77,18 @@ class RecipeSession:
     def has_tools(self) -> bool:
         """Whether models may call tools."""
         return self.plan.teacher.has_tools
+
+    def choose_chat_template(self) -> None:
+        """Sets the student's chat template: another one if its own leaves out the tasks' tools.
+
+        Tools are those of the session, of a prompt's container, and those called in prompts.
+        """
+        prompts = (*self.plan.prompts, *self.plan.labelled)
+        if not self.has_tools and not any(prompt.has_tools for prompt in prompts):
+            return
+        tokenizer = tokenizer_for(self.workspace, self.request.student, "a recipe with tools")
+        if is_chatml_without_tools(tokenizer.chat_template):
+            self.chat_template = "chatml"
 
     @property
     def has_labels(self) -> bool:

@@ -2,19 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stillroom.api.recipe.measuring import ModelEvaluation, measure_validation
 from stillroom.api.recipe.session import RecipeSession
 from stillroom.api.recipe.teaching import TaughtRows
-from stillroom.data.chat.template import is_chatml_without_tools
 from stillroom.errors import EngineError, RunError
 from stillroom.files import file_sha256
-from stillroom.lines import read_lines
 from stillroom.models.resolve import ModelLocation
-from stillroom.models.tokenizer import tokenizer_for
 from stillroom.recipe.files import RecipeFiles
 from stillroom.recipe.splits import PromptSplit
 from stillroom.recipe.training import (
@@ -223,7 +220,7 @@ class Trainer:
         session, rows = self._session, taught.train_file.name
         training = PlannedTraining(
             session.request.student, rows, self._settings, session.request.seed,
-            chat_template=self._chat_template(taught),
+            chat_template=session.chat_template,
         )  # fmt: skip
         key = {"rows": file_sha256(taught.train_file), "rank": self._settings.qlora_rank}
         path = session.files.config_path("plan", key)
@@ -245,23 +242,6 @@ class Trainer:
             return None
         num_prompts = num_evals * len(self._parts.validation) + 1.5 * len(self._parts.test)
         return left - num_prompts * self._session.prompt_s - _EXPORT_S - other_s
-
-    def _chat_template(self, taught: TaughtRows) -> str | None:
-        """Returns the chat template to train with; None for the student's own.
-
-        Another one is used if the rows have tool calls, which the student's leaves out.
-        """
-        session = self._session
-        rows = read_lines(taught.train_file)
-        if not session.has_tools and not any(b'"tool_calls"' in row.data for row in rows):
-            return None
-        return self._tool_template
-
-    @cached_property
-    def _tool_template(self) -> str | None:
-        session = self._session
-        tokenizer = tokenizer_for(session.workspace, session.request.student, "a recipe with tools")
-        return "chatml" if is_chatml_without_tools(tokenizer.chat_template) else None
 
     @property
     def _are_templated(self) -> bool:
@@ -287,7 +267,7 @@ class Trainer:
             settings = settings_for_templates(settings, epochs)
         training = PlannedTraining(
             start, taught.train_file.name, settings, session.request.seed, epochs, available_s,
-            self._chat_template(taught),
+            session.chat_template,
         )  # fmt: skip
         config = self._sft_config_path(title, start, taught)
         return self._train(title, session.files.write_config(config, training.sft_config))

@@ -42,7 +42,8 @@ class FilterDataset(ReplacingRequest):
     answered_by: Annotated[tuple[str, ...], Field(description="Models: gpt*")] = ()
     max_tool_errors: Annotated[int | None, Field(ge=0)] = None
     max_tokens: Annotated[int | None, Field(ge=1, description="In model's tokens")] = None
-    model: Annotated[str | None, Field(description="Student for max_tokens")] = None
+    model: Annotated[str | None, Field(description="Student")] = None
+    chat_template: str | None = None
     contains: str | None = None
     not_contains: str | None = None
     match: Annotated[Literal["answer", "conversation"], Field(description="For both regexes")] = (

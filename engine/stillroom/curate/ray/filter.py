@@ -53,8 +53,10 @@ class _TaskInput:
 
     def filter_context(self) -> FilterContext:
         """Returns the context of the filters, with a renderer if the request names a model."""
-        renderer = None if self.request.model is None else _renderer(self.root, self.request.model)
-        context = self.context
+        request, context = self.request, self.context
+        renderer = None
+        if request.model is not None:
+            renderer = _renderer(self.root, request.model, request.chat_template)
         return FilterContext(renderer, context.success_rates, context.evaluation, context.verdicts)
 
 
@@ -190,5 +192,8 @@ def _get_shared(reference: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=1)
-def _renderer(root: Path, model: str) -> ChatRenderer:
-    return ChatRenderer(tokenizer_for(Workspace(root), model, "counting tokens"))
+def _renderer(root: Path, model: str, chat_template: str | None) -> ChatRenderer:
+    tokenizer = tokenizer_for(
+        Workspace(root), model, "counting tokens", chat_template=chat_template
+    )
+    return ChatRenderer(tokenizer)

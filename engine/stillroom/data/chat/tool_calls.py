@@ -67,8 +67,8 @@ def parser_for(chat_template: str) -> Parser:
     raise ModelError(
         "the model's chat template has no supported tool-call format",
         "use a model with Hermes/Qwen (<tool_call>), Llama 3 or Mistral ([TOOL_CALLS]) tool calls, "
-        "train it with model.chat_template: chatml first, serve it behind an OpenAI-compatible "
-        "endpoint, or run without tools",
+        "set chat_template: chatml for an untrained student (in config.yml: model.chat_template), "
+        "serve it behind an OpenAI-compatible endpoint, or run without tools",
     )
 
 

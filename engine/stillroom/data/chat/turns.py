@@ -144,8 +144,8 @@ class TurnFinder:
             raise ModelError(
                 f"this model's chat template leaves out the tool calls of "
                 f"messages[{len(messages) - 1}], so the model would learn to call nothing",
-                "set model.chat_template to chatml or to a .jinja file, or choose a model whose "
-                "template renders tool calls",
+                "set chat_template (in config.yml: model.chat_template) to chatml or to a .jinja "
+                "file, or choose a model whose template renders tool calls",
             )
         return last_turn
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from stillroom.evaluate.request import EvaluationPlan
 from stillroom.export.request import ExportModel, ExportPlan
+from stillroom.models.chat_template import TemplateSource
 from stillroom.models.resolve import ModelLocation
 from stillroom.rollout.plan import GenerationPlan, RolloutPlan
 from stillroom.rollout.rescore.request import ScoreRollouts, ScoringPlan
 from stillroom.teachers.providers import Endpoint
 from stillroom.tools.user.file import UserFile
-from stillroom.train.config.chat_template import TemplateSource
 from stillroom.train.config.request import StartTraining, TrainingPlan
 
 
@@ -79,7 +79,7 @@ def needs_of_training(request: StartTraining, plan: TrainingPlan) -> Needs:
             for teacher in config.teachers
             if teacher.section.is_served
         ]
-        + _template_model(plan.template),
+        + _template_models(plan.template),
         code=_without_none(plan.tools_file, plan.rewards_file),
         servers=config.rollout.mcp_servers,
         addresses=list(_addresses_of_training(plan)),
@@ -160,6 +160,7 @@ def _needs_of_rollouts(
         files=[*(p for p in plan.inputs if p not in _model_paths(loaded)), *prompts],
         prompts=[plan.prompts_file, *prompts],
         models=loaded,
+        tokenizers=_template_models(plan.template, refine.student_template if refine else None),
         code=_without_none(plan.tools_file, plan.rewards_file),
         servers=plan.options.mcp_servers,
         addresses=[
@@ -197,11 +198,9 @@ def _without_none(*files: UserFile | None) -> list[UserFile]:
     return [file for file in files if file is not None]
 
 
-def _template_model(template: TemplateSource | None) -> list[str]:
-    """Returns the name of the model whose chat template the student gets; [] if there is none."""
-    if template is None or not isinstance(template.origin, ModelLocation):
-        return []
-    return [template.name]
+def _template_models(*templates: TemplateSource | None) -> list[str]:
+    """Returns the names of the models whose chat templates are taken."""
+    return [name for template in templates if template is not None for name in template.models]
 
 
 def _enabled(extras: dict[str, bool]) -> list[str]:

@@ -29,6 +29,7 @@ from stillroom.data.instruction import (
 from stillroom.data.layouts.detect import layout_of
 from stillroom.data.tool_names import NamedTools, has_tool_names
 from stillroom.errors import ConfigError, DataError, missing_extra
+from stillroom.models.chat_template import TemplateSource, template_source
 from stillroom.models.pairing import refuse_api_teacher
 from stillroom.models.precision import check_quantization
 from stillroom.models.resolve import ModelLocation, locate_model
@@ -37,7 +38,6 @@ from stillroom.settings import Workspace
 from stillroom.tools.mcp.spec import parse_spec
 from stillroom.tools.user.file import UserFile, read_user_file
 from stillroom.tools.user.pool import TOOLS_FILE, schemas_in
-from stillroom.train.config.chat_template import TemplateSource, template_source
 from stillroom.train.config.distill_sections import served_teacher
 from stillroom.train.config.file import config_notes, load_config, read_config
 from stillroom.train.config.resume import TrainingState, find_resume_point, read_resumable_request
@@ -58,9 +58,7 @@ class PlanTraining(StrictModel):
     """The request of `plan_training`: a config.yml (method, data, models) and overrides."""
 
     config: str = "config.yml"
-    overrides: Annotated[
-        tuple[str, ...], Field(description="section.key=value, e.g. trainer.num_epochs=3")
-    ] = ()
+    overrides: Annotated[tuple[str, ...], Field(description="e.g. trainer.num_epochs=3")] = ()
     where: Where = None
 
 
@@ -305,7 +303,9 @@ def plan_request(
         models=models,
         context_file=context_file,
         views=_prompt_views(workspace, config, context_file),
-        template=template_source(workspace, config.model.chat_template),
+        template=template_source(
+            workspace, config.model.chat_template, option="model.chat_template"
+        ),
         notes=tuple(notes),
     )
 

@@ -8,8 +8,10 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
+from fakes.base_models import save_base
 from fakes.chat_endpoint import completion
 from fakes.rollout_rows import (
+    TEACHER,
     assistant,
     read_rows,
     rollout_row,
@@ -19,6 +21,7 @@ from fakes.rollout_rows import (
     write_rows,
 )
 from fakes.rollout_runs import PowerCutError, run_rollouts
+from fakes.tiny_models import TinyModels
 from fakes.user_files import write_tools
 from stillroom.curate.convert import ConvertRollouts, convert_rollouts
 from stillroom.data.formats import load_tasks
@@ -309,6 +312,21 @@ def test_the_budget_counts_the_critic_and_turns_that_were_not_taken(workspace: W
             n=1,
         )
         assert (teacher.served, result.stopped_by) == ([], "max_total_tokens")
+
+
+def test_a_student_continues_with_the_chat_template_of_its_rollouts(
+    workspace: Workspace, tiny_models: TinyModels
+) -> None:
+    save_base(tiny_models, workspace.root / "base")
+    record = {**TEACHER, "provider": "hf", "model": "base", "chat_template": "chatml"}
+    rows = read_rows(workspace.root / "student.jsonl")
+    write_rows(workspace.root / "student.jsonl", [{**row, "teacher": record} for row in rows])
+
+    result = run_of(workspace, Teacher(), takeover="first_difference", turns="one", n=1)
+
+    assert (result.requested, result.failed) == (1, 0)
+    [row] = rows_of(workspace)
+    assert row["refined"]["authors"][-1] == "student"
 
 
 @pytest.mark.parametrize(

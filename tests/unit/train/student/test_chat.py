@@ -2,11 +2,12 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import torch
 
+from fakes.base_models import save_base
 from fakes.conversations import answer, user
 from fakes.exports import ROWS
 from fakes.gguf_files import write_gguf
@@ -18,6 +19,7 @@ from stillroom.data.chat.template import NAMED_TEMPLATES, template_file
 from stillroom.errors import ConfigError, InputError, RunError
 from stillroom.export.request import ExportModel
 from stillroom.export.run import export_model
+from stillroom.models.chat_template import template_source
 from stillroom.models.load import load_model, load_tokenizer
 from stillroom.models.resolve import ModelLocation, locate_model
 from stillroom.train.config.request import PlanTraining, plan_request
@@ -26,22 +28,7 @@ from stillroom.train.planning.plan import plan_training
 
 @pytest.fixture
 def base(tmp_path: Path, tiny_models: TinyModels) -> Path:
-    """A model without a chat template, whose texts end with <|endoftext|>.
-
-    It never writes <end_of_turn>, and <|im_end|> often.
-    """
-    folder = tmp_path / "project" / "base"
-    loaded = tiny_models.load("llama")
-    model, tokenizer = loaded.model, loaded.tokenizer
-    head = model.get_output_embeddings().weight.data
-    # The first coordinate of the states is the same everywhere.
-    head[tokenizer.convert_tokens_to_ids("<end_of_turn>")] = -20.0 * (torch.arange(32) == 0)
-    tokenizer.chat_template, tokenizer.eos_token = None, "<|endoftext|>"
-    model.config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_base(tiny_models, tmp_path / "project" / "base")
 
 
 @pytest.fixture
@@ -57,6 +44,16 @@ def planned(project: Project, template: str) -> None:
     plan_training(project.workspace, PlanTraining(overrides=(f"model.chat_template={template}",)))
 
 
+def refuse_another_template(project: Project, model: str, own: str = "chatml") -> None:
+    """Checks that a trained model is sampled only with the template that it was trained with."""
+    location = locate_model(project.workspace, model)
+    for name in NAMED_TEMPLATES:
+        template = template_source(project.workspace, name)
+        refused = pytest.raises(ConfigError, match=f"not the template that '{model}' was trained")
+        with nullcontext() if name == own else refused:
+            load_model(project.workspace, location, template=template)
+
+
 @pytest.mark.parametrize("name", NAMED_TEMPLATES)
 def test_checkpoints_carry_the_template_so_that_nothing_else_is_needed(project, name):
     project.config["model"]["chat_template"] = name
@@ -68,6 +65,7 @@ def test_checkpoints_carry_the_template_so_that_nothing_else_is_needed(project, 
     assert loaded.tokenizer.chat_template == template_file(name).read_text("utf-8")
     named = {loaded.tokenizer.convert_ids_to_tokens(token) for token in loaded.stop_ids}
     assert named == {"<|endoftext|>", end}
+    refuse_another_template(project, "run-1", own=name)
     [row] = ChatRenderer(loaded.tokenizer).sequences([user("Hello"), answer("Yes.")], [])
     trained = [token for token, is_trained in zip(row.ids, row.trained, strict=True) if is_trained]
     assert loaded.tokenizer.decode(trained) == f"Yes.{end}"
@@ -83,6 +81,7 @@ def test_an_export_has_the_template_and_stops_at_its_end(project):
 
     out = ModelLocation("out", str(project.root / "out"), is_local=True)
     tokenizer = load_tokenizer(out)
+    refuse_another_template(project, "out")
     settings = json.loads((out.path / "generation_config.json").read_bytes())
     ends = tokenizer.convert_ids_to_tokens(settings["eos_token_id"])
     assert tokenizer.chat_template == template_file("chatml").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""Finds the chat template that config.yml names for the student; loads no model."""
+"""Finds the chat template that a request or config.yml names for a student; loads no model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,9 @@ class TemplateSource:
     """Where a chat template comes from: a file or a model."""
 
     name: str
-    """The value of model.chat_template in config.yml."""
+    """The template as the user named it."""
+    option: str
+    """The option that names it: `chat_template`, or `model.chat_template` in config.yml."""
     origin: Path | ModelLocation
     """The file, or the model whose template is taken."""
 
@@ -31,25 +33,32 @@ class TemplateSource:
             return []
         return [self.origin]
 
+    @property
+    def models(self) -> list[str]:
+        """The name of the model whose template is taken, in a list; [] for a file."""
+        return [self.name] if isinstance(self.origin, ModelLocation) else []
 
-def template_source(workspace: Workspace, name: str | None) -> TemplateSource | None:
-    """Returns the source of `model.chat_template`; None if config.yml names none.
+
+def template_source(
+    workspace: Workspace, name: str | None, *, option: str = "chat_template"
+) -> TemplateSource | None:
+    """Returns the source of the template that `option` names; None if it names none.
 
     Raises EngineError if there is no such template, file or model.
     """
     if name is None:
         return None
     if name in NAMED_TEMPLATES:
-        return TemplateSource(name, template_file(name))
+        return TemplateSource(name, option, template_file(name))
     if name.endswith(".jinja"):
-        file = workspace.existing(name, label="model.chat_template")
+        file = workspace.existing(name, label=option)
         if not file.is_file() or file.stat().st_size > bounds.INSTRUCTION.limit:
             raise ConfigError(
-                f"model.chat_template {name!r} is not a file of at most {bounds.INSTRUCTION.size}",
+                f"{option} {name!r} is not a file of at most {bounds.INSTRUCTION.size}",
                 _FIX,
             )
-        return TemplateSource(name, file)
+        return TemplateSource(name, option, file)
     try:
-        return TemplateSource(name, locate_model(workspace, name))
+        return TemplateSource(name, option, locate_model(workspace, name))
     except EngineError as error:
-        raise ConfigError(f"model.chat_template {name!r}: {error.problem}", _FIX) from error
+        raise ConfigError(f"{option} {name!r}: {error.problem}", _FIX) from error

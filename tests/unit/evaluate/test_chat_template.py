@@ -1,0 +1,126 @@
+"""A student is measured, and its rows are looked at, with the template that it is trained with."""
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from fakes.base_models import save_base, with_chatml
+from fakes.conversations import answer, user
+from fakes.reporters import KeptReporter
+from fakes.rollout_rows import read_rows, write_rows
+from fakes.tiny_models import TinyModels
+from stillroom import api
+from stillroom.curate.filter.request import FilterDataset
+from stillroom.data.chat.template import template_file
+from stillroom.data.inspect import InspectExamples
+from stillroom.data.validate import ValidateDataset
+from stillroom.errors import ConfigError, EngineError, InputError, ModelError
+from stillroom.evaluate.files import EvaluationResult
+from stillroom.evaluate.request import EvaluateModel, plan_evaluation
+from stillroom.evaluate.run import evaluate_model
+from stillroom.jobs.child_work import filter_rows
+from stillroom.rollout.plan import output_settings, plan_generation
+from stillroom.rollout.request import GenerateRollouts
+from stillroom.settings import Workspace
+
+
+@pytest.fixture
+def workspace(
+    tmp_path: Path, tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch
+) -> Workspace:
+    """A base model, prompts and rows; the process runs in another folder, as a server may."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    root = tmp_path / "work"
+    save_base(tiny_models, root / "base")
+    prompts = [{"prompt": f"{n}?", "metadata": {"expected_answer": "7"}} for n in range(4)]
+    write_rows(root / "prompts.jsonl", prompts)
+    write_rows(root / "rows.jsonl", [{"messages": [user("Price?"), answer("It costs 12.")]}])
+    (root / "mine.jinja").write_text(template_file("llama3").read_text("utf-8"), "utf-8")
+    return Workspace(root)
+
+
+def evaluated(workspace: Workspace, number: int, **fields: Any) -> Any:
+    request = EvaluateModel(**{"data": "prompts.jsonl", "max_tokens": 8, **fields})
+    folder = workspace.runs / f"evaluate-{number}"
+    folder.mkdir(parents=True)
+
+    async def run() -> EvaluationResult | object:
+        with anyio.fail_after(60):
+            return await evaluate_model(workspace, request, folder=folder, reporter=KeptReporter())
+
+    return anyio.run(run)
+
+
+def test_a_base_model_is_measured_with_a_template_as_if_it_were_its_own(workspace):
+    with_chatml(workspace.root / "base", workspace.root / "instruct")
+    measured = {"teacher": "instruct", "kl_prompts": 2}
+    with pytest.raises(ModelError, match="has no chat template") as caught:
+        evaluated(workspace, 1, model="base", **measured)
+    assert "set chat_template" in caught.value.fix
+
+    result = evaluated(workspace, 2, model="base", chat_template="chatml", **measured)
+    evaluated(workspace, 3, model="instruct", **measured)
+
+    rows, expected = (read_rows(workspace.runs / f"evaluate-{n}/rollouts.jsonl") for n in (2, 3))
+    assert [row["messages"] for row in rows] == [row["messages"] for row in expected]
+    assert [row["tokens"]["ids"] for row in rows] == [row["tokens"]["ids"] for row in expected]
+    assert result.teacher_kl.value == pytest.approx(0.0, abs=1e-6)
+    assert rows[0]["teacher"]["chat_template"] == "chatml"
+    assert "chat_template" not in expected[0]["teacher"]
+
+
+def test_a_template_without_an_end_that_the_model_knows_is_refused_as_in_training(workspace):
+    text = template_file("chatml").read_text("utf-8").replace("<|im_end|>", "<|done|>")
+    (workspace.root / "mine.jinja").write_text(text, "utf-8")
+    with pytest.raises(ConfigError, match=r"^chat_template 'mine.jinja' ends an answer with"):
+        evaluated(workspace, 1, model="base", chat_template="mine.jinja")
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"chat_template": "chatmll"}, "^chat_template 'chatmll': there is no model"),
+        ({"chat_template": "none.jinja"}, "^chat_template 'none.jinja' does not exist"),
+        ({"chat_template": "chatml", "base_url": "http://localhost/v1"}, "an endpoint applies"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_refused_before_the_run(workspace, fields, problem):
+    request = EvaluateModel.model_validate({"data": "prompts.jsonl", "model": "base", **fields})
+    with pytest.raises(EngineError, match=problem):
+        plan_evaluation(workspace, request)
+
+
+def test_a_template_file_shapes_an_output_by_its_content(workspace):
+    request = GenerateRollouts(input="prompts.jsonl", model="base", chat_template="mine.jinja")
+    plan = plan_generation(workspace, request)
+    before = output_settings(plan, None)
+
+    assert plan.rollouts.inputs[1] == workspace.root / "mine.jinja"
+    (workspace.root / "mine.jinja").write_text("other", "utf-8")
+    assert output_settings(plan, None) != before
+
+
+def test_rows_are_shown_checked_and_filtered_with_the_template_of_the_training(workspace):
+    student = {"model": "base", "chat_template": "mine.jinja"}
+
+    page = api.inspect_examples(workspace, InspectExamples(path="rows.jsonl", **student))
+
+    [example] = page.examples
+    assert "<|end_header_id|>\n\n⟦It costs 12.<|eot_id|>⟧" in example.text
+    request = ValidateDataset(path="rows.jsonl", report="none", **student)
+    report = api.validate_dataset(workspace, request)
+    assert report.tokens is not None
+    assert report.tokens.high == example.num_tokens
+    limit = {"input": "rows.jsonl", "output": "kept.jsonl", **student}
+    for max_tokens, kept in ((example.num_tokens - 1, 0), (example.num_tokens, 1)):
+        result = filter_rows(workspace, FilterDataset(**limit, max_tokens=max_tokens))
+        assert result.kept == kept
+
+
+def test_a_template_of_no_student_is_refused(workspace):
+    request = InspectExamples(path="rows.jsonl", chat_template="chatml")
+    with pytest.raises(InputError, match="chat_template needs model"):
+        api.inspect_examples(workspace, request)
