@@ -254,7 +254,7 @@ bootstrap.prepare(channel, Machine(name="box"), None, print)
 """
     listening = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL)
     wait_until((box.folder / "begun").exists)
-    talking = [p for p in psutil.process_iter() if p.ppid() == listening.pid]
+    talking = psutil.Process(listening.pid).children()
     listening.kill()
     listening.wait(10)
 
