@@ -21,7 +21,7 @@ from stillroom.types import PartialTurn, RunStatus, SampledTurn
 
 STATE = "training_state.json"
 # These keys affect how a run is stored and watched, or how its numbers are split over passes and
-# processes, not the numbers themselves.
+# processes, not the numbers themselves; max_minutes only the decay of the learning rate.
 _CHANGEABLE_KEYS = frozenset(
     {
         "description",

@@ -155,7 +155,8 @@ class TrainerSection(ConfigSection):
     num_epochs: Annotated[int, Field(ge=1)] = 1
     max_minutes: Annotated[float, Field(gt=0)] | None = None
     """The minutes after which the run ends, at the end of a step and with a checkpoint. Loading
-    models counts, and a resumed run has the same minutes again. None: no limit."""
+    models counts, and a resumed run has the same minutes again. The decay of the learning rate ends
+    with the time. None: no limit."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     save_step: int = -1
     """The number of steps between two checkpoints; -1: a checkpoint at the end only."""

@@ -137,6 +137,8 @@ class Session(Generic[ConfigT_co]):
     _optimizer: Optimizer | None = None
     _begun: tuple[float, int] | None = None
     """The monotonic time (s) of the first step, and the tokens trained on before it."""
+    _phase_began: float = 0.0
+    """When the optimiser's first step began (s on the clock), minus the seconds before a resume."""
     _num_idle: int = 0
     """The number of consecutive steps without a gradient."""
 
@@ -147,7 +149,7 @@ class Session(Generic[ConfigT_co]):
         reference), because it overwrites them. The optimiser takes the steps after `first_step`,
         each in `substeps` updates; a later phase calls this again.
         """
-        self._optimizer = optimizer
+        self._optimizer, self._phase_began = optimizer, self.clock()
         self._begun = self._begun or (self.clock(), self.trained_tokens)
         if (point := self.resumed) is None or self.step > 0:
             return
@@ -156,6 +158,8 @@ class Session(Generic[ConfigT_co]):
         tensors = restore_snapshot(point.checkpoint, rank=self._peers.rank)
         if state.step > first_step:
             optimizer.restore(tensors, num_steps=(state.step - first_step) * substeps)
+            self._phase_began -= state.seconds
+            self._note_time_share()
         self.step, self.trained_tokens = state.step, state.trained_tokens
         self._begun = self.clock(), state.trained_tokens
         if self.progress is not None:
@@ -242,12 +246,8 @@ class Session(Generic[ConfigT_co]):
         }
         self.reporter.metrics(step, self.last_metrics)
         self._report_alarms(self.last_metrics, num_steps=total)
-        self.reporter.progress(
-            step - phase.first_step,
-            phase.last_step - phase.first_step,
-            unit="steps",
-            phase=phase.name,
-        )
+        done, num_steps = step - phase.first_step, phase.last_step - phase.first_step
+        self.reporter.progress(done, num_steps, unit="steps", phase=phase.name)
         is_best = self._record_validation(step, metrics.get("val_loss"))
         every = self.config.trainer.save_step
         is_phase_end = step == phase.last_step < total
@@ -260,6 +260,14 @@ class Session(Generic[ConfigT_co]):
             raise RunCancelledError
         if is_at_time_limit and not self.is_stalled:
             self._stop_at_limit(step, total)
+        self._note_time_share()
+
+    def _note_time_share(self) -> None:
+        """Passes the used share of the time limit to the optimiser, the same in all processes."""
+        if self._optimizer is not None and self.deadline < math.inf:
+            limit_s = max(1e-9, self.deadline - self._phase_began)
+            share = min(1.0, (self.clock() - self._phase_began) / limit_s)
+            self._optimizer.time_share = self._peers.largest(share)
 
     def _stop_at_limit(self, step: int, total: int) -> None:
         self.stopped_by = "trainer.max_minutes"

@@ -296,14 +296,7 @@ def describe_limit(
         return []
     start_s = start_s or 0.0
     done = max(1, int(steps * max(0.0, 60 * minutes - start_s) / max(1e-9, seconds - start_s)))
-    note = f"trainer.max_minutes {minutes:g} ends the run after about {done} of {steps} steps"
-    if config.trainer.schedule != "constant":
-        fewer = f"trainer.max_steps={done}" if config.dataset_type == "distill" else "fewer epochs"
-        note += (
-            f", while its learning rate is still high: {fewer} or trainer.schedule=constant suits "
-            "that limit better"
-        )
-    return [note]
+    return [f"trainer.max_minutes {minutes:g} ends the run after about {done} of {steps} steps"]
 
 
 def describe_settings(needs: Mapping[str, float], free: float) -> list[str]:

@@ -52,16 +52,19 @@ class StepInfo:
         return {"learning_rate": self.learning_rate, "grad_norm": self.grad_norm}
 
 
-def learning_rate_at(step: int, total_steps: int, settings: TrainerSection) -> float:
+def learning_rate_at(
+    step: int, total_steps: int, settings: TrainerSection, *, time_share: float = 0.0
+) -> float:
     """Returns the learning rate of a step, counted from 0 to total_steps - 1.
 
     It rises during warmup (at most a tenth of the run), then decays to a tenth of its peak unless
-    the schedule is constant.
+    the schedule is constant. time_share: the used share of the time limit; if it is ahead of the
+    steps, the decay follows it, and so ends with the time.
     """
     warmup = min(settings.warmup_steps, total_steps // 10)
     if step < warmup:
         return settings.learning_rate * (step + 1) / (warmup + 1)
-    share = (step - warmup) / max(1, total_steps - warmup)
+    share = max(time_share, (step - warmup) / max(1, total_steps - warmup))
     match settings.schedule:
         case "constant":
             factor = 1.0
@@ -98,6 +101,8 @@ class Optimizer:
             fused=True if all(p.is_cuda for p in self._parameters) else None,
         )
         self.num_steps = 0
+        self.time_share = 0.0
+        """The used share of the run's time limit; 0 without a limit."""
 
     def step(self) -> StepInfo:
         """Sums the gradients of all processes, applies them and clears them.
@@ -105,7 +110,9 @@ class Optimizer:
         Raises DivergedError, in every process, if the gradients are not finite.
         """
         self._peers.sum_gradients(self._parameters)
-        rate = learning_rate_at(self.num_steps, self._total_steps, self._settings)
+        rate = learning_rate_at(
+            self.num_steps, self._total_steps, self._settings, time_share=self.time_share
+        )
         for group in self._adam.param_groups:
             group["lr"] = rate
         clipped = nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm)

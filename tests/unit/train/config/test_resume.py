@@ -374,7 +374,8 @@ def test_a_run_ends_at_its_time_limit_with_a_whole_checkpoint_and_is_resumed_exa
     tmp_path, tiny_models, method, steps
 ):
     project = project_of(method, tmp_path, tiny_models)
-    project.config["trainer"]["save_step"] = -1
+    # Another schedule would fall with the time.
+    project.config["trainer"] |= {"save_step": -1, "schedule": "constant"}
     project.train("whole")
     unbroken = measured(project)
 
@@ -396,6 +397,33 @@ def test_a_run_ends_at_its_time_limit_with_a_whole_checkpoint_and_is_resumed_exa
     assert (rest.steps, rest.planned_steps, rest.stopped_by) == (steps, steps, None)
     assert measured(project) == unbroken[3:]
     assert_same_weights(project, "rest", "whole")
+
+
+def test_the_learning_rate_falls_with_the_time_if_that_suffices_for_fewer_steps(
+    tmp_path, tiny_models
+):
+    project = project_of("sft", tmp_path, tiny_models)
+    project.config["trainer"]["learning_rate"] = 1e-3
+
+    limited(project, "limited", 4)
+    rates = [one["learning_rate"] / 1e-3 for one in project.reporter.measured]
+    assert rates == pytest.approx([1 - 0.9 * step / 4 for step in range(4)])
+
+    # Of ten minutes, four are used.
+    limited(project, "rest", 6, resume="limited")
+    rates = [one["learning_rate"] / 1e-3 for one in project.reporter.measured]
+    assert rates == pytest.approx([1 - 0.9 * step / 10 for step in range(4, 10)])
+
+
+def test_a_time_limit_that_a_run_does_not_reach_does_not_change_it(tmp_path, tiny_models):
+    project = project_of("sft", tmp_path, tiny_models)
+    project.train("whole")
+    unlimited = measured(project)
+
+    limited(project, "limited", 20)
+
+    assert measured(project) == unlimited
+    assert_same_weights(project, "limited", "whole")
 
 
 def test_a_run_that_takes_its_last_step_at_its_time_limit_is_whole(tmp_path, tiny_models):

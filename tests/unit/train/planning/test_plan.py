@@ -486,23 +486,8 @@ def test_a_plan_says_after_which_step_the_time_limit_ends_the_run(minutes, secon
             "dataset_type": "sft",
             "data": {"batch_size": 8},
             "model": {"path": "m"},
-            "trainer": {"max_minutes": minutes, "schedule": "constant"},
+            "trainer": {"max_minutes": minutes},
         }
     )
 
     assert forecast.describe_limit(config, 100, seconds, 100.0) == note
-
-
-@pytest.mark.parametrize(("method", "fewer"), [("sft", "fewer epochs"), ("dpo", "fewer epochs")])
-def test_a_plan_says_that_a_time_limit_leaves_the_learning_rate_high(method, fewer):
-    config = CONFIGS[method].model_validate(
-        {
-            "dataset_type": method,
-            "data": {"batch_size": 8},
-            "model": {"path": "m"},
-            "trainer": {"max_minutes": 10},
-        }
-    )
-
-    [note] = forecast.describe_limit(config, 100, 1100.0, 100.0)
-    assert f"while its learning rate is still high: {fewer} or trainer.schedule=constant" in note

@@ -121,6 +121,14 @@ def test_the_warm_up_rises_evenly_and_is_at_most_a_tenth_of_the_run():
     assert short[:3] == pytest.approx([1 / 3, 2 / 3, 1.0])
 
 
+def test_the_decay_follows_the_time_where_it_is_ahead_of_the_steps():
+    late = [learning_rate_at(2, 10, settings(), time_share=share) for share in (0.1, 0.2, 0.6, 1)]
+    assert late == pytest.approx([0.82, 0.82, 0.46, 0.1])
+
+    constant = settings(schedule="constant")
+    assert learning_rate_at(2, 10, constant, time_share=0.9) == 1.0
+
+
 def parameter(*values):
     return nn.Parameter(torch.tensor(values))
 
