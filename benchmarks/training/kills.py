@@ -71,7 +71,7 @@ class Recorder(KeptReporter):
     def metrics(self, step, values):
         self._log.append({"event": "metrics", "step": step, "values": dict(values)})
 
-    def progress(self, done, total, *, unit, phase):
+    def progress(self, done, total, *, unit, phase, eta_s=None):
         if done == self._kill_after:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -15,8 +15,13 @@ _CANCEL_POLL_S = 0.2
 class Reporter(Protocol):
     """Receives the progress, metrics, notes and alarms of a running stage."""
 
-    def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:
-        """Reports that `done` of `total` units of the phase are finished."""
+    def progress(
+        self, done: int, total: int, *, unit: str, phase: str, eta_s: float | None = None
+    ) -> None:
+        """Reports that `done` of `total` units of the phase are finished.
+
+        eta_s: the seconds that are left; None: as the phase's rate so far suggests.
+        """
         ...
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:

@@ -19,7 +19,7 @@ class DyingReporter(KeptReporter):
         self._after = after
         self._first = 0
 
-    def progress(self, done, total, *, unit, phase):
+    def progress(self, done, total, *, unit, phase, eta_s=None):
         # A later phase counts its own steps.
         self._first = self._first or (total if phase == "cold_start" else 0)
         if done + (0 if phase == "cold_start" else self._first) == self._after:

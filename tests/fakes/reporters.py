@@ -8,13 +8,17 @@ class KeptReporter:
 
     def __init__(self, stop_when: Callable[[], bool] = lambda: False) -> None:
         self.progressed: list[tuple[int, int]] = []
+        self.etas: list[float | None] = []
         self.measured: list[Mapping[str, float]] = []
         self.notes: list[str] = []
         self.alarmed: list[list[str]] = []
         self._stop_when = stop_when
 
-    def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:
+    def progress(
+        self, done: int, total: int, *, unit: str, phase: str, eta_s: float | None = None
+    ) -> None:
         self.progressed.append((done, total))
+        self.etas.append(eta_s)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self.measured.append(dict(values))

@@ -12,7 +12,8 @@ from stillroom.errors import DataError
 from stillroom.jobs.child import run_in_child
 from stillroom.jobs.supervise import read_run
 from stillroom.outputs import check_page
-from stillroom.report.request import RunningRecipe, WriteReport, WrittenReport
+from stillroom.report.outcome import RunningRecipe
+from stillroom.report.request import WriteReport, WrittenReport
 from stillroom.run_folder import RunRequest, all_runs
 from stillroom.settings import Workspace
 

@@ -45,14 +45,17 @@ class JobReporter:
         """Returns whether the run has been cancelled."""
         return self._is_cancelled
 
-    def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:
-        """Records the phase's progress, with an ETA extrapolated from its rate so far."""
+    def progress(
+        self, done: int, total: int, *, unit: str, phase: str, eta_s: float | None = None
+    ) -> None:
+        """Records the phase's progress, with an ETA: eta_s, else extrapolated from its rate."""
         now_s = time.monotonic()
         if self._phase_started[2] != phase:
             self._phase_started = (now_s, done, phase)
         started_at, done_before, _ = self._phase_started
         rate = (done - done_before) / (now_s - started_at) if now_s > started_at else 0.0
-        eta_s = round((total - done) / rate, 1) if rate > 0 else None
+        if eta_s is None and rate > 0:
+            eta_s = round((total - done) / rate, 1)
         progress = Progress(phase=phase, done=done, total=total, unit=unit, eta_s=eta_s)
         self._update(progress=progress)
 

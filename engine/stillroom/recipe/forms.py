@@ -20,7 +20,10 @@ _QUOTED = (
 )
 _LITERAL = r"(?<!\S)\S*[\d@_/\\<>{}\[\]|=$%#*~^]\S*"
 """Numbers, ids, emails, URLs, paths and markup, with the punctuation that touches them."""
-_FILLING = re.compile(f"{_QUOTED}|{_LITERAL}", re.DOTALL)
+_TITLE = r"(?<=[a-z,] )[A-Z]\w+(?: (?:of |the |and )*[A-Z]\w+)+"
+"""Names and titles of several words; not at the start of a sentence, nor in one that has only
+capitalised words."""
+_FILLING = re.compile(f"{_QUOTED}|{_LITERAL}|{_TITLE}", re.DOTALL)
 _PROTECTED = re.compile(rf"({_QUOTED}|{_LITERAL}|\b\w*[A-Z]{{2}}\w*|\b[B-HJ-Z]\b)", re.DOTALL)
 _SENTENCE_END = re.compile(r"(?<=[.!?;:])\s+|\n+")
 _OPENING = re.compile(r"\s*[^\W\d_]+(?: [^\W\d_]+){0,2}[,!] ")

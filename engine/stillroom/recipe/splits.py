@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stillroom.data.words import words_of
 from stillroom.errors import DataError
@@ -12,6 +12,11 @@ from stillroom.recipe.inputs import RecipePrompt
 
 _MIN_TRAINED, _MIN_MEASURED = 20, 20
 _MAX_TEST, _MAX_VALIDATION = 200, 60
+_LEAST_TEST, _LEAST_VALIDATION = 50, 20
+"""The prompts that are evaluated on, if there are as many, however little time there is: 50 give an
+interval of about 15 points to either side."""
+_EVALUATIONS_SHARE = 0.3
+"""The share of the minutes within which students are evaluated, if that leaves enough prompts."""
 _HELD_OUT_SHARE = 0.1
 _FIRST_SHARE, _MIN_FIRST = 0.5, 150
 _TEMPLATED = 3
@@ -42,6 +47,29 @@ class PromptSplit:
     def are_templated(self) -> bool:
         """Whether most texts are made from templates."""
         return self.num_texts >= _TEMPLATED * self.num_forms
+
+    @property
+    def may_evaluate_fewer(self) -> bool:
+        """Whether there are more prompts to evaluate on than the fewest that suffice."""
+        return len(self.test) > _LEAST_TEST or len(self.validation) > _LEAST_VALIDATION
+
+    def within(self, seconds: float, *, untrained_s: float, trained_s: float) -> "PromptSplit":
+        """Returns the parts with as many evaluation prompts as may be used within a recipe's time.
+
+        untrained_s, trained_s: the seconds per prompt of the untrained and of a trained student.
+        """
+        # Test prompts are answered before and after training and some again reworded, those for
+        # validation after each of two trainings.
+        trained = 1.5 * len(self.test) + 2 * len(self.validation)
+        share = _EVALUATIONS_SHARE * seconds / (len(self.test) * untrained_s + trained * trained_s)
+        num = max(_LEAST_VALIDATION, int(share * len(self.validation)))
+        num = min(num, len(self.validation))
+        return replace(
+            self,
+            test=self.test[: max(_LEAST_TEST, int(share * len(self.test)))],
+            # At equal distances, so that both trained and new forms are among them.
+            validation=[self.validation[n * len(self.validation) // num] for n in range(num)],
+        )
 
 
 def split(

@@ -36,7 +36,8 @@ class Lineup:
 
     entries: Sequence[EvaluationEntry]
     before: EvaluationEntry | None
-    """The earliest evaluation of a model that is not a teacher."""
+    """The earliest evaluation of a model that is not a teacher; a later one of that model, if it
+    adds tasks to the same ones."""
     after: EvaluationEntry | None
     """The latest evaluation on the same tasks as `before`."""
     best: EvaluationEntry | None
@@ -93,6 +94,8 @@ def line_up(entries: Sequence[EvaluationEntry]) -> Lineup:
     students = [entry for entry in entries if not entry.is_teacher]
     teachers = [entry for entry in entries if entry.is_teacher]
     before = next(iter(students or entries), None)
+    if before is not None:
+        before = next((entry for entry in students if _extends(entry, before)), before)
     rivals = _rivals(before, students, teachers) if before else []
     accuracies = (
         [compare(before.evaluation, rival.evaluation).candidate_accuracy for rival in rivals]
@@ -108,6 +111,13 @@ def line_up(entries: Sequence[EvaluationEntry]) -> Lineup:
         num_rivals=len(rivals),
         teacher=teachers[-1] if teachers and teachers[-1] is not before else None,
     )
+
+
+def _extends(entry: EvaluationEntry, first: EvaluationEntry) -> bool:
+    """Returns whether an entry evaluates the same model on all tasks of `first`, and on more."""
+    old, new = first.evaluation, entry.evaluation
+    is_same_model = old.result.model == new.result.model
+    return is_same_model and num_shared_tasks(old, new) == len(old.tasks) < len(new.tasks)
 
 
 def num_shared_tasks(first: Evaluation, second: Evaluation) -> int:

@@ -8,79 +8,75 @@ import msgspec
 
 from stillroom.evaluate.intervals import Estimate
 from stillroom.report.folders import Run
-from stillroom.report.request import RecipeOutcome, RunningRecipe
 from stillroom.report.wording import interval_text, plural, points
 from stillroom.types import RunKind, RunStatus
 
 
+class RecipeOutcome(msgspec.Struct, frozen=True):
+    """The fields of a recipe's result that the report shows; older results have fewer."""
+
+    folder: str | None = None
+    gguf: str | None = None
+    system: str | None = None
+    gain: Estimate | None = None
+    gain_over: str | None = None
+    above_teacher: Estimate | None = None
+    caveats: list[str] = []
+
+    @property
+    def system_advice(self) -> str:
+        """What to do about a system message."""
+        if self.system is None:
+            return "Give it complete prompts, with the system messages that they have in the data."
+        return "Give it the text alone: it was trained without a system message."
+
+    @property
+    def commands(self) -> Iterator[str]:
+        """The commands to try the student with."""
+        if self.folder is not None:
+            yield shlex.join(["stillroom", "chat", self.folder])
+        if self.gguf is not None:
+            yield shlex.join(["llama-server", "-m", self.gguf, "--jinja"])
+
+    @property
+    def comparisons(self) -> Iterator[str]:
+        """Sentences about what the student was compared with."""
+        if self.gain is not None:
+            before = self.gain_over or "untrained student, with or without examples"
+            yield f"Compared with the {before}, on {_points(self.gain, 'test prompt')}."
+        if self.above_teacher is not None:
+            prompts = _points(self.above_teacher, "validation prompt")
+            yield (
+                f"Compared with the teacher, on {prompts}. The student was chosen by its result on "
+                "these prompts, which favours it a little."
+            )
+
+
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """The student of a recipe, as the report shows it."""
+class RunningRecipe:
+    """The recipe that is writing the report, as the last of its stages."""
 
-    folder: str | None
-    gguf: str | None
-    system: str
-    """What to do about a system message."""
-    commands: Sequence[str]
-    """The commands to try it with."""
-    comparisons: Sequence[str]
-    """Sentences about what it was compared with."""
-    caveats: Sequence[str]
+    run_id: str
+    outcome: RecipeOutcome
 
 
-def latest_outcome(runs: Sequence[Run], running: RunningRecipe | None) -> Outcome | None:
+def latest_outcome(runs: Sequence[Run], running: RunningRecipe | None) -> RecipeOutcome | None:
     """Returns what the latest recipe made; None if none has succeeded.
 
     running: the recipe that is writing this report, which counts as the latest although its run
     has not ended.
     """
+    if running is not None:
+        return running.outcome
     done = [
         run.state.result
         for run in runs
         if run.state.kind is RunKind.RECIPE and run.state.status is RunStatus.SUCCEEDED
     ]
-    if running is not None:
-        result = running.outcome
-    elif not done:
-        return None
-    else:
-        try:
-            result = msgspec.convert(done[-1], RecipeOutcome)
-        except msgspec.ValidationError:
-            return None  # the run's files were edited
-    return Outcome(
-        folder=result.folder,
-        gguf=result.gguf,
-        system=_system_advice(result.system),
-        commands=list(_commands(result)),
-        comparisons=list(_comparisons(result)),
-        caveats=result.caveats,
-    )
-
-
-def _system_advice(system: str | None) -> str:
-    if system is None:
-        return "Give it complete prompts, with the system messages that they have in the data."
-    return "Give it the text alone: it was trained without a system message."
-
-
-def _commands(result: RecipeOutcome) -> Iterator[str]:
-    if result.folder is not None:
-        yield shlex.join(["stillroom", "chat", result.folder])
-    if result.gguf is not None:
-        yield shlex.join(["llama-server", "-m", result.gguf, "--jinja"])
-
-
-def _comparisons(result: RecipeOutcome) -> Iterator[str]:
-    if result.gain is not None:
-        before = result.gain_over or "untrained student, with or without examples"
-        yield f"Compared with the {before}, on {_points(result.gain, 'test prompt')}."
-    if result.above_teacher is not None:
-        prompts = _points(result.above_teacher, "validation prompt")
-        yield (
-            f"Compared with the teacher, on {prompts}. The student was chosen by its result on "
-            "these prompts, which favours it a little."
-        )
+    try:
+        return msgspec.convert(done[-1], RecipeOutcome) if done else None
+    except msgspec.ValidationError:
+        return None  # the run's files were edited
 
 
 def _points(difference: Estimate, prompt: str) -> str:

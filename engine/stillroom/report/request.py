@@ -1,6 +1,5 @@
 """The request and result of write_report, and the screenshot of its page."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +8,6 @@ import msgspec
 from pydantic import Field
 
 from stillroom.errors import missing_extra
-from stillroom.evaluate.intervals import Estimate
 from stillroom.files import write_atomic
 from stillroom.outputs import ReplacingRequest
 from stillroom.settings import Workspace
@@ -29,26 +27,6 @@ class WrittenReport(msgspec.Struct, frozen=True, kw_only=True):
     output: str
     picture: str | None = None
     """The path of the picture; None if none was requested."""
-
-
-class RecipeOutcome(msgspec.Struct, frozen=True):
-    """The fields of a recipe's result that the report shows; older results have fewer."""
-
-    folder: str | None = None
-    gguf: str | None = None
-    system: str | None = None
-    gain: Estimate | None = None
-    gain_over: str | None = None
-    above_teacher: Estimate | None = None
-    caveats: list[str] = []
-
-
-@dataclass(frozen=True, slots=True)
-class RunningRecipe:
-    """The recipe that is writing the report, as the last of its stages."""
-
-    run_id: str
-    outcome: RecipeOutcome
 
 
 _NO_NETWORK = "http://127.0.0.1:9"

@@ -13,8 +13,7 @@ from stillroom.report.folders import TRAINING_KINDS, FolderReader
 from stillroom.report.headline import headline
 from stillroom.report.left_out import StagesOf, left_out_rows
 from stillroom.report.lineup import Lineup, read_lineup
-from stillroom.report.outcome import latest_outcome
-from stillroom.report.request import RunningRecipe
+from stillroom.report.outcome import RunningRecipe, latest_outcome
 from stillroom.report.run_list import run_rows, totals
 from stillroom.report.scoreboard import scoreboard
 from stillroom.run_folder import RunRequest

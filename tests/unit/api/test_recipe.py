@@ -324,12 +324,35 @@ def test_where_the_time_suffices_for_one_training_all_is_asked_before_it(
     started: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    workspace = make_data(tmp_path, num_inputs=240)
+    workspace = make_data(tmp_path, num_inputs=240, num_labelled=120)
     monkeypatch.setattr("stillroom.api.recipe.training.Pace.of", lambda _: Pace(0.0, 10.0))
+    # As if the student were slow.
+    monkeypatch.setattr("stillroom.recipe.splits._EVALUATIONS_SHARE", 1e-6)
+    recipe, reporter = request(teacher, tiny_models, budget_usd=10.0, minutes=30), KeptReporter()
 
-    result = run(workspace, request(teacher, tiny_models, budget_usd=10.0, minutes=30))
+    result = run(workspace, recipe, reporter)
 
     assert started.count("sft") == 1
+    num = {(one.name, one.prompts): one.accuracy.n for one in result.accuracy}
+    assert num["untrained student", "test prompts"] == num["student", "test prompts"] == 50
+    assert num["student after all answers", "validation prompts"] == 20
+    assert num["teacher", "validation prompts"] == 40
+    assert result.gain.n == 50
+    assert result.above_teacher is not None
+    assert result.above_teacher.n == 20
+    [cut] = [caveat for caveat in result.caveats if "to leave time to train" in caveat]
+    assert "evaluated on 50 of 80 test and 20 of 40 validation prompts" in cut
+    # The rest takes at most the minutes that are left.
+    left = [eta_s for eta_s in reporter.etas if eta_s is not None]
+    assert len(left) == len(reporter.etas) > 0
+    assert 30 * 60 >= left[0] >= left[-1] > 0
+    started.clear()
+    # More minutes are not spent on measuring the same again.
+    monkeypatch.setattr("stillroom.api.recipe.run._teach", _cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        run(workspace, recipe.model_copy(update={"minutes": 90}))
+    assert not started
+    assert len([*(tmp_path / "student").glob("speed-*.json")]) == 1
     assert result.answers.trained == 240
     assert "train (2)" in [one.stage for one in result.stages]
     assert "student after all answers" in [one.name for one in result.accuracy]

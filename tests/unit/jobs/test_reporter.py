@@ -93,6 +93,17 @@ def test_what_a_step_reports_last_is_seen_although_the_next_step_takes_long(tmp_
     assert seen.metrics == {"loss": 2.0}
 
 
+def test_the_remaining_time_is_as_given_or_extrapolated_from_the_rate(tmp_path):
+    folder = create_run(Workspace(tmp_path), RunKind.RECIPE, {})
+    reporter = JobReporter(folder, folder.read())
+
+    reporter.progress(3, 24, unit="stages", phase="train", eta_s=90.0)
+    assert reporter.state.progress.eta_s == 90.0
+    reporter.progress(3, 24, unit="stages", phase="train 1/8")
+    assert reporter.state.progress.eta_s is None
+    reporter.close()
+
+
 def stops_early(workspace, request, *, folder, reporter):
     reporter.progress(1, 1320, unit="steps", phase="train")
     reporter.progress(528, 1320, unit="steps", phase="train")

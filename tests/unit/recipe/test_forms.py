@@ -77,6 +77,26 @@ def test_fillings_may_be_quoted_texts_emails_and_names():
     ) == [0, 0, 1, 1]
 
 
+QUESTIONS = (
+    "When is {} due back?", "Who wrote {}?", "Please put {} on hold.", "I lost my copy of {}.",
+    "How many pages has {}?", "Is there an audiobook of {}?", "Which shelf is {} on?",
+)  # fmt: skip
+TITLES = [
+    f"{start} {middle} {end}"
+    for start in ("The Silent", "A Lost", "Golden")
+    for middle in ("River", "Garden", "Mirror")
+    for end in ("of Ash", "and the Crow", "Road")
+]
+
+
+def test_fillings_may_be_titles_of_several_words_that_many_texts_share():
+    numbers = [n % len(QUESTIONS) for n in range(200)]
+    texts = [QUESTIONS[number].format(Random(n).choice(TITLES)) for n, number in enumerate(numbers)]
+
+    assert forms_of(texts) == numbers
+    assert forms_of(["Where Is My Order?", "Please Cancel My Plan."] * 3) == [0, 1] * 3
+
+
 @pytest.mark.parametrize(
     ("texts", "expected"),
     [([], []), ([""], [0]), (["", " ", "?"], [0, 0, 0]), (["12", "x", "13"], [0, 1, 0])],

@@ -78,6 +78,25 @@ def test_too_few_prompts_are_refused(num: int, num_labelled: int) -> None:
         split(prompts(0, num), prompts(1000, num_labelled), seed=0)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "trained_s", "share"), [(4000, 1, 1), (1200, 1, 0.65), (1200, 2.5, 0.3), (60, 1, 0)]
+)
+def test_little_time_leaves_fewer_prompts_to_evaluate_on_but_enough(
+    seconds: float, trained_s: float, share: float
+) -> None:
+    parts = split(prompts(0, 400), prompts(1000, 260), seed=1)
+    num_test, num_validation = len(parts.test), len(parts.validation)
+
+    fewer = parts.within(seconds, untrained_s=1, trained_s=trained_s)
+
+    assert len(fewer.test) == pytest.approx(max(50, share * num_test), rel=0.1)
+    assert len(fewer.validation) == pytest.approx(max(20, share * num_validation), rel=0.1)
+    assert fewer.test == parts.test[: len(fewer.test)]
+    new = [one for one in fewer.validation if one.row["metadata"][FORM_FIELD] == NEW_FORM]
+    assert 0 < len(new) < len(fewer.validation)
+    assert (fewer.first_round, fewer.second_round) == (parts.first_round, parts.second_round)
+
+
 def test_a_text_with_two_system_messages_is_not_in_two_parts() -> None:
     some = prompts(0, 200)
     again = [

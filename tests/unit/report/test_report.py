@@ -212,6 +212,17 @@ def test_headline_says_when_nothing_beats_the_first(runs: Path, written: Write) 
     )
 
 
+def test_a_trial_on_a_few_prompts_is_not_what_the_headline_compares_with(
+    runs: Path, written: Write
+) -> None:
+    rows = [answer(i, is_right=True) for i in range(4)]
+    write_evaluation(runs, "evaluate-trial", rows, minute=0, model="base", name="trial")
+    evaluate(runs, "base", set(range(6)), minute=1)
+    evaluate(runs, "student", set(range(24)), minute=2)
+    text = text_of(written())
+    assert "student answers 80.0 % of 30 tasks correctly, base 20.0 %" in text
+
+
 def test_distance_to_the_teacher_is_shown_with_its_interval(runs: Path, written: Write) -> None:
     for minute, value in enumerate((0.262, 0.03)):
         estimate = Estimate(value=value, low=value / 2, high=value * 2, n=90)

@@ -1,12 +1,12 @@
 """The stages of a recipe that measure the teacher and the untrained student."""
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from stillroom.api.recipe.measuring import (
+    CONCURRENCY,
     MIN_EVAL_PROMPTS,
     PROMPTS,
     TEST,
@@ -25,7 +25,12 @@ from stillroom.recipe.splits import PromptSplit
 from stillroom.rollout.request import NO_FILE
 from stillroom.run_folder import find_run
 
-TEACHER, UNTRAINED, EXAMPLES = "evaluate teacher", "evaluate untrained", "evaluate few-shot"
+TEACHER, SPEED, UNTRAINED, EXAMPLES = (
+    "evaluate teacher",
+    "measure speed",
+    "evaluate untrained",
+    "evaluate few-shot",
+)
 _NUM_EXAMPLES, _MIN_EXAMPLES, _MAX_LABEL_EXAMPLES = 5, 2, 10
 _ANSWER_LINE = "\nAnswer: "
 _MIN_TEACHER_ACCURACY = 0.5
@@ -38,34 +43,79 @@ _MAX_TOKENS_PER_BYTE = 0.5
 """Nearly all answers have fewer tokens per byte."""
 
 
-@dataclass(frozen=True, slots=True)
-class Baselines:
-    """The evaluations that a trained student is compared with."""
+def measure_teacher(
+    session: RecipeSession, parts: PromptSplit, validation: Path
+) -> ModelEvaluation | None:
+    """Returns the teacher's evaluation on the validation prompts; None without a teacher.
 
-    untrained: ModelEvaluation
-    """The untrained student's better evaluation on the test prompts, with or without examples."""
-    teacher: ModelEvaluation | None
-    """The teacher's evaluation on the validation prompts; None without a teacher."""
-
-
-def measure_baselines(
-    session: RecipeSession, parts: PromptSplit, validation: Path, test: Path
-) -> Baselines:
-    """Measures the teacher and the untrained student.
-
-    Raises RunError if the teacher is not good enough (gate `teacher`).
+    Its turns limit those of later rollouts.
     """
     teacher = None
     if session.plan.teacher_location is not None:
         teacher = evaluate(session, TEACHER, None, validation, "teacher")
         _note_cost_of_asking(session, parts, teacher)
     _limit_turns(session, teacher)
+    return teacher
+
+
+class _Speed(msgspec.Struct, frozen=True):
+    """The time of a recipe's first call and the speed of its student, both in seconds."""
+
+    recipe_s: float | None = None
+    """None if there is no limit, or too few evaluation prompts to leave some out."""
+    untrained_s: float = 0.0
+    trained_s: float = 0.0
+    """The seconds per prompt of the student before and, as an estimate, after training."""
+
+
+def within_minutes(
+    session: RecipeSession, parts: PromptSplit, teacher: ModelEvaluation | None
+) -> PromptSplit:
+    """Returns the parts with fewer evaluation prompts, if all would leave little time to train."""
+    request = session.request
+
+    def measure() -> _Speed:
+        if request.minutes is None or not parts.may_evaluate_fewer:
+            return _Speed()
+        timed = session.files.write_prompts("speed", parts.test[:CONCURRENCY])
+        name = f"untrained student, {CONCURRENCY} prompts"
+        untrained = evaluate(session, SPEED, request.student, timed, name, is_trained=False)
+        trained_s = session.prompt_s * _more_turns(teacher, untrained)
+        return _Speed(60 * request.minutes, session.prompt_s, trained_s)
+
+    # Stored, so that later calls with more minutes can reuse the evaluations.
+    key = [one.task_id for one in (*parts.test, *parts.validation)]
+    speed = session.files.stored_document("speed", key, _Speed, measure)
+    if speed.recipe_s is None:
+        return parts
+    fewer = parts.within(speed.recipe_s, untrained_s=speed.untrained_s, trained_s=speed.trained_s)
+    if (len(fewer.test), len(fewer.validation)) == (len(parts.test), len(parts.validation)):
+        return parts
+    session.caveats.append(
+        f"to leave time to train, students are evaluated on {len(fewer.test)} of {len(parts.test)} "
+        f"test and {len(fewer.validation)} of {len(parts.validation)} validation prompts (about "
+        f"{speed.trained_s:.1f} s each); for narrower intervals begin again with more minutes and "
+        "another output"
+    )
+    return fewer
+
+
+def _more_turns(teacher: ModelEvaluation | None, untrained: ModelEvaluation) -> float:
+    """Returns how many times as many turns a trained student takes: as many as its teacher."""
+    turns = 0.0 if teacher is None else teacher.result.mean_turns
+    return max(1.0, turns / max(1.0, untrained.result.mean_turns))
+
+
+def measure_untrained(
+    session: RecipeSession, parts: PromptSplit, test: Path, teacher: ModelEvaluation | None
+) -> ModelEvaluation:
+    """Returns the untrained student's better evaluation on test prompts, with or without examples.
+
+    Raises RunError if the teacher is not good enough (gate `teacher`).
+    """
     student = session.request.student
     untrained = evaluate(session, UNTRAINED, student, test, "untrained student", is_trained=False)
-    if teacher is not None:
-        # A trained student takes as many turns as its teacher.
-        turns = teacher.result.mean_turns / max(1.0, untrained.result.mean_turns)
-        session.prompt_s *= max(1.0, turns)
+    session.prompt_s *= _more_turns(teacher, untrained)
     best = untrained
     max_examples = _MAX_LABEL_EXAMPLES if session.has_labels else _NUM_EXAMPLES
     system = _few_shot(parts, max_examples) if session.plan.rewards == NO_FILE else None
@@ -86,7 +136,7 @@ def measure_baselines(
                 "the student with that figure, as gain is over the untrained student"
             )
     if teacher is None:
-        return Baselines(best, None)
+        return best
     accuracy = teacher.result.accuracy
     untrained_accuracy = best.result.accuracy.value
     if (accuracy.high or accuracy.value) < max(_MIN_TEACHER_ACCURACY, untrained_accuracy):
@@ -95,7 +145,7 @@ def measure_baselines(
             f"the teacher is right on {accuracy.value:.0%} of {accuracy.n} prompts "
             f"(the untrained student: {untrained_accuracy:.0%}), and a student learns its mistakes",
         )
-    return Baselines(best, teacher)
+    return best
 
 
 def _note_cost_of_asking(

@@ -45,23 +45,25 @@ REFERENCE, REWORD, AFTER, REWORDED = (
     "evaluate reworded",
 )
 _MAX_REWORDED, _MIN_REWORDED = 60, 10
-_CONCURRENCY = 16
+CONCURRENCY = 16
+"""The prompts that a student answers at a time."""
 _LONGEST_LABEL = 80
 MIN_EVAL_PROMPTS = 5
 _MEASURING_SHARE = 0.3
 """The largest share of the remaining time that an evaluation may take."""
 _MIN_LIMIT_S, _TIME_FACTOR = 300.0, 3.0
 """The least time limit of a trained student's evaluation, and its multiple of the estimate."""
-VALIDATION, TEST, TEST_EXAMPLES, _TEST_REWORDED = (
-    "validation", "test", "test-examples", "test-reworded"
+VALIDATION, VALIDATION_PART, TEST, TEST_EXAMPLES, _TEST_REWORDED = (
+    "validation", "validation-part", "test", "test-examples", "test-reworded"
 )  # fmt: skip
 PROMPTS = {
     VALIDATION: "validation prompts",
+    VALIDATION_PART: "validation prompts",
     TEST: "test prompts",
     TEST_EXAMPLES: "test prompts",
     _TEST_REWORDED: "reworded test prompts",
 }
-"""How the result names the evaluation prompts of each file."""
+"""How the result names the evaluation prompts of each file; it leaves out those of other files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,7 +408,7 @@ def evaluate(
         options |= {
             "model": model,
             "provider": "hf",
-            "concurrency": _CONCURRENCY,
+            "concurrency": CONCURRENCY,
             "max_tokens": session.max_tokens if is_trained else max(64, session.max_tokens),
             "system": system,
         }
@@ -430,9 +432,10 @@ def evaluate(
     session.note_gaps(title, [run.result or {}])
     file = find_run(session.workspace, run.run_id).path / RESULT_FILE
     result = read_json(file, Evaluation).result
-    # An untrained student says more than a trained one, and reads examples.
-    if model is not None and (is_trained or not session.prompt_s):
+    # Examples take time to read.
+    if model is not None and (is_trained or system is None):
         session.prompt_s = result.seconds / max(1, result.accuracy.n)
-    prompts = PROMPTS[data.stem]
-    session.add(Measured(name=name, prompts=prompts, accuracy=result.accuracy, run_id=run.run_id))
+    if (prompts := PROMPTS.get(data.stem)) is not None:
+        accuracy = result.accuracy
+        session.add(Measured(name=name, prompts=prompts, accuracy=accuracy, run_id=run.run_id))
     return ModelEvaluation(name, run.run_id, result)

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from stillroom.api.recipe import baselines, measuring, teaching, training
-from stillroom.api.recipe.baselines import measure_baselines
+from stillroom.api.recipe.baselines import measure_teacher, measure_untrained, within_minutes
 from stillroom.api.recipe.logged import IMPORT, with_logged_answers
 from stillroom.api.recipe.measuring import (
     comparison_of,
@@ -38,7 +38,8 @@ from stillroom.recipe.files import RecipeFiles
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import RecipeResult, RunRecipe
 from stillroom.recipe.splits import PromptSplit, split
-from stillroom.report.request import RecipeOutcome, RunningRecipe, WriteReport
+from stillroom.report.outcome import RecipeOutcome, RunningRecipe
+from stillroom.report.request import WriteReport
 from stillroom.reporting import Reporter
 from stillroom.rollout.request import NO_FILE
 from stillroom.run_folder import RunRequest, all_runs
@@ -47,9 +48,9 @@ from stillroom.types import RunKind
 
 _EXPORT, _GGUF = "export model", "write GGUF"
 _TITLES = (
-    IMPORT, measuring.REFERENCE, baselines.TEACHER, baselines.UNTRAINED, baselines.EXAMPLES,
-    teaching.ASK, teaching.AGAIN, teaching.SELECT, training.PLAN, training.TRAIN,
-    training.MEASURE[training.TRAIN],
+    IMPORT, measuring.REFERENCE, baselines.TEACHER, baselines.SPEED, baselines.UNTRAINED,
+    baselines.EXAMPLES, teaching.ASK, teaching.AGAIN, teaching.SELECT, training.PLAN,
+    training.TRAIN, training.MEASURE[training.TRAIN],
     teaching.ASK_REST, teaching.AGAIN_REST, teaching.SELECT_REST, teaching.REWORD_MORE,
     training.TRAIN_ALL, training.MEASURE[training.TRAIN_ALL],
     training.DISTIL, training.MEASURE[training.DISTIL],
@@ -96,8 +97,12 @@ def _run_stages(
     parts = with_right_answers(session, parts)
     _note_forms(session, parts)
     validation = session.files.write_prompts(measuring.VALIDATION, parts.validation)
+    teacher = measure_teacher(session, parts, validation)
+    if (fewer := within_minutes(session, parts, teacher)) is not parts:
+        parts = fewer
+        validation = session.files.write_prompts(measuring.VALIDATION_PART, parts.validation)
     test = session.files.write_prompts(measuring.TEST, parts.test)
-    baseline_evals = measure_baselines(session, parts, validation, test)
+    untrained = measure_untrained(session, parts, test, teacher)
     taught, student = _teach(session, parts, validation)
     if num_unanswered := taught.counts.left_out.get(teaching.NO_ANSWER):
         session.caveats.append(
@@ -116,10 +121,14 @@ def _run_stages(
             f"{taught.counts.doubtful} answers contradict those to similar texts: they are listed "
             f"in {session.shown_path(f'{teaching.DOUBTFUL}.jsonl')}"
         )
-    gain = measure_chosen_student(session, student.run_id, baseline_evals.untrained, parts, test)
-    above_teacher, teacher = None, None if session.is_teacher_right else baseline_evals.teacher
+    gain = measure_chosen_student(session, student.run_id, untrained, parts, test)
+    above_teacher = None
     # A limit may have ended the teacher's evaluation after a few prompts.
-    if teacher is not None and teacher.result.accuracy.n >= measuring.MIN_EVAL_PROMPTS:
+    if (
+        teacher is not None
+        and not session.is_teacher_right
+        and teacher.result.accuracy.n >= measuring.MIN_EVAL_PROMPTS
+    ):
         above_teacher = comparison_of(session, teacher, student.evaluation).difference
     folder, gguf = _export(session, student)
     page = WriteReport(output=session.shown_path("report.html"))
@@ -130,7 +139,7 @@ def _run_stages(
         report=page.output,
         system=session.student_system,
         gain=gain,
-        gain_over=baseline_evals.untrained.name,
+        gain_over=untrained.name,
         above_teacher=above_teacher,
         accuracy=session.measured,
         answers=taught.counts,
@@ -255,9 +264,9 @@ def _may_ask_more(session: RecipeSession, parts: PromptSplit, student: TrainedSt
 def _note_forms(session: RecipeSession, parts: PromptSplit) -> None:
     if parts.are_templated:
         session.caveats.append(
-            f"{parts.num_texts} texts follow about {parts.num_forms} templates, so test prompts "
-            "resemble training prompts: for texts in other words see the accuracy on reworded "
-            "prompts, and on templates that were not trained on"
+            f"{parts.num_texts} texts fall into {parts.num_forms} groups of similar wording "
+            "(templates), so test prompts resemble training prompts: for texts in other words see "
+            "the accuracy on reworded prompts, and on templates that were not trained on"
         )
 
 

@@ -273,9 +273,12 @@ class Stages:
         return report
 
     def _report(self, title: str, details: str) -> None:
-        number = self._titles.index(title)
-        phase = f"{title}{details}"
-        self._reporter.progress(number, len(self._titles), unit="stages", phase=phase)
+        number, left = self._titles.index(title), self.remaining_s
+        # Stages take too different times to extrapolate from.
+        eta_s = None if left is None or left <= 0 else round(left, 1)
+        self._reporter.progress(
+            number, len(self._titles), unit="stages", phase=f"{title}{details}", eta_s=eta_s
+        )
 
 
 def _without_limits(document: dict[str, Any]) -> dict[str, Any]:

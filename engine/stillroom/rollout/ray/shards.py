@@ -133,7 +133,9 @@ class _LatestReports:
         self.notes: list[str] = []
         self._is_stopped = False
 
-    def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:
+    def progress(
+        self, done: int, total: int, *, unit: str, phase: str, eta_s: float | None = None
+    ) -> None:
         """Does nothing: the driver counts rows and failures itself."""
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:

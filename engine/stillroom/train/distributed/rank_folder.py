@@ -163,7 +163,9 @@ class RankReporter:
     def __init__(self, files: RankFiles, *, is_first: bool) -> None:
         self._files, self._is_first = files, is_first
 
-    def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:
+    def progress(
+        self, done: int, total: int, *, unit: str, phase: str, eta_s: float | None = None
+    ) -> None:
         """Reports the progress of the current phase."""
         self._report(_Report(done=done, total=total, unit=unit, phase=phase))
 

@@ -91,9 +91,11 @@ class TrackedReporter:
     reporter: Reporter
     trackers: list[Tracker] = field(default_factory=list[Tracker])
 
-    def progress(self, done: int, total: int, *, unit: str, phase: str) -> None:
+    def progress(
+        self, done: int, total: int, *, unit: str, phase: str, eta_s: float | None = None
+    ) -> None:
         """Reports the progress of the current phase."""
-        self.reporter.progress(done, total, unit=unit, phase=phase)
+        self.reporter.progress(done, total, unit=unit, phase=phase, eta_s=eta_s)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Records the metrics of a step, then sends them to the trackers."""
