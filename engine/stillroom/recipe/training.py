@@ -97,6 +97,8 @@ class PlannedTraining:
         the student's system message in place of those of the prompts; None keeps them.
         """
         rate = self.settings.learning_rate * _ON_POLICY_SHARE
+        # As in docs/results.md: few steps fit into the minutes, and a decay would halve their rate.
+        schedule = {} if self.available_s is None else {"schedule": "constant"}
         return _yaml(
             dataset_type="distill",
             data={"train_file": self.train_file, "batch_size": 4 * BATCH_SIZE},
@@ -104,7 +106,12 @@ class PlannedTraining:
             teacher=teacher,
             rollout={"max_turns": max_turns, "max_tokens": max_tokens},
             algorithm={"substeps": 2},
-            trainer={**self._trainer, "num_epochs": self.epochs, "learning_rate": rate},
+            trainer={
+                **self._trainer,
+                **schedule,
+                "num_epochs": self.epochs,
+                "learning_rate": rate,
+            },
         )
 
     @property

@@ -64,4 +64,4 @@ def test_configurations_are_read_as_they_are_meant(tmp_path: Path) -> None:
         5,
         48,
     )
-    assert (config.trainer.schedule, config.trainer.learning_rate) == ("linear", 5e-5)
+    assert (config.trainer.schedule, config.trainer.learning_rate) == ("constant", 5e-5)
