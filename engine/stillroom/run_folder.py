@@ -3,6 +3,7 @@
 All code that reads a run's files uses these types, so each field is declared once.
 """
 
+import math
 import os
 import secrets
 import time
@@ -146,6 +147,15 @@ class FixedInput(msgspec.Struct, frozen=True, kw_only=True):
     """
 
 
+class WorkspaceShare(msgspec.Struct, frozen=True, kw_only=True):
+    """What the workspace's budget means for a run's `budget_usd`, all in US dollars."""
+
+    earlier_usd: float = 0.0
+    """The part of `budget_usd` that earlier runs had spent on the same output."""
+    lowered_by_usd: float | None = None
+    """The workspace's budget, if it lowered `budget_usd`."""
+
+
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The content of request.json: the request that the run's process executes."""
 
@@ -154,6 +164,13 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     request: dict[str, Any]
     start_after: StartAfter | None = msgspec.field(default=None, name="turn")
     inputs: Sequence[FixedInput] = ()
+    share: WorkspaceShare | None = None
+    """None if the workspace had no budget when the run was started, or the run costs nothing."""
+
+    @property
+    def earlier_usd(self) -> float:
+        """The part of `budget_usd` that was spent before the run; 0 if that is not recorded."""
+        return self.share.earlier_usd if self.share is not None else 0.0
 
     @property
     def display_name(self) -> str | None:
@@ -274,6 +291,17 @@ class RunFolder:
             return self.read_request()
         return None
 
+    def limit_usd(self, budget_usd: float | None, spent_usd: float) -> float:
+        """Returns a run's budget in US dollars, which includes earlier runs; infinite without one.
+
+        spent_usd: what its output has cost so far. If that is less than when the run was started,
+        because the output was deleted, the budget is lowered by the difference: the run may add no
+        more than the workspace's budget allowed.
+        """
+        recorded = self.try_read_request()
+        earlier_usd = recorded.earlier_usd if recorded is not None else 0.0
+        return (budget_usd or math.inf) - max(0.0, earlier_usd - spent_usd)
+
     def earlier_runs(self) -> Iterator["RunFolder"]:
         """Yields the run that this run resumed, then the run that that one resumed, and so on."""
         run, seen = self, {self.run_id}
@@ -355,6 +383,8 @@ class NewRun:
     """The contents of the files to write to its folder, by name."""
     notes: Sequence[str] = ()
     """Its first notes to the user."""
+    share: WorkspaceShare | None = None
+    """Its share of the workspace's budget; None if it has none."""
 
 
 def create_run(
@@ -373,6 +403,7 @@ def create_run(
         request=request,
         start_after=new.start_after,
         inputs=fixed_inputs(new.inputs),
+        share=new.share,
     )
     write_json(folder.request_file, run_request)
     state = RunState(

@@ -237,10 +237,10 @@ def after_run(request: object, result: api.RunReport) -> str:
         following = f"get_run(run_id={result.run_id}, wait_s=110) until status is succeeded{then}"
         if result.unreachable is not None:
             return (
-                f"`unreachable` says why {result.where} cannot be followed now; stillroom keeps "
-                f"trying, so do not start the run again. {following}; if it persists, follow its "
-                f"advice, or check_setup(where={result.where}); if the machine is gone "
-                "for good, cancel_run says how to continue elsewhere"
+                f"`unreachable` says why {result.where} does not answer; since last_contact, "
+                "machine_usd is an estimate. Stillroom keeps trying: do not start the run again. "
+                f"{following}; if it persists, follow that advice, or check_setup(where="
+                f"{result.where}); cancel_run says how to continue if the machine is gone for good"
             )
         if result.alarms:
             following = (

@@ -14,7 +14,10 @@ import pytest
 
 from fakes.raw_endpoint import CHUNK_END, STREAM_HEAD, RawEndpoint, chunk, json_reply
 from fakes.recording import CHAT, RawClient, calls_in, request, wait_until
+from stillroom.api.spending import limit_budget
+from stillroom.errors import InputError
 from stillroom.processes import end_process
+from stillroom.settings import Workspace
 from stillroom_mcp.cli import main
 
 TOKEN = "the-token-of-these-tests"
@@ -106,6 +109,45 @@ def test_a_folders_calls_keep_to_a_budget_whatever_is_started_again(tmp_path):
     assert "the calls in this folder have cost $0 of $5" in printed[0]
     assert "recorded 2 calls in traces; the calls in this folder have cost $4 of $5" in printed[0]
     assert "the calls in this folder have cost $4 of $5" in printed[1]
+
+
+def test_a_recorder_and_the_runs_share_the_workspaces_budget(tmp_path):
+    prices = "m: {input: 0, output: 1000000}\nworkspace: {budget_usd: 5}\n"
+    (tmp_path / "prices.yml").write_text(prices, encoding="utf-8")
+    reply = {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
+    workspace = Workspace(tmp_path)
+
+    def call(url: str, model: str = "m") -> int:
+        body = json.dumps({"model": model, "messages": [], "max_tokens": 2}).encode()
+        return request(url, "POST", CHAT, body).status
+
+    with RawEndpoint(lambda _: json_reply(json.dumps(reply).encode())) as endpoint:
+        where = ("--upstream", endpoint.url, "--port", "0")
+        with started(tmp_path, *where, "--budget-usd", "3") as (said, process):
+            assert limit_budget(workspace, None)[0] == pytest.approx(2)
+            assert [call(said["recording"]) for _ in range(2)] == [200, 402]
+            end(process)
+        # It has cost two dollars. Another one may spend the other three, whatever it is given.
+        assert limit_budget(workspace, None)[0] == pytest.approx(3)
+        flags = ("--output", "more", "--budget-usd", "50")
+        with started(tmp_path, *where, *flags) as (said, process):
+            with pytest.raises(InputError, match=r"used or reserved \$5.00 of the \$5"):
+                limit_budget(workspace, None)
+            assert [call(said["recording"]) for _ in range(2)] == [200, 402]
+            printed = end(process)
+        assert "this may cost up to $3: $2 of the $5 that the workspace's runs may cost" in printed
+        # Without a budget of its own, a recorder for this machine reserves nothing.
+        with started(tmp_path, *where) as (said, process):
+            assert limit_budget(workspace, None)[0] == pytest.approx(1)
+            assert [call(said["recording"], name) for name in ("m", "unlisted")] == [402, 200]
+            end(process)
+
+
+def end(process: subprocess.Popen) -> str:
+    """Ends the command as a user does, and returns what it has printed."""
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    return process.stderr.read()
 
 
 def _refuses(address: str) -> bool:

@@ -109,7 +109,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     """Why the machine cannot be reached at the moment; the run continues on it."""
     machine_usd: float | None = None
     """The cost of the machine for this run so far, with installation and upload; None without a
-    price."""
+    price. While the machine is unreachable, the cost since `last_contact` is an estimate."""
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):

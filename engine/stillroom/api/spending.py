@@ -1,28 +1,41 @@
 """What runs may cost: the budget of the workspace, calls without a limit, and prices.
 
-The budget is set in prices.yml, as `workspace: {budget_usd: 20}`, and applies to all runs together:
-a run that may cost money gets at most what the other runs leave of it.
+The budget is set in prices.yml, as `workspace: {budget_usd: 20}`, and applies to all runs and
+recorders together: a run that may cost money gets at most what the others leave of it. Several runs
+may write the same output one after another, and their `budget_usd` covers all of them. So the costs
+of such runs are added up by output, and what the output's journal records counts if it is more.
 """
 
+from collections import defaultdict
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from pathlib import Path
+from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 from pydantic import BaseModel
 
+from stillroom.api.recorders import recorders_usd
 from stillroom.errors import DataError, InputError, RunError
 from stillroom.evaluate.request import EvaluateModel, plan_evaluation
 from stillroom.files import FileLock
 from stillroom.jobs import supervise
 from stillroom.models.resolve import ModelLocation
 from stillroom.remote.machine import Machine
+from stillroom.rollout.journal.journal import recorded_cost
 from stillroom.rollout.plan import RolloutPlan, plan_generation
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.rescore.request import ScoreRollouts, ScoringPlan, plan_scoring
-from stillroom.run_folder import RunFolder, all_runs, read_remote_state
+from stillroom.rollout.rescore.rows import recorded_usd, scores_path
+from stillroom.run_folder import (
+    RunFolder,
+    RunRequest,
+    WorkspaceShare,
+    all_runs,
+    read_remote_state,
+)
 from stillroom.secrecy.keys import is_loopback
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import (
@@ -64,79 +77,217 @@ def one_start_at_a_time(workspace: Workspace, machine: Machine | None) -> Genera
         lock.release()
 
 
+@dataclass(frozen=True, slots=True)
+class LimitedRequest(Generic[_PaidRequest]):
+    """A request whose budget is within the workspace's budget."""
+
+    request: _PaidRequest
+    share: WorkspaceShare | None = None
+    """None if the workspace has no budget, or the run costs nothing."""
+    notes: Sequence[str] = ()
+    """A note if the workspace's budget lowered the request's."""
+
+    @property
+    def added_usd(self) -> float | None:
+        """The most that the run may add to the cost of earlier runs; None without a budget."""
+        budget_usd = self.request.budget_usd
+        if budget_usd is None or self.share is None:
+            return budget_usd
+        return max(0.0, budget_usd - self.share.earlier_usd)
+
+
 def within_workspace_budget(
     workspace: Workspace, request: _PaidRequest, plan: RolloutPlan | ScoringPlan
-) -> tuple[_PaidRequest, list[str]]:
-    """Returns the request, limited to what the workspace's budget leaves, and a note if lowered.
+) -> LimitedRequest[_PaidRequest]:
+    """Returns the request, limited to what the workspace's budget leaves.
 
     Raises InputError if nothing is left for a run that may cost money, or if a price is unknown.
     """
-    if workspace_budget_usd(workspace) is None or getattr(request, "dry_run", False):
-        return request, []
+    limit_usd = workspace_budget_usd(workspace)
+    if limit_usd is None or getattr(request, "dry_run", False):
+        return LimitedRequest(request)
     is_charged = False
     for model, location in plan.models_called:
         price = model.price(workspace)
         is_charged |= is_paid(location) or (price is not None and price.is_charged)
     if not is_charged:
-        return request, []
+        return LimitedRequest(request)
     for model, _ in plan.models_called:
         model.price(workspace, is_needed=True)
-    budget_usd, notes = limit_budget(workspace, request.budget_usd)
-    return request.model_copy(update={"budget_usd": budget_usd}), notes
+    kind = RunKind.SCORE if isinstance(request, ScoreRollouts) else RunKind.ROLLOUTS
+    spending = _spending(workspace, _output(workspace, kind, getattr(request, "output", None)))
+    budget_usd, notes = _limit(limit_usd, request.budget_usd, spending)
+    share = WorkspaceShare(
+        earlier_usd=spending.earlier_usd, lowered_by_usd=limit_usd if notes else None
+    )
+    return LimitedRequest(request.model_copy(update={"budget_usd": budget_usd}), share, notes)
 
 
 def limit_budget(
-    workspace: Workspace, budget_usd: float | None, *, num_runs: int = 1
+    workspace: Workspace,
+    budget_usd: float | None,
+    *,
+    num_runs: int = 1,
+    earlier_usd: float = 0.0,
 ) -> tuple[float | None, list[str]]:
     """Returns a run's budget, limited by the workspace's budget, and a note if that lowered it.
 
-    num_runs: the number of runs that share the rest. Raises InputError if nothing is left.
+    num_runs: the number of runs that share the rest. earlier_usd: a cost that is on record, and
+    that the budget covers too. Raises InputError if nothing is left.
     """
-    limit = workspace_budget_usd(workspace)
-    if limit is None:
+    limit_usd = workspace_budget_usd(workspace)
+    if limit_usd is None:
         return budget_usd, []
-    spent = 0.0
-    for folder in all_runs(workspace):
-        recorded = folder.try_read_request()
-        try:
-            supervise.read_run(folder)
-            spent += cost_of(folder)
-        except (DataError, OSError):
-            # The cost of a run with a damaged run.json is unknown, so its whole budget counts.
-            if recorded is not None and recorded.kind is not RunKind.RECIPE:
-                spent += recorded.request.get("budget_usd") or 0.0
-    if spent >= limit:
+    spending = _Spending(_spending(workspace).usd, earlier_usd)
+    return _limit(limit_usd, budget_usd, spending, num_runs=num_runs)
+
+
+def has_budget_risen(workspace: Workspace, run: RunFolder) -> bool:
+    """Returns whether more is left for a run whose budget the workspace's budget lowered.
+
+    It is if the workspace's budget was removed, or raised beyond what is used or reserved.
+    """
+    recorded, limit_usd = run.try_read_request(), workspace_budget_usd(workspace)
+    if recorded is None or recorded.share is None or recorded.share.lowered_by_usd is None:
+        return False
+    if limit_usd is None:
+        return True
+    return limit_usd > recorded.share.lowered_by_usd and limit_usd > _spending(workspace).usd
+
+
+_Output = tuple[RunKind, Path]
+"""An output that several runs of a kind may write one after another."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Spending:
+    """What the runs and recorders of a workspace have cost or, while they are active, may cost."""
+
+    usd: float
+    earlier_usd: float = 0.0
+    """The part of it that the budget of the new run covers too."""
+
+
+def _limit(
+    limit_usd: float, budget_usd: float | None, spending: _Spending, *, num_runs: int = 1
+) -> tuple[float | None, list[str]]:
+    """Returns a run's budget, limited to what is left of `limit_usd`, and a note if lowered.
+
+    Raises InputError if nothing is left.
+    """
+    spent = spending.usd
+    if spent >= limit_usd:
         raise InputError(
-            f"this workspace's runs have used or reserved ${spent:.2f} of the ${limit:g} that "
+            f"this workspace's runs have used or reserved ${spent:.2f} of the ${limit_usd:g} that "
             f"{PRICES_FILE} allows (workspace: budget_usd)",
-            "ask the user to wait until a run has ended, or to raise budget_usd in that file",
+            "ask the user to wait until a run or `stillroom record` has ended, or to raise "
+            "budget_usd in that file",
         )
-    remaining_usd = (limit - spent) / num_runs
+    added_usd = (limit_usd - spent) / num_runs
+    remaining_usd = spending.earlier_usd + added_usd
     if budget_usd is not None and budget_usd <= remaining_usd:
         return budget_usd, []
     note = (
-        f"this run may cost up to ${remaining_usd:.4g}: ${spent:.4g} of the ${limit:g} that the "
+        f"this may cost up to ${added_usd:.4g}: ${spent:.4g} of the ${limit_usd:g} that the "
         f"workspace's runs may cost together ({PRICES_FILE}) are used or reserved"
     )
     return remaining_usd, [note]
 
 
+@dataclass(slots=True)
+class _OutputCost:
+    """The cost of the runs that wrote an output, or of one run that wrote none."""
+
+    usd: float = 0.0
+    """The sum of the runs' costs."""
+    least_usd: float = 0.0
+    """The most that a run and the runs before it have cost, by what that run found on record."""
+    is_cut_off: bool = False
+    """Whether a part of the cost may be on record in the output's journal only."""
+
+
+def _spending(workspace: Workspace, output: _Output | None = None) -> _Spending:
+    """Returns what runs and recorders have cost; `output` is the output of the new run."""
+    costs: dict[_Output | str, _OutputCost] = defaultdict(_OutputCost)
+    for folder in sorted(all_runs(workspace), key=_started_at):
+        recorded = folder.try_read_request()
+        key = None
+        if recorded is not None:
+            key = _output(workspace, recorded.kind, recorded.request.get("output"))
+        _add_run(costs[key or folder.run_id], folder, recorded)
+    earlier_usd = 0.0
+    if output is not None:
+        cost, earlier_usd = costs[output], _journal_usd(output, with_lost=False)
+        cost.least_usd, cost.is_cut_off = max(cost.least_usd, earlier_usd), False
+    for key, cost in costs.items():
+        if cost.is_cut_off and not isinstance(key, str):
+            cost.least_usd = max(cost.least_usd, _journal_usd(key, with_lost=True))
+    usd = sum(max(cost.usd, cost.least_usd) for cost in costs.values())
+    return _Spending(usd + recorders_usd(workspace), earlier_usd)
+
+
+def _add_run(cost: _OutputCost, folder: RunFolder, recorded: RunRequest | None) -> None:
+    """Adds a run to the cost of its output; earlier runs have been added before."""
+    try:
+        state = supervise.read_run(folder)
+        usd, is_cut_off = cost_of(folder), state.status.is_final and state.result is None
+    except (DataError, OSError):
+        # The cost of a run with a damaged run.json is unknown, so its whole budget counts.
+        reported = (values.get("cost_usd") or 0.0 for _, values in folder.read_metrics())
+        usd, is_cut_off = max([_reserved_usd(folder, recorded), *reported]), True
+    cost.usd += usd
+    if recorded is not None:
+        cost.least_usd = max(cost.least_usd, recorded.earlier_usd + usd)
+        cost.is_cut_off = is_cut_off or (cost.is_cut_off and recorded.share is None)
+
+
+def _started_at(folder: RunFolder) -> float:
+    with suppress(OSError):
+        return folder.request_file.stat().st_mtime
+    return 0.0
+
+
+def _output(workspace: Workspace, kind: RunKind, name: object) -> _Output | None:
+    """Returns the output of a run whose calls are journaled next to it; None if it has none."""
+    if kind not in (RunKind.ROLLOUTS, RunKind.SCORE) or not isinstance(name, str):
+        return None
+    return kind, workspace.path(name).resolve()
+
+
+def _journal_usd(output: _Output, *, with_lost: bool) -> float:
+    """Returns the cost that an output's journal records; 0 if its files are damaged."""
+    kind, path = output
+    with suppress(DataError, OSError):
+        if kind is RunKind.SCORE:
+            return recorded_usd(scores_path(path))
+        return recorded_cost(path, with_lost=with_lost).usd
+    return 0.0
+
+
 def cost_of(folder: RunFolder) -> float:
     """Returns what a run has cost in US dollars or, while it is active, may cost.
 
-    Raises DataError or OSError if its files cannot be read.
+    Raises DataError or OSError if its run.json cannot be read.
     """
     state, view = folder.read(), read_remote_state(folder.path)
     # The stages of a recipe are runs of their own, whose costs are counted there.
     if state.kind is RunKind.RECIPE:
         return 0.0
-    if view is not None:
-        cost, reserved = state.calls_usd + (view.spent_usd or 0.0), view.budget_usd
-        has_ended = view.phase == "over"
-    else:
-        cost, reserved = state.calls_usd, folder.read_request().request.get("budget_usd")
-        has_ended = state.status.is_final
-    return cost if has_ended else max(cost, reserved or 0.0)
+    machine_usd = view.spent_usd if view is not None else None
+    has_ended = state.status.is_final if view is None else view.phase == "over"
+    cost = state.calls_usd + (machine_usd or 0.0)
+    return cost if has_ended else max(cost, _reserved_usd(folder, folder.try_read_request()))
+
+
+def _reserved_usd(folder: RunFolder, recorded: RunRequest | None) -> float:
+    """Returns the most that an active run may cost; 0 if it has no budget."""
+    view = read_remote_state(folder.path)
+    budget_usd = view.budget_usd if view is not None else None
+    spent_usd = view.spent_usd if view is not None else None
+    # The budget of a recipe is that of its stages.
+    if budget_usd is None and recorded is not None and recorded.kind is not RunKind.RECIPE:
+        budget_usd = (recorded.request.get("budget_usd") or 0.0) - recorded.earlier_usd
+    return max(budget_usd or 0.0, spent_usd or 0.0)
 
 
 class UnlimitedSpending(msgspec.Struct, frozen=True):

@@ -85,15 +85,20 @@ def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunRep
     # The processes of a cluster on this machine call the endpoints themselves.
     local = shared_variables(keys) if request.ray_address == "local" else {}
     with one_start_at_a_time(workspace, machine):
-        request, limits = within_workspace_budget(workspace, request, plan.rollouts)
+        limited = within_workspace_budget(workspace, request, plan.rollouts)
+        new = NewRun(
+            inputs=plan.rollouts.inputs,
+            notes=[*completed.notes, *limited.notes],
+            share=limited.share,
+        )
         return _start(
             workspace,
             RunKind.ROLLOUTS,
-            request,
+            limited.request,
             keys=keys,
             variables=local,
-            new=NewRun(inputs=plan.rollouts.inputs, notes=[*completed.notes, *limits]),
-            spec=pack_job(workspace, machine, needs, budget_usd=request.budget_usd),
+            new=new,
+            spec=pack_job(workspace, machine, needs, budget_usd=limited.added_usd),
         )
 
 
@@ -116,10 +121,11 @@ def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
     needs = functools.partial(needs_of_scoring, request, plan)
     unread = unread_file_notes(workspace, request.input)
     with one_start_at_a_time(workspace, machine):
-        request, limits = within_workspace_budget(workspace, request, plan)
-        spec = pack_job(workspace, machine, needs, budget_usd=request.budget_usd)
-        new = NewRun(inputs=plan.inputs, notes=[*unread, *limits])
-        return _start(workspace, RunKind.SCORE, request, keys=keys, new=new, spec=spec)
+        limited = within_workspace_budget(workspace, request, plan)
+        spec = pack_job(workspace, machine, needs, budget_usd=limited.added_usd)
+        notes = [*unread, *limited.notes]
+        new = NewRun(inputs=plan.inputs, notes=notes, share=limited.share)
+        return _start(workspace, RunKind.SCORE, limited.request, keys=keys, new=new, spec=spec)
 
 
 def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
@@ -243,10 +249,11 @@ def evaluate_model(workspace: Workspace, request: EvaluateModel) -> RunReport:
     keys = workspace.read_keys(plan.rollouts.key_names)
     needs = functools.partial(needs_of_evaluation, plan)
     with one_start_at_a_time(workspace, machine):
-        request, limits = within_workspace_budget(workspace, request, plan.rollouts)
-        spec = pack_job(workspace, machine, needs, budget_usd=request.budget_usd)
-        new = NewRun(inputs=plan.inputs, notes=[*completed.notes, *limits])
-        return _start(workspace, RunKind.EVALUATE, request, keys=keys, new=new, spec=spec)
+        limited = within_workspace_budget(workspace, request, plan.rollouts)
+        spec = pack_job(workspace, machine, needs, budget_usd=limited.added_usd)
+        notes = [*completed.notes, *limited.notes]
+        new = NewRun(inputs=plan.inputs, notes=notes, share=limited.share)
+        return _start(workspace, RunKind.EVALUATE, limited.request, keys=keys, new=new, spec=spec)
 
 
 def export_model(workspace: Workspace, request: ExportModel) -> RunReport:

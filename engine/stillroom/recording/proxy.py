@@ -141,8 +141,9 @@ class RecordingProxy(Service):
         if self._budget is None or head.method != "POST" or path.endswith(_UNBILLED_PATHS):
             return
         raise RefusedError(
-            402, "no_price", f"--budget-usd cannot count the cost of POST {path}",
-            "call the endpoint directly, or start `stillroom record` without --budget-usd",
+            402, "no_price", f"the budget cannot count the cost of POST {path}",
+            "call the endpoint directly, or start `stillroom record` without a budget "
+            "(--budget-usd, or workspace: budget_usd in prices.yml)",
         )  # fmt: skip
 
     async def _forward_and_record(
@@ -261,7 +262,7 @@ async def _reserve(
     """
     if body is not None and not await body.receive():
         raise RefusedError(
-            413, "too_long", "the request is too long to estimate its cost for --budget-usd",
+            413, "too_long", "the request is too long to estimate its cost for the budget",
             "start `stillroom record` again with a higher --max-body-mb",
         )  # fmt: skip
     return await budget.reserve(capture.request_content())

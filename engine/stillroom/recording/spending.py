@@ -46,15 +46,18 @@ class CallBudget:
         self.budget = Budget(usd=usd)
         self._price_of, self.usage_of = price_of, usage_of
         self._prices = dict[str, Price]()
+        self.num_unpriced = 0
+        """The number of calls recorded earlier whose cost is unknown."""
         self._excess = Usage()
         """The maximum number of tokens by which a call exceeded its expected usage."""
 
-    def add_cost_of(self, call: RecordedCall) -> bool:
-        """Adds the cost of a call recorded earlier; returns False if its cost is unknown."""
+    def add_cost_of(self, call: RecordedCall) -> None:
+        """Adds the cost of a call recorded earlier, or counts the call if its cost is unknown."""
         reservation = self._reservation_for(call.request.content.data)
         if reservation is not None:
             self.budget.spent += reservation.cost_of(call)
-        return reservation is not None
+        else:
+            self.num_unpriced += 1
 
     async def reserve(self, body: bytes) -> "Reservation":
         """Waits until the budget covers a request's maximum cost, and reserves it.
@@ -65,7 +68,7 @@ class CallBudget:
         if reservation is None:
             raise RefusedError(
                 402, "no_price",
-                "the cost of this call cannot be estimated, which --budget-usd requires: the price "
+                "the cost of this call cannot be estimated, which the budget requires: the price "
                 "of its model is unknown, or the request is not a JSON object with a model",
                 "write the price into prices.yml, in dollars per million tokens (0 for a server of "
                 "your own): \"my-model\": {input: 0.15, output: 0.60}; or run "
@@ -79,8 +82,9 @@ class CallBudget:
                 f"the budget of ${self.budget.usd:g} does not cover this call: "
                 f"${self.budget.spent.usd:.4g} is spent, and it may cost "
                 f"${reservation.max_cost.usd:.4g}",
-                "restart `stillroom record` with a higher --budget-usd, or lower the request's "
-                "token limit",
+                "restart `stillroom record` with a higher --budget-usd (prices.yml may limit it: "
+                "workspace: budget_usd), lower the request's token limit, or write the price of a "
+                "server of your own into prices.yml: 0",
             ) from error  # fmt: skip
         self.budget.record_sent(reservation.max_cost)
         return reservation

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -87,7 +87,7 @@ async def generate_rollouts(
         tally = RolloutTally()
         store = RolloutStore(plan.output, settings, on_turn=tally.count_call)
         todo = specs.where(lambda key: key not in store.finished)
-        spending = Spending(plan.price, _budget(request, store, part, machine_usd_of(folder)))
+        spending = Spending(plan.price, _budget(request, store, part, folder))
         try:
             if part is None:
                 copy_rewards(plan.output, plan.rollouts.rewards_file)
@@ -211,19 +211,20 @@ def _budget(
     request: GenerateRollouts,
     store: RolloutStore,
     part: RunPart | None,
-    machine_usd: Callable[[], float],
+    folder: Path,
 ) -> Budget:
     """Returns the part's budget, or the run's, which counts the output's earlier costs."""
     if part is not None:
         part.budget.on_unconfirmed = store.record_unconfirmed
         part.budget.on_outstanding = store.record_outstanding
         return part.budget
+    spent = store.spent()
     return Budget(
-        usd=request.budget_usd or math.inf,
+        usd=RunFolder(folder).limit_usd(request.budget_usd, spent.usd),
         tokens=request.max_total_tokens or math.inf,
         minutes=request.max_minutes or math.inf,
-        spent=store.spent(),
-        other_usd=machine_usd,
+        spent=spent,
+        other_usd=machine_usd_of(folder),
         on_unconfirmed=store.record_unconfirmed,
         on_outstanding=store.record_outstanding,
     )

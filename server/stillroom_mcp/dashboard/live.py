@@ -143,6 +143,8 @@ def _money_figures(run: Run, request: Mapping[str, Any]) -> Iterator[Figure]:
     note = "no budget was set" if money.share is None else f"{percent(money.share)} of the budget"
     if elsewhere is not None and elsewhere.machine_usd is not None:
         note += f", {dollars(elsewhere.machine_usd)} for {elsewhere.where}"
+        if elsewhere.problem is not None:
+            note += " (estimated since the last contact)"
     yield Figure("Spent", money.text, note)
 
 

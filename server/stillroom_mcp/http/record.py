@@ -1,26 +1,31 @@
 """The command `stillroom record`: a proxy that records model calls, or replays them."""
 
 import argparse
-import functools
 import json
+import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from stillroom.api.recorders import RecorderCost, budget_of_calls, cost_at_start, write_cost
+from stillroom.api.spending import limit_budget, one_start_at_a_time
 from stillroom.errors import InputError
-from stillroom.importing.formats.api_logs.recorded import recorded_calls, usage_of_call
 from stillroom.recording.admission import Admission
-from stillroom.recording.journal import CallJournal, journals_in
+from stillroom.recording.journal import CallJournal
 from stillroom.recording.proxy import MAX_RECORDED_BYTES, RecordingProxy
 from stillroom.recording.replay import Replay
 from stillroom.recording.serving import run_until_stopped
 from stillroom.recording.spending import CallBudget
 from stillroom.recording.tape import Tape
 from stillroom.recording.upstreams import Upstream, check_no_loop, client_settings, parse_upstreams
+from stillroom.secrecy.keys import is_loopback
 from stillroom.settings import Workspace, open_workspace
-from stillroom.teachers.pricing import price_for
+from stillroom.teachers.pricing import FREE, workspace_budget_usd
 from stillroom.teachers.providers import PROVIDERS
 from stillroom_mcp.http.listening import (
     TOKEN_VARIABLE,
@@ -102,42 +107,73 @@ def _record(
 ) -> int:
     upstreams = parse_upstreams(options.upstream)
     folder = workspace.writable(options.output, label="output")
-    budget = _budget(workspace, folder, options.budget_usd)
     secrets = [*workspace.redactor().secrets, *([token.value] if token.value else [])]
     with listening_socket(options.host, options.port, token) as listener:
         check_no_loop(upstreams, listener)
-        journal = CallJournal(folder)
-        try:
+        is_local = all(is_loopback(upstream.host) for upstream in upstreams)
+        recording = _recording(workspace, folder, options.budget_usd, is_local=is_local)
+        with recording as (journal, budget):
             _announce(address_of(listener), upstreams, workspace.shown(folder), token)
             proxy = RecordingProxy(
                 journal, upstreams, admission,
                 secrets=secrets, max_recorded_bytes=options.max_body_mb << 20, budget=budget,
             )  # fmt: skip
             run_until_stopped(proxy, listener)
-        finally:
-            journal.close()
     cost = f"; {_spending_text(budget)}" if budget is not None else ""
     sys.stderr.write(f"recorded {journal.num_calls} calls in {workspace.shown(folder)}{cost}\n")
     return 0
 
 
-def _budget(workspace: Workspace, folder: Path, usd: float | None) -> CallBudget | None:
-    """Returns the budget of a folder, with the cost of its calls so far; None without a budget."""
-    if usd is None:
-        return None
-    if not usd > 0:
+@contextmanager
+def _recording(
+    workspace: Workspace, folder: Path, usd: float | None, *, is_local: bool
+) -> Generator[tuple[CallJournal, CallBudget | None]]:
+    """Yields a folder's journal and the budget of its calls, which counts in the workspace's.
+
+    usd: the budget that the user gave; None without one. is_local: whether all upstreams are on
+    this machine. Raises InputError if nothing is left of the workspace's budget.
+    """
+    if usd is not None and not usd > 0:
         raise InputError(
             f"--budget-usd {usd:g} is not above 0", "give an amount such as 5, or leave it out"
         )
-    budget = CallBudget(
-        usd, price_of=functools.partial(price_for, workspace), usage_of=usage_of_call
-    )
-    num_unpriced = 0
-    for call in recorded_calls(journals_in(folder) if folder.is_dir() else ()):
-        num_unpriced += not budget.add_cost_of(call)
-    unpriced = f" ({num_unpriced} calls have no known price)" if num_unpriced else ""
-    sys.stderr.write(f"{_spending_text(budget)}{unpriced}\n")
-    return budget
+    with ExitStack() as stack:
+        with one_start_at_a_time(workspace, None):
+            cost = cost_at_start(workspace, folder)
+            journal = CallJournal(folder)
+            stack.callback(journal.close)
+            write_cost(workspace, cost)
+            budget = None
+            if usd is not None or workspace_budget_usd(workspace) is not None:
+                budget = _budget(workspace, folder, cost, usd, is_local=is_local)
+        try:
+            yield journal, budget
+        finally:
+            # Before the journal is closed, which allows another recorder to start.
+            if budget is not None:
+                spent_usd = budget.budget.spent.usd
+                write_cost(workspace, msgspec.structs.replace(cost, spent_usd=spent_usd))
+
+
+def _budget(
+    workspace: Workspace, folder: Path, cost: RecorderCost, usd: float | None, *, is_local: bool
+) -> CallBudget:
+    """Returns the budget of a folder, with the cost of its calls so far, and records it."""
+    is_free = usd is None and is_local
+    calls = budget_of_calls(workspace, folder, unlisted=FREE if is_free else None)
+    spent_usd = calls.budget.spent.usd
+    write_cost(workspace, msgspec.structs.replace(cost, spent_usd=spent_usd))
+    if is_free:
+        # Nothing is reserved for servers of this machine, so only free calls are forwarded.
+        calls.budget.usd = spent_usd
+    else:
+        limit_usd, notes = limit_budget(workspace, usd, earlier_usd=spent_usd)
+        calls.budget.usd = limit_usd or math.inf
+        sys.stderr.write("".join(f"{note}\n" for note in notes))
+    write_cost(workspace, msgspec.structs.replace(cost, budget_usd=calls.budget.usd))
+    unpriced = f" ({calls.num_unpriced} calls have no known price)" if calls.num_unpriced else ""
+    sys.stderr.write(f"{_spending_text(calls)}{unpriced}\n")
+    return calls
 
 
 def _spending_text(budget: CallBudget) -> str:

@@ -267,6 +267,38 @@ def test_more_money_asks_on_and_pays_for_nothing_again(
     assert (teacher.num_calls, started.count("sft")) == (num_calls, 2)
 
 
+def test_a_stage_that_the_workspaces_budget_cut_off_goes_on_once_that_is_raised(
+    tmp_path: Path, teacher: ColourTeacher, tiny_models: Any, started: list[str]
+) -> None:
+    workspace = make_data(tmp_path, num_inputs=48)
+
+    def write_budget(usd: float) -> None:
+        text = f"t: {{input: 100, output: 0.01}}\nworkspace: {{budget_usd: {usd}}}\n"
+        (tmp_path / "prices.yml").write_text(text, encoding="utf-8")
+
+    # What its first half costs, and then half of the rest.
+    recipe = request(teacher, tiny_models, budget_usd=0.12, minutes=30)
+    write_budget(0.06)
+    ended = run_recipe(workspace, recipe)
+    assert ended.error is not None
+    assert "answers can be trained on" in ended.error.problem
+    num_calls, num_rollouts = teacher.num_calls, started.count("rollouts")
+    assert num_calls * 0.002 <= 0.06
+
+    # With the same budget, nothing is done again.
+    ended = run_recipe(workspace, recipe)
+    assert ended.error is not None
+    assert "answers can be trained on" in ended.error.problem
+    assert (teacher.num_calls, started.count("rollouts")) == (num_calls, num_rollouts)
+
+    write_budget(10.0)
+    more = run_recipe(workspace, recipe)
+    assert more.result is not None, more.error
+    assert teacher.num_calls > num_calls + 10
+    assert teacher.num_calls * 0.002 <= 0.12
+    assert set(teacher.asked.values()) == {1}
+
+
 def test_what_is_missing_in_the_runs_of_a_stage_is_said_once(tmp_path: Path) -> None:
     notes, nothing = list[str](), cast("Any", None)
     stages: Any = SimpleNamespace(note=notes.append)

@@ -382,6 +382,43 @@ def test_the_meter_moves_while_a_machine_is_provisioned_and_installs(
     assert steps == pytest.approx([0.1] * len(steps), abs=0.01)
 
 
+@pytest.mark.parametrize("has_answered", [False, True])
+def test_the_meter_moves_while_the_machine_of_a_run_does_not_answer(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, has_answered: bool
+) -> None:
+    wall, monotonic, passed_s = time.time, time.monotonic, [0.0]
+    seen: list[RemoteView] = []
+
+    class Silent(ScriptedHost):
+        def follow(self, run_id: str, seen: Mapping[str, int]) -> Generator[RunUpdate]:
+            if has_answered and "follow" not in self.calls:
+                state = msgspec.structs.replace(folder.read(), status=RunStatus.RUNNING)
+                yield RemoteState(
+                    run_json=msgspec.json.encode(state), elapsed_s=36.0, root="/there", clock=wall()
+                )
+            yield from super().follow(run_id, seen)
+
+    def an_hour_passes(name: str) -> None:
+        if name == "follow":
+            seen.append(view(folder))
+            passed_s[0] += 3600.0
+
+    monkeypatch.setattr(time, "time", lambda: wall() + passed_s[0])
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + passed_s[0])
+    host = Silent({"follow": [SILENT] * 4}, price=6.0)
+    host.on_call = an_hour_passes
+
+    follow(folder, host)
+
+    assert [one.problem for one in seen] == [None, *[str(SILENT)] * 4]
+    assert len({one.last_contact for one in seen}) == 1
+    costs = [one.machine_usd or 0.0 for one in seen[1:]]
+    steps = [after - before for before, after in itertools.pairwise(costs)]
+    assert steps == pytest.approx([6.0] * 3, abs=0.01)
+    # The machine's own clock replaces the estimate: 36 s, and what preparing took.
+    assert view(folder).machine_usd == pytest.approx(0.06, abs=0.02)
+
+
 @pytest.mark.parametrize(("access", "is_rented"), [(SSH, False), (SKY, True)])
 def test_the_cost_of_a_run_stands_still_once_it_has_ended_on_its_machine(
     folder: RunFolder,

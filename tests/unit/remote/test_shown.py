@@ -17,7 +17,7 @@ from stillroom_mcp.next_steps import after_cancel_run, after_run
 
 SEEN = "2026-11-23T03:04:05+00:00"
 RUNNING = RemoteView(where="gpu-box", phase="running", last_contact=SEEN, machine_usd=1.5)
-SILENT = RemoteView(where="gpu-box", phase="running", last_contact=SEEN, problem="no route to host")
+SILENT = msgspec.structs.replace(RUNNING, problem="no route to host")
 
 
 @pytest.fixture
@@ -49,6 +49,7 @@ def test_a_machine_that_does_not_answer_makes_no_other_status_and_no_second_star
     assert (run.status, run.unreachable) == ("running", "no route to host")
     step = after_run(None, run)
     assert "do not start the run again" in step
+    assert "since last_contact, machine_usd is an estimate" in step
     assert f"get_run(run_id={folder.run_id}" in step
     assert "check_setup(where=gpu-box)" in step
 
@@ -164,6 +165,8 @@ def test_the_pages_say_where_a_run_is_what_it_costs_and_why_it_is_not_seen(works
     assert "$1.50" in listed
     assert "on gpu-box, last contact" in page
     assert "$1.50 for gpu-box" in page
+    assert "$1.50 for gpu-box (estimated since the last contact)" in other
+    assert "estimated" not in page
     assert "The run cannot be followed at the moment: no route to host" in other
     assert "continues on its machine" in other
 

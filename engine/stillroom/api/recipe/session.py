@@ -15,6 +15,7 @@ from stillroom.recipe.answers import AnswerForm, LabelAnswers, PatternAnswers
 from stillroom.recipe.files import RecipeFiles
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import Gate, Measured, RunRecipe
+from stillroom.rollout.journal.journal import recorded_cost
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.settings import Workspace
 
@@ -111,10 +112,13 @@ class RecipeSession:
         budget = self.request.budget_usd
         return None if budget is None else budget - self.stages.spent_usd
 
-    def share_of_budget(self, share: float) -> dict[str, float]:
-        """Returns the option that limits a stage to a share of the dollars that are left."""
+    def share_of_budget(self, share: float, *, earlier_usd: float = 0.0) -> dict[str, float]:
+        """Returns the option that limits a stage to a share of the dollars that are left.
+
+        earlier_usd: what the stage's output has cost already, which the option covers too.
+        """
         left = self.remaining_usd
-        return {} if left is None else {"budget_usd": max(1e-6, share * left)}
+        return {} if left is None else {"budget_usd": earlier_usd + max(1e-6, share * left)}
 
     def add(self, measured: Measured) -> None:
         """Adds a measured accuracy to the result, and to the run's notes."""
@@ -214,7 +218,9 @@ def ask_teacher(
             **fields,
             "input": shown(file),
             "output": shown(output),
-            **session.share_of_budget(budget_share),
+            **session.share_of_budget(
+                budget_share, earlier_usd=recorded_cost(output, with_lost=False).usd
+            ),
             **session.share_of_time(_ASKING_SHARE),
         }
         run = session.stages.run(

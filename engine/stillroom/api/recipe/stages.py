@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from stillroom.api.curation import carry_out
 from stillroom.api.operations import operation_named
 from stillroom.api.runs import GetRun, RunReport, get_run
+from stillroom.api.spending import has_budget_risen
 from stillroom.errors import DataError, RunCancelledError, RunError
 from stillroom.jobs import supervise
 from stillroom.jobs.failures import resume_hint
@@ -190,15 +191,19 @@ class Stages:
         """Returns the newest run of a stage if it finished the stage or is still active, else None.
 
         A run that a limit ended counts as finished, except rollouts whose limits were raised since.
+        The limit may have been the workspace's budget.
         """
         if not runs:
             return None
         state = supervise.read_run(runs[0])
         if state.status is RunStatus.SUCCEEDED:
             result = state.result or {}
+            limit = result.get("stopped_by") if state.kind is RunKind.ROLLOUTS else None
             # Only rollouts can be resumed without paying for anything again.
-            may_resume = state.kind is RunKind.ROLLOUTS and state.created_at < self._limits.since
-            if may_resume and result.get("stopped_by") in _LIMIT_OPTIONS:
+            if limit in _LIMIT_OPTIONS and (
+                state.created_at < self._limits.since
+                or (limit == "budget_usd" and has_budget_risen(self._workspace, runs[0]))
+            ):
                 return None
             checkpoint = result.get("checkpoint")
             if isinstance(checkpoint, str) and not self._workspace.path(checkpoint).exists():

@@ -23,6 +23,7 @@ from stillroom.remote.machine import Machine
 from stillroom.remote.machines import check_keys_allowed
 from stillroom.remote.records import RUN_FILE_PREFIX, JobSpec
 from stillroom.rollout.journal.journal import journal_folder
+from stillroom.rollout.rescore.rows import scores_path
 from stillroom.run_folder import REMOTE_FILE, RunFolder, given_config
 from stillroom.secrecy.keys import tool_variables
 from stillroom.settings import Workspace
@@ -152,8 +153,9 @@ def _output_files(output: Path, needs: Needs) -> list[Path]:
         row_files = {str(path) for path in needs.files}
         return [path for path in folder_files(output) if _is_store_of(path, row_files)]
     journal = journal_folder(output)
-    scores = output.with_name(f".{output.name}.scores")
-    files = [output, manifest_path(output), pending_manifest_path(output), scores]
+    files = [
+        output, manifest_path(output), pending_manifest_path(output), scores_path(output)
+    ]  # fmt: skip
     journal_files = sorted(journal.rglob("*")) if journal.is_dir() else []
     return [path for path in (*files, *journal_files) if path.is_file() and path.name != ".lock"]
 

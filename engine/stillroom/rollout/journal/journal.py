@@ -15,11 +15,12 @@ import msgspec
 from stillroom.errors import InputError
 from stillroom.files import AppendLog, cut_torn_line, write_atomic, write_json
 from stillroom.outputs import OutputLock
-from stillroom.rollout.journal.finished import finished_rows
+from stillroom.rollout.journal.finished import FinishedRows, finished_rows
 from stillroom.rollout.journal.records import (
     CriticRecord,
     EpisodeRecorder,
     FinishedRow,
+    JournalContent,
     JudgeRecord,
     OutstandingRecord,
     Record,
@@ -224,19 +225,8 @@ class RolloutStore:
         )
 
     def spent(self) -> Cost:
-        """Returns the cost of earlier runs, including calls interrupted by an error or a kill.
-
-        Where a row and the journal differ, the larger cost counts: rows of older versions may lack
-        calls that are in the journal.
-        """
-        journal = self._journal_content
-        spent = journal.unconfirmed + self.lost.worst
-        for row in self.finished.rows():
-            key, in_row = RolloutKey(row.task_id, row.sample), row.spent
-            in_journal = journal.spent.get(key) or journal.spent_on_finished.of(key)
-            spent += Cost(max(in_row.tokens, in_journal.tokens), max(in_row.usd, in_journal.usd))
-        unfinished = (cost for key, cost in journal.spent.items() if key not in self.finished)
-        return sum(unfinished, start=spent)
+        """Returns the cost of earlier runs, including calls interrupted by an error or a kill."""
+        return _spent(self.finished, self._journal_content) + self.lost_by_last_run.worst
 
     def paid(self) -> CallTotals:
         """Returns the totals of all recorded calls, including those of unfinished rollouts."""
@@ -271,6 +261,33 @@ class RolloutStore:
         else:
             record = UnconfirmedRecord(tokens=unconfirmed.tokens, usd=unconfirmed.usd)
             write_atomic(self._journal.path, msgspec.json.encode(record) + b"\n")
+
+
+def recorded_cost(output: Path, *, with_lost: bool) -> Cost:
+    """Returns what the calls of an output's runs have cost, as its rows and journal record it.
+
+    with_lost: includes the worst case of the calls in flight when the last run was killed, which
+    the run that resumes it counts as its own. Raises DataError if a file is damaged.
+    """
+    finished = finished_rows(output)
+    journal = read_journal(journal_path(output), finished)
+    spent = _spent(finished, journal)
+    return spent + journal.outstanding.worst if with_lost else spent
+
+
+def _spent(finished: FinishedRows, journal: JournalContent) -> Cost:
+    """Returns the cost of an output's calls, without those in flight when its last run was killed.
+
+    Where a row and the journal differ, the larger cost counts: rows of older versions may lack
+    calls that are in the journal.
+    """
+    spent = journal.unconfirmed + journal.lost.worst
+    for row in finished.rows():
+        key, in_row = RolloutKey(row.task_id, row.sample), row.spent
+        in_journal = journal.spent.get(key) or journal.spent_on_finished.of(key)
+        spent += Cost(max(in_row.tokens, in_journal.tokens), max(in_row.usd, in_journal.usd))
+    unfinished = (cost for key, cost in journal.spent.items() if key not in finished)
+    return sum(unfinished, start=spent)
 
 
 class _StepRecorder(EpisodeRecorder):

@@ -41,6 +41,7 @@ from stillroom.rollout.results import (
     rollouts_result,
 )
 from stillroom.rollout.run import generate_rollouts
+from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 from stillroom.teachers.budget import Cost
 
@@ -130,7 +131,7 @@ class _RayRun:
         store = RolloutStore(self._output, settings)
         try:
             if self._remaining is None:
-                self._remaining = _remaining_budget(self._request, store.spent())
+                self._remaining = self._remaining_budget(store.spent())
                 state.unconfirmed += store.lost_by_last_run
             shards = split_into_shards(
                 todo,
@@ -161,6 +162,12 @@ class _RayRun:
         self._remaining = self._remaining.minus(round_.spent)
         return round_
 
+    def _remaining_budget(self, spent: Cost) -> RemainingBudget:
+        """Returns the request's budget minus the output's recorded costs."""
+        limit_usd = RunFolder(self._state.folder).limit_usd(self._request.budget_usd, spent.usd)
+        budget = RemainingBudget(limit_usd, self._request.max_total_tokens or math.inf)
+        return budget.minus([spent])
+
     def _note_missing_cpus(self, num_shards: int) -> None:
         cpus = int(self._ray.cluster_resources().get("CPU", 0))
         if cpus < num_shards:
@@ -168,9 +175,3 @@ class _RayRun:
                 f"the Ray cluster has {cpus} CPUs for {num_shards} workers of one CPU each; "
                 "the remaining workers wait for a free CPU"
             )
-
-
-def _remaining_budget(request: GenerateRollouts, spent: Cost) -> RemainingBudget:
-    """Returns the request's budget minus the output's recorded costs."""
-    budget = RemainingBudget(request.budget_usd or math.inf, request.max_total_tokens or math.inf)
-    return budget.minus([spent])

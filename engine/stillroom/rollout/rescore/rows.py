@@ -240,6 +240,23 @@ class _RecordedJudgement(msgspec.Struct, frozen=True, kw_only=True):
 _RECORDED_JUDGEMENT = msgspec.json.Decoder(_RecordedJudgement)
 
 
+def scores_path(output: Path) -> Path:
+    """Returns the path of the journal of a scoring run's output."""
+    return output.with_name(f".{output.name}.scores")
+
+
+def recorded_usd(journal: Path) -> float:
+    """Returns what the judgements in a journal have cost in US dollars; 0 without a journal."""
+    return sum(judgement.usd for judgement in _judgements(journal)) if journal.exists() else 0.0
+
+
+def _judgements(journal: Path) -> Iterator[_RecordedJudgement]:
+    for line in read_lines(journal):
+        # A damaged line only means that its judgement is paid for again.
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            yield _RECORDED_JUDGEMENT.decode(line.data)
+
+
 class ScoreJournal:
     """Keeps judgements that were paid for in a file, until the output is complete."""
 
@@ -251,13 +268,10 @@ class ScoreJournal:
         """The cost in US dollars of the calls that the journal's lines record."""
         self._added_usd = 0.0
         """The part of `spent_usd` that this run has added."""
-        for line in read_lines(path):
-            # A damaged line only means that its judgement is paid for again.
-            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                judgement = _RECORDED_JUDGEMENT.decode(line.data)
-                self.spent_usd += judgement.usd
-                if judgement.settings == settings:
-                    self._recorded[judgement.row] = judgement
+        for judgement in _judgements(path):
+            self.spent_usd += judgement.usd
+            if judgement.settings == settings:
+                self._recorded[judgement.row] = judgement
 
     def __enter__(self) -> Self:
         return self

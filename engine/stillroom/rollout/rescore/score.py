@@ -1,7 +1,6 @@
 """Computes the rewards of existing rollouts again; no turn is sampled."""
 
 import itertools
-import math
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -27,6 +26,7 @@ from stillroom.rollout.rescore.rows import (
     has_same_reward,
     input_rows,
     reward_of,
+    scores_path,
     with_rewards,
 )
 from stillroom.rollout.results import AnswererWatch
@@ -71,14 +71,15 @@ async def score_rollouts(
             )
         )
         recording = stack.enter_context(Recording([*rollout_files(source), *plan.inputs[1:]]))
-        journal_file = output.with_name(f".{output.name}.scores")
+        journal_file = scores_path(output)
         journal = stack.enter_context(
             ScoreJournal(journal_file, _settings_hash(request, judge, plan.rewards))
         )
-        budget = Budget(usd=request.budget_usd or math.inf, spent=Cost(usd=journal.spent_usd))
+        run_folder, spent_usd = RunFolder(folder), journal.spent_usd
+        limit_usd = run_folder.limit_usd(request.budget_usd, spent_usd)
+        budget = Budget(usd=limit_usd, spent=Cost(usd=spent_usd))
         rewarder = await _open_rewarder(stack, workspace, request, plan, budget, reporter)
         total = _check_rows(source, rewarder)
-        run_folder = RunFolder(folder)
         run_folder.check_inputs()
         log = stack.enter_context(AppendLog(folder / "judgements.jsonl"))
         run = _Run(rewarder, journal, log, reporter, total, judge.file.model if judge else "")

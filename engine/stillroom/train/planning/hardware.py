@@ -139,11 +139,14 @@ class MachineForecast(msgspec.Struct, frozen=True, kw_only=True):
     memory_gb: float
     memory_free_gb: float | None
     seconds_least: float | None
+    """The lower estimate of the time from the start of the run's process, without installation and
+    transfers; None if nothing is known of the machine."""
     seconds_most: float | None
-    """The time of the run from its process's start; None if nothing is known of the machine."""
+    """The upper estimate of that time."""
     price_per_hour: float | None
     usd_least: float | None
     usd_most: float | None
+    """The upper estimate of the price, which includes the first installation."""
     based_on: OwnText
     """The measurement or estimate behind the time and the price."""
     install_seconds: float = 0.0

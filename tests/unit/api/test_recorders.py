@@ -1,0 +1,96 @@
+"""What recorders cost, as the budget of a workspace counts it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fakes.raw_endpoint import RawEndpoint, json_reply
+from fakes.recording import CHAT, recording, request
+from stillroom.api.recorders import (
+    RecorderCost,
+    budget_of_calls,
+    cost_at_start,
+    recorders_usd,
+    write_cost,
+)
+from stillroom.api.spending import limit_budget
+from stillroom.errors import DataError, InputError
+from stillroom.recording.journal import CallJournal
+from stillroom.settings import Workspace
+
+REPLY = {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    prices = "m: {input: 0, output: 1000000}\nworkspace: {budget_usd: 20}\n"
+    (tmp_path / "prices.yml").write_text(prices, encoding="utf-8")
+    return Workspace(tmp_path)
+
+
+def record(folder: Path, num_calls: int) -> None:
+    """Records calls of two dollars each."""
+    body = json.dumps({"model": "m", "messages": [], "max_tokens": 2}).encode()
+    reply = json_reply(json.dumps(REPLY).encode())
+    with RawEndpoint(lambda _: reply) as endpoint, recording(folder, endpoint.url) as url:
+        for _ in range(num_calls):
+            assert request(url, "POST", CHAT, body).status == 200
+
+
+def test_a_recorder_counts_with_its_budget_while_it_runs_and_then_with_its_calls(
+    workspace: Workspace,
+) -> None:
+    folder = workspace.root / "traces"
+    assert recorders_usd(workspace) == 0
+    record(folder, 2)
+    journal = CallJournal(folder)
+    write_cost(workspace, RecorderCost(folder="traces", budget_usd=15.0))
+    assert limit_budget(workspace, None)[0] == pytest.approx(5)
+    # One that was started without a budget counts with what it has forwarded so far.
+    write_cost(workspace, RecorderCost(folder="traces"))
+    assert recorders_usd(workspace) == 4
+
+    # A killed recorder leaves its budget, and its journal tells what it has cost.
+    write_cost(workspace, RecorderCost(folder="traces", budget_usd=15.0))
+    journal.close()
+    assert recorders_usd(workspace) == 4
+    shutil.rmtree(folder)
+    assert recorders_usd(workspace) == 4
+
+    write_cost(workspace, RecorderCost(folder="traces", spent_usd=25.0))
+    with pytest.raises(InputError, match=r"have used or reserved \$25\.00 of the \$20") as caught:
+        limit_budget(workspace, None)
+    assert "stillroom record" in caught.value.fix
+
+
+def test_what_was_recorded_counts_after_its_files_are_deleted(workspace: Workspace) -> None:
+    folder = workspace.root / "traces"
+    write_cost(workspace, RecorderCost(folder="traces", spent_usd=3.0, deleted_usd=1.0))
+    cost = cost_at_start(workspace, folder)
+    assert cost == RecorderCost(folder="traces", deleted_usd=4.0)
+
+    # Without its folder, nobody knows what a killed recorder has spent of its budget.
+    write_cost(workspace, RecorderCost(folder="traces", budget_usd=5.0, deleted_usd=1.0))
+    assert recorders_usd(workspace) == 6
+    assert cost_at_start(workspace, folder).deleted_usd == 6
+
+    record(folder, 1)
+    assert cost_at_start(workspace, folder).deleted_usd == 1
+    assert recorders_usd(workspace) == 3
+
+
+def test_a_damaged_document_starts_nothing(workspace: Workspace) -> None:
+    write_cost(workspace, RecorderCost(folder="traces", spent_usd=3.0))
+    [document] = (workspace.root / ".stillroom/recorders").iterdir()
+    document.write_text("{", encoding="utf-8")
+    with pytest.raises(DataError, match="is damaged"):
+        limit_budget(workspace, None)
+
+
+def test_calls_of_models_without_a_price_cost_nothing_known(workspace: Workspace) -> None:
+    record(workspace.root / "traces", 1)
+    (workspace.root / "prices.yml").write_text("", encoding="utf-8")
+    calls = budget_of_calls(workspace, workspace.root / "traces")
+    assert (calls.budget.spent.usd, calls.num_unpriced) == (0, 1)
