@@ -87,7 +87,7 @@ def test_why_rows_are_left_out_is_not_said_in_the_words_of_a_template(tmp_path):
     path.write_text('{"messages": [{"role": "user", "content": "no"}, '
                     '{"role": "assistant", "content": "b"}]}\n', encoding="utf-8")  # fmt: skip
     place = (str(path), 0, path.stat().st_size)
-    request = CountTokens(model="m", format=RowFormat.SFT, places=(place,))
+    request = CountTokens(model="m", chat_template=None, format=RowFormat.SFT, places=(place,))
     assert count_tokens(request, tokenizer).left_out == {RowReason.REFUSED: 1}
 
 
