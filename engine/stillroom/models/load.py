@@ -190,17 +190,23 @@ def _check_end_of_turn(tokenizer: Any, source: TemplateSource, model: str) -> No
 def _check_trained_template(location: ModelLocation, template: TemplateSource, text: str) -> None:
     """Raises ConfigError if `text` is not the chat template that the model was trained with.
 
-    A ChatML template that leaves tools out may be replaced, since the model needs another for them.
+    The template `chatml` may replace a ChatML template that leaves tools out.
     """
     if not location.is_trained:
         return
     trained = load_tokenizer(location).chat_template
-    if trained != text and not is_chatml_without_tools(trained):
+    if trained == text:
+        return
+    if not is_chatml_without_tools(trained) or text != _read_named_template("chatml"):
         raise ConfigError(
             f"{template.option} {template.name!r} is not the template that {location.name!r} was "
             "trained with",
             "leave it out: checkpoints and exports keep their template",
         )
+
+
+def _read_named_template(name: str) -> str:
+    return template_file(name).read_text(encoding="utf-8")
 
 
 def include_tools(loaded: LoadedModel) -> list[str]:
@@ -210,7 +216,7 @@ def include_tools(loaded: LoadedModel) -> list[str]:
     """
     if not is_chatml_without_tools(loaded.tokenizer.chat_template):
         return []
-    loaded.tokenizer.chat_template = template_file("chatml").read_text(encoding="utf-8")
+    loaded.tokenizer.chat_template = _read_named_template("chatml")
     note = (
         f"the chat template of {loaded.location.name} leaves tools out, so the template chatml, "
         "which includes them, is used instead"

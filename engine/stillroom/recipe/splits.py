@@ -61,7 +61,8 @@ class PromptSplit:
         # Test prompts are answered before and after training and some again reworded, those for
         # validation after each of two trainings.
         trained = 1.5 * len(self.test) + 2 * len(self.validation)
-        share = _EVALUATIONS_SHARE * seconds / (len(self.test) * untrained_s + trained * trained_s)
+        all_s = max(1e-9, len(self.test) * untrained_s + trained * trained_s)
+        share = _EVALUATIONS_SHARE * seconds / all_s
         num = max(_LEAST_VALIDATION, int(share * len(self.validation)))
         num = min(num, len(self.validation))
         return replace(

@@ -39,6 +39,7 @@ from fakes.rollout_rows import (
 from fakes.run_folders import evaluation_result, write_run
 from fakes.runs_here import do_runs_here
 from stillroom.api import run_recipe
+from stillroom.api.recipe import baselines, measuring
 from stillroom.api.recipe.measuring import (
     ModelEvaluation,
     add_field_accuracies,
@@ -50,7 +51,7 @@ from stillroom.api.recipe.session import RecipeSession
 from stillroom.api.recipe.stages import RecipeLimits, Stages
 from stillroom.curate.convert import ConvertRollouts
 from stillroom.errors import DataError, InputError, ModelError, RunError
-from stillroom.evaluate.files import RESULT_FILE, Evaluation
+from stillroom.evaluate.files import RESULT_FILE, Evaluation, TaskCost
 from stillroom.evaluate.intervals import share_estimate
 from stillroom.files import read_json
 from stillroom.lineage import read_manifest
@@ -262,6 +263,11 @@ def test_more_money_asks_on_and_pays_for_nothing_again(
     assert more.result["spent_usd"] == pytest.approx(teacher.num_calls * 0.00200005, abs=1e-5)
     num_calls = teacher.num_calls
     assert started.count("sft") == 2
+    # An earlier version did not have all options of today.
+    for path in (tmp_path / "runs").glob("*/request.json"):
+        recorded = json.loads(path.read_bytes())
+        options = {name: value for name, value in recorded["request"].items() if value is not None}
+        path.write_text(json.dumps(recorded | {"request": options}), encoding="utf-8")
     again = run_recipe(workspace, little.model_copy(update={"budget_usd": 10.0}))
     assert again.result is not None
     assert (teacher.num_calls, started.count("sft")) == (num_calls, 2)
@@ -312,6 +318,55 @@ def test_what_is_missing_in_the_runs_of_a_stage_is_said_once(tmp_path: Path) -> 
     session.note_gaps("ask rest", results)
     session.note_gaps("validate", [{"failed": 0}])
     assert session.caveats == notes[:1]
+
+
+def test_the_time_to_load_a_student_is_not_a_part_of_its_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speeds: dict[str, float] = {}
+
+    def within(seconds: float, **others: float) -> Any:
+        speeds.update(others, seconds=seconds)
+        return parts
+
+    prompt: Any = SimpleNamespace(task_id="a")
+    parts: Any = SimpleNamespace(
+        test=60 * [prompt], validation=20 * [prompt], may_evaluate_fewer=True, within=within
+    )
+    files = SimpleNamespace(
+        write_prompts=lambda name, prompts: tmp_path,
+        stored_document=lambda name, key, kind, make: make(),
+    )
+    asked = RunRecipe(input="i", student="s", minutes=30)
+    session: Any = SimpleNamespace(request=asked, files=files, prompt_s=1.4)
+    cost = TaskCost(usd=None, seconds=1.0, machine_seconds=0.1, tokens=9, is_local=True)
+    result = evaluation_result("student", share_estimate(0, 16), per_task=cost, seconds=22.4)
+    evaluation = ModelEvaluation("student", "evaluate-a", result)
+    monkeypatch.setattr(baselines, "evaluate", lambda *args, **options: evaluation)
+
+    assert baselines.within_minutes(session, parts, None) is parts
+    assert speeds == {"seconds": 1800, "untrained_s": 0.1, "trained_s": 0.1}
+
+
+def test_a_student_is_compared_with_its_teacher_only_on_enough_shared_prompts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The teacher's evaluation was cut off, and the student is evaluated on every third prompt.
+    prompts = {"evaluate-t": range(8), "evaluate-s": range(0, 60, 3)}
+    monkeypatch.setattr(
+        measuring,
+        "_evaluation",
+        lambda session, run_id: SimpleNamespace(
+            tasks=[SimpleNamespace(task_id=f"{number}") for number in prompts[run_id]]
+        ),
+    )
+    nothing = cast("Any", None)
+    teacher, student = (
+        ModelEvaluation(run_id, run_id, evaluation_result(run_id, share_estimate(3, 8)))
+        for run_id in prompts
+    )
+
+    assert measuring.above_teacher(nothing, teacher, student) is None
 
 
 @pytest.mark.parametrize(

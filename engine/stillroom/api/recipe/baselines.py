@@ -24,6 +24,7 @@ from stillroom.recipe.selection import read_rollouts
 from stillroom.recipe.splits import PromptSplit
 from stillroom.rollout.request import NO_FILE
 from stillroom.run_folder import find_run
+from stillroom.types import dollars
 
 TEACHER, SPEED, UNTRAINED, EXAMPLES = (
     "evaluate teacher",
@@ -80,11 +81,13 @@ def within_minutes(
         timed = session.files.write_prompts("speed", parts.test[:CONCURRENCY])
         name = f"untrained student, {CONCURRENCY} prompts"
         untrained = evaluate(session, SPEED, request.student, timed, name, is_trained=False)
-        trained_s = session.prompt_s * _more_turns(teacher, untrained)
-        return _Speed(60 * request.minutes, session.prompt_s, trained_s)
+        cost = untrained.result.per_task
+        # Without the time to load or download the model, which is the same for any number.
+        each_s = session.prompt_s if cost is None else cost.machine_seconds
+        return _Speed(60 * request.minutes, each_s, each_s * _more_turns(teacher, untrained))
 
     # Stored, so that later calls with more minutes can reuse the evaluations.
-    key = [one.task_id for one in (*parts.test, *parts.validation)]
+    key = [request.student, *(one.task_id for one in (*parts.test, *parts.validation))]
     speed = session.files.stored_document("speed", key, _Speed, measure)
     if speed.recipe_s is None:
         return parts
@@ -162,8 +165,8 @@ def _note_cost_of_asking(
     if each_usd and len(prompts) * each_usd > left:
         session.stages.note(
             f"asking the teacher about all {len(prompts)} texts costs about "
-            f"${len(prompts) * each_usd:.2g}, but only ${left:.2g} of budget_usd is left, enough "
-            f"for about {left / each_usd:.0f}; for more, call again with a higher budget_usd"
+            f"{dollars(len(prompts) * each_usd)}, but only {dollars(left)} of budget_usd is left, "
+            f"enough for about {left / each_usd:.0f}; for more, call again with a higher budget_usd"
         )
 
 

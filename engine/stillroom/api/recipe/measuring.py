@@ -18,7 +18,7 @@ from stillroom.api.recipe.rewording import (
 )
 from stillroom.api.recipe.session import PATTERN_FIELD, RecipeSession, ask_teacher
 from stillroom.errors import RunError
-from stillroom.evaluate.compare import Comparison
+from stillroom.evaluate.compare import Comparison, shared_scores
 from stillroom.evaluate.files import RESULT_FILE, Evaluation, EvaluationResult
 from stillroom.evaluate.intervals import Estimate, excludes_zero, share_estimate
 from stillroom.evaluate.request import EvaluateModel
@@ -255,6 +255,23 @@ def comparison_of(
     return comparison
 
 
+def above_teacher(
+    session: RecipeSession, teacher: ModelEvaluation, student: ModelEvaluation
+) -> Estimate | None:
+    """Returns how far a student is above its teacher; None if they share too few prompts.
+
+    A limit may have ended the teacher's evaluation after a few prompts.
+    """
+    tasks = [_evaluation(session, one.run_id).tasks for one in (teacher, student)]
+    if len(shared_scores(*tasks)) < MIN_EVAL_PROMPTS:
+        return None
+    return comparison_of(session, teacher, student).difference
+
+
+def _evaluation(session: RecipeSession, run_id: str) -> Evaluation:
+    return read_json(find_run(session.workspace, run_id).path / RESULT_FILE, Evaluation)
+
+
 def measure_chosen_student(
     session: RecipeSession, run_id: str, before: ModelEvaluation, parts: PromptSplit, test: Path
 ) -> Estimate:
@@ -430,8 +447,7 @@ def evaluate(
         limit_s = max(limit_s, _MIN_LIMIT_S, _TIME_FACTOR * num_prompts * session.prompt_s)
     run = session.stages.run(title, "evaluate_model", request, limit_s=limit_s)
     session.note_gaps(title, [run.result or {}])
-    file = find_run(session.workspace, run.run_id).path / RESULT_FILE
-    result = read_json(file, Evaluation).result
+    result = _evaluation(session, run.run_id).result
     # Examples take time to read.
     if model is not None and (is_trained or system is None):
         session.prompt_s = result.seconds / max(1, result.accuracy.n)

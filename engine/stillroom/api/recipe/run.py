@@ -15,9 +15,8 @@ import msgspec
 
 from stillroom.api.recipe import baselines, measuring, teaching, training
 from stillroom.api.recipe.baselines import measure_teacher, measure_untrained, within_minutes
-from stillroom.api.recipe.logged import IMPORT, with_logged_answers
+from stillroom.api.recipe.logged import IMPORT, SCORE, with_logged_answers
 from stillroom.api.recipe.measuring import (
-    comparison_of,
     measure_chosen_student,
     with_right_answers,
 )
@@ -48,7 +47,7 @@ from stillroom.types import RunKind
 
 _EXPORT, _GGUF = "export model", "write GGUF"
 _TITLES = (
-    IMPORT, measuring.REFERENCE, baselines.TEACHER, baselines.SPEED, baselines.UNTRAINED,
+    IMPORT, SCORE, measuring.REFERENCE, baselines.TEACHER, baselines.SPEED, baselines.UNTRAINED,
     baselines.EXAMPLES, teaching.ASK, teaching.AGAIN, teaching.SELECT, training.PLAN,
     training.TRAIN, training.MEASURE[training.TRAIN],
     teaching.ASK_REST, teaching.AGAIN_REST, teaching.SELECT_REST, teaching.REWORD_MORE,
@@ -123,13 +122,8 @@ def _run_stages(
         )
     gain = measure_chosen_student(session, student.run_id, untrained, parts, test)
     above_teacher = None
-    # A limit may have ended the teacher's evaluation after a few prompts.
-    if (
-        teacher is not None
-        and not session.is_teacher_right
-        and teacher.result.accuracy.n >= measuring.MIN_EVAL_PROMPTS
-    ):
-        above_teacher = comparison_of(session, teacher, student.evaluation).difference
+    if teacher is not None and not session.is_teacher_right:
+        above_teacher = measuring.above_teacher(session, teacher, student.evaluation)
     folder, gguf = _export(session, student)
     page = WriteReport(output=session.shown_path("report.html"))
     result = RecipeResult(

@@ -108,6 +108,7 @@ class Stages:
         limit_s: the seconds after which the run is cancelled; None if it has a limit of its own.
         Raises RunError if the run fails or is cancelled, and RunCancelledError if the recipe is.
         """
+        self._report(title, "")
         operation = operation_named(name)
         earlier_runs = list(self._runs_of(operation, request))
         report = self._reusable_run(earlier_runs)
@@ -287,4 +288,12 @@ class Stages:
 
 
 def _without_limits(document: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in document.items() if name not in _LIMIT_OPTIONS}
+    """Returns a request's options without limits, and without those that are not set.
+
+    Requests of earlier versions lack newer options.
+    """
+    return {
+        name: value
+        for name, value in document.items()
+        if value is not None and name not in _LIMIT_OPTIONS
+    }

@@ -222,7 +222,11 @@ class Trainer:
             session.request.student, rows, self._settings, session.request.seed,
             chat_template=session.chat_template,
         )  # fmt: skip
-        key = {"rows": file_sha256(taught.train_file), "rank": self._settings.qlora_rank}
+        key = {
+            "student": session.request.student,
+            "rows": file_sha256(taught.train_file),
+            "rank": self._settings.qlora_rank,
+        }
         path = session.files.config_path("plan", key)
         config = session.files.write_config(path, training.sft_config)
         request = PlanTraining(config=session.workspace.shown(config))

@@ -114,6 +114,8 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     inputs: RunInputs | None = msgspec.field(name="asked")
     carried: list[CarriedRollout] = []
     """The unfinished rollouts that continue in a later iteration (distill)."""
+    phase_seconds: float | None = None
+    """The seconds since the first step of the phase; None in older checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,8 @@ class Session(Generic[ConfigT_co]):
         tensors = restore_snapshot(point.checkpoint, rank=self._peers.rank)
         if state.step > first_step:
             optimizer.restore(tensors, num_steps=(state.step - first_step) * substeps)
-            self._phase_began -= state.seconds
+            phase_s = state.phase_seconds
+            self._phase_began -= state.seconds if phase_s is None else phase_s
             self._note_time_share()
         self.step, self.trained_tokens = state.step, state.trained_tokens
         self._begun = self.clock(), state.trained_tokens
@@ -390,6 +391,7 @@ class Session(Generic[ConfigT_co]):
             step=step,
             trained_tokens=self.trained_tokens,
             seconds=round(self.clock() - self.started, 3),
+            phase_seconds=round(self.clock() - self._phase_began, 3),
             validation=self.validation,
             inputs=self.inputs,
             carried=[] if self.progress is None else self.progress.carried,

@@ -415,6 +415,22 @@ def test_the_learning_rate_falls_with_the_time_if_that_suffices_for_fewer_steps(
     assert rates == pytest.approx([1 - 0.9 * step / 10 for step in range(4, 10)])
 
 
+def test_after_a_resume_the_time_of_an_earlier_phase_does_not_count_for_the_learning_rate(
+    tmp_path, tiny_models
+):
+    project = project_of("distill", tmp_path, tiny_models)
+    project.write(SFT_ROWS, name="cold.jsonl")
+    project.config["cold_start"] = {"train_file": "cold.jsonl"}
+    project.config["trainer"]["learning_rate"] = 1e-3
+    cold_start, on_policy = 5, 3
+    limited(project, "limited", cold_start + on_policy)
+
+    limited(project, "rest", 2, resume="limited")
+
+    # Of five minutes since the first rollouts, three are used.
+    assert project.reporter.measured[0]["learning_rate"] / 1e-3 == pytest.approx(1 - 0.9 * 3 / 5)
+
+
 def test_a_time_limit_that_a_run_does_not_reach_does_not_change_it(tmp_path, tiny_models):
     project = project_of("sft", tmp_path, tiny_models)
     project.train("whole")

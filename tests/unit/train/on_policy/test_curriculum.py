@@ -196,7 +196,9 @@ def cold_project(tmp_path, tiny_models, **cold_start):
 def test_a_cold_start_comes_first_and_leaves_its_student(tmp_path, tiny_models):
     project = cold_project(tmp_path, tiny_models, learning_rate=5e-3, batch_size=1)
     phases = []
-    project.reporter.progress = lambda done, total, unit, phase: phases.append((phase, done, total))
+    project.reporter.progress = lambda done, total, unit, phase, eta_s: phases.append(
+        (phase, done, total)
+    )
 
     result = project.train()
 

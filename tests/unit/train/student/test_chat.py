@@ -54,6 +54,14 @@ def refuse_another_template(project: Project, model: str, own: str = "chatml") -
             load_model(project.workspace, location, template=template)
 
 
+def test_a_template_that_leaves_tools_out_is_replaced_by_chatml_only(tmp_path, tiny_models):
+    project = make_project(tmp_path, "sft", tiny_models.folder("llama", "toolless"))
+    project.write(ROWS[:8])
+    project.train()
+
+    refuse_another_template(project, "run-1", own="chatml")
+
+
 @pytest.mark.parametrize("name", NAMED_TEMPLATES)
 def test_checkpoints_carry_the_template_so_that_nothing_else_is_needed(project, name):
     project.config["model"]["chat_template"] = name

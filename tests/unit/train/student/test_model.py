@@ -129,6 +129,18 @@ def test_the_decay_follows_the_time_where_it_is_ahead_of_the_steps():
     assert learning_rate_at(2, 10, constant, time_share=0.9) == 1.0
 
 
+@pytest.mark.parametrize("num_steps", [100, 60])
+def test_the_decay_begins_after_the_warm_up_also_if_time_allows_fewer_steps(num_steps):
+    warm = settings(warmup_steps=10)
+    limited = [
+        learning_rate_at(step, 100, warm, time_share=step / num_steps) for step in range(num_steps)
+    ]
+
+    assert limited[:11] == rates(100, warmup_steps=10)[:11]
+    decay = [1 - 0.9 * step / (num_steps - 10) for step in range(num_steps - 10)]
+    assert limited[10:] == pytest.approx(decay)
+
+
 def parameter(*values):
     return nn.Parameter(torch.tensor(values))
 
