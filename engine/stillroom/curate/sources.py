@@ -234,7 +234,8 @@ def imported_file(
     try:
         path = folder / _ROLLOUTS
         request = ImportRollouts(input=tuple(names), output=str(path))
-        result = import_rollouts(workspace, request)
+        # Here no limit can be named, and what an older version read must stay readable.
+        result = import_rollouts(workspace, request, accepts_ratings=True)
         manifest = read_manifest(path)
         records = [] if manifest is None else [*manifest.inputs, *manifest.models]
         yield ImportedFile(path, records, result, workspace)

@@ -73,11 +73,13 @@ def _sibling(output: Path, word: str) -> Path:
     return output.with_name(f"{output.name.removesuffix('.jsonl')}.{word}.jsonl")
 
 
-def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResult:
+def import_rollouts(
+    workspace: Workspace, request: ImportRollouts, *, accepts_ratings: bool = False
+) -> ImportResult:
     """Writes the rollouts of the sources, and returns the counts.
 
-    Raises InputError for sources that cannot be read and scores that do not say what is right, and
-    DataError if there are no rollouts.
+    Raises InputError for sources that cannot be read and, unless `accepts_ratings`, for scores that
+    do not say what is right, and DataError if there are no rollouts.
     """
     outputs = ImportOutputs.of(workspace, request)
     written = [*outputs.row_files, outputs.refused]
@@ -100,7 +102,7 @@ def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResu
         spills = (source_spill, output_spill)
         importing = _Import(workspace, request, outputs, new_outputs, spills, decompressed)
         importing.read(sources)
-        importing.write()
+        importing.write(accepts_ratings=accepts_ratings)
         importing.record(recording.records())
         return importing.result(sources, recording.grown)
 
@@ -184,10 +186,11 @@ class _Import:
         for path in sources.unread:
             self._tally.reject(_UNKNOWN_FORMAT, RejectedRow(Location(path, 1), "unknown format"))
 
-    def write(self) -> None:
+    def write(self, *, accepts_ratings: bool) -> None:
         """Joins the rows and writes the rollouts.
 
-        Raises DataError if there are none, and InputError if scores do not say what is right.
+        Raises DataError if there are none, and, unless `accepts_ratings`, InputError if scores do
+        not say what is right.
         """
         joined = join_rows(self._collected.rows, self._collected.tree)
         if not joined.kept:
@@ -202,6 +205,8 @@ class _Import:
             is_heldout = self._split is not None and row in self._split.heldout
             part = self._heldout if is_heldout and self._heldout is not None else self._train
             self._writer.add(builder.build(row), feedback.get(row, {}), part)
+        if not accepts_ratings:
+            self._writer.check_rewards()
         self._writer.write([self._train] if self._heldout is None else [self._train, self._heldout])
 
     def _no_rollouts_error(self) -> DataError:

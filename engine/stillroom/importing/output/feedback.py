@@ -17,8 +17,10 @@ from stillroom.importing.tally import ImportTally
 _PREFIX = ".score."
 _SOURCE_REWARDS = ("reward", "preferred")
 """The names of an environment's reward, and of the score that rows of preference pairs get."""
-_AT_LEAST = re.compile(r"(.+?)\s*>=\s*(-?\d+(?:\.\d+)?)")
+_AT_LEAST = re.compile(r"(.+?)\s*>=\s*(-?\d*\.?\d+)")
+_COMPARED = re.compile(r"(.*?)\s*[<>=]")
 _STARS = re.compile(r"(?:(?<![A-Za-z])s|S)tars?(?![a-z])")
+_RATING = re.compile(rf"{_STARS.pattern}|(?:(?<![A-Za-z])r|R)ating")
 _COMMON_STARS = 5
 
 
@@ -147,16 +149,16 @@ class _Scale:
 
     lowest: float = math.inf
     highest: float = -math.inf
-    is_whole: bool = True
     is_feedback: bool = False
     num_scores: int = 0
 
-    @property
-    def above_middle(self) -> float:
-        """A score above the middle of the scale, which has at least five stars."""
-        if not self.is_whole:
-            return round((self.lowest + self.highest) / 2, 2)
-        return (1 + max(self.highest, _COMMON_STARS)) // 2 + 1
+    def lowest_good(self, name: str) -> float:
+        """Returns a score above the middle: of five or more stars, or of the scores that occur."""
+        if _RATING.search(name):
+            return (1 + max(self.highest, _COMMON_STARS)) // 2 + 1
+        middle = (self.lowest + self.highest) / 2
+        steps = (middle // 1 + 1, round(middle, 2))
+        return next((step for step in steps if self.lowest < step <= self.highest), self.highest)
 
 
 class RewardScales:
@@ -175,25 +177,31 @@ class RewardScales:
                 scale = self._scales[used.name]
                 scale.lowest = min(scale.lowest, used.score)
                 scale.highest = max(scale.highest, used.score)
-                scale.is_whole &= used.score % 1 == 0
                 scale.is_feedback |= used.name in feedback
                 scale.num_scores += 1
 
     def check(self) -> None:
-        """Raises InputError if a score is a rating, such as 1 to 5 stars, used without a limit.
+        """Raises InputError if a rating, such as 1 to 5 stars, has no limit or an unreadable one.
 
-        An environment's reward may be above 1, unless all are whole numbers from 1 on.
+        A source's own reward may have any scale.
         """
+        for part in (part for name in self._names for part in name.split("|")):
+            compared = _COMPARED.match(part)
+            found = not self._scales.keys().isdisjoint((part, part.rpartition(_PREFIX)[2]))
+            if compared is not None and not found and not _AT_LEAST.fullmatch(part):
+                raise InputError(
+                    f"{safe_name(part)} in reward_from is no score of the sources, and no limit",
+                    f"write a limit as {safe_name(compared[1])}>=NUMBER, the lowest good score",
+                )
         for name, scale in self._scales.items():
-            is_reward = name in _SOURCE_REWARDS and not scale.is_feedback
-            is_rating = scale.highest > 1 and (
-                not is_reward or (scale.is_whole and scale.lowest >= 1)
-            )
-            if is_rating or (scale.lowest >= 1 and _STARS.search(name)):
+            if name in _SOURCE_REWARDS and not scale.is_feedback:
+                continue
+            if scale.highest > 1 or (scale.lowest >= 1 and _STARS.search(name)):
                 shown = safe_name(name)
                 raise InputError(
                     f"the score {shown} goes from {scale.lowest:g} to {scale.highest:g} (in "
                     f"{scale.num_scores} rollouts), but a reward of 0.5 is already a success",
                     "name the lowest good score in reward_from of import_rollouts, such as "
-                    f'["{shown}>={scale.above_middle:g}"]: it counts as 1, and lower ones as 0',
+                    f'["{shown}>={scale.lowest_good(name):.10g}"]: it counts as 1, and lower ones '
+                    "as 0. run_recipe then takes the output of that import as its input",
                 )

@@ -16,6 +16,7 @@ from stillroom.importing.records import INCOMPLETE, NO_CALL_FOUND, NO_NUMBER
 from stillroom.importing.request import ImportRollouts
 from stillroom.importing.tally import ImportTally
 from stillroom.lineage import AnsweringModel, ModelRecord
+from stillroom.rollout.rewards.rewards import SUCCESS_THRESHOLD
 
 _MAX_SHOWN, _MAX_NAMES = 3, 12
 
@@ -174,9 +175,12 @@ def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator
             "value of the latest call is used"
         )
     if counts.largest_reward > 1:
+        is_all_right = SUCCESS_THRESHOLD <= counts.smallest_reward < counts.largest_reward
         yield (
             f"rewards go up to {counts.largest_reward:g}, but success means a reward of at least "
-            "0.5: if that is too low, import again with reward_from such as reward>=1"
+            f"0.5{', so that no rollout counts as wrong' if is_all_right else ''}: select rows "
+            "with min_reward of filter_dataset, or import again with reward_from such as "
+            '["reward>=N"], where N is the lowest good reward'
         )
     if request.reward_from and not counts.rewarded:
         yield (

@@ -1,5 +1,6 @@
 """Writes imported rollouts as rows in Stillroom's format, with scores, origin and reward."""
 
+import math
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -156,6 +157,7 @@ class RolloutCounts:
 
     dropped: Counter[str] = field(default_factory=Counter[str])
     scores: Counter[str] = field(default_factory=Counter[str])
+    smallest_reward: float = math.inf
     largest_reward: float = 0.0
     calls: Distribution = field(default_factory=Distribution)
     rewarded: int = 0
@@ -238,12 +240,12 @@ class RolloutWriter:
             self._tally.count_merged(stored.format, len(stored.merged_from) + (stored is not kept))
         self._tally.count_kept(kept.format)
 
-    def write(self, parts: Sequence[SplitPart]) -> None:
-        """Writes the rows and prompts of each part to that part's files.
-
-        Raises InputError if the scores do not say which rollouts are a success.
-        """
+    def check_rewards(self) -> None:
+        """Raises InputError if the scores do not say which rollouts are a success."""
         self._scales.check()
+
+    def write(self, parts: Sequence[SplitPart]) -> None:
+        """Writes the rows and prompts of each part to that part's files."""
         for part in parts:
             self.assign_task_ids(part)
         for part in parts:
@@ -283,6 +285,7 @@ class RolloutWriter:
         counts.dropped.update(dropped)
         counts.scores.update(scores.keys())
         if reward is not None:
+            counts.smallest_reward = min(counts.smallest_reward, reward)
             counts.largest_reward = max(counts.largest_reward, reward)
             counts.rewarded += 1
         counts.branches += rollout.branch_of is not None

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from fakes.collected_rows import logged, taken
+from stillroom.curate.filter.request import FilterDataset
+from stillroom.curate.filter.run import filter_dataset
 from stillroom.errors import InputError
 from stillroom.importing.input_files import PARTLY_DECOMPRESSED
 from stillroom.importing.output.feedback import reward_of, scores_from_feedback
@@ -200,6 +202,7 @@ def test_feedback_finds_the_rollout_that_its_row_went_into(tmp_path):
         (("c|d",), 0.75),
         (("stars>=4",), 0.0),
         (("stars >= 2.5", "a"), 1.0),
+        (("x.score.y>=.25",), 1.0),
         (("langfuse.score.stars>=3",), 1.0),
         (("b|stars>=3",), 0.0),
         (("a|stars>=3",), 1.0),
@@ -219,9 +222,14 @@ def test_the_reward_is_the_mean_of_the_named_scores_if_none_lacks(names, expecte
         ("session,stars\na,1\nb,1\n", "stars", '"stars>=4"'),
         ("session,rating\na,0\nb,1\nc,5\n", "rating", '"rating>=4"'),
         ("session,rating\na,up\nb,3\n", "thumb|rating", '"rating>=4"'),
-        ("session,score\na,20\nb,100\n", "score", '"score>=51"'),
-        ("session,rating\na,0.5\nb,1.5\n", "rating", '"rating>=1"'),
-        ("session,reward\na,0\nb,2\n", "", '"reward>=4"'),
+        ("session,userRating\na,1\nb,10\n", "userRating", '"userRating>=6"'),
+        ("session,score\na,20\nb,100\n", "score", '"score>=61"'),
+        ("session,score\na,1\nb,2\n", "score", '"score>=2"'),
+        ("session,score\na,2\nb,2\n", "score", '"score>=2"'),
+        ("session,score\na,0.5\nb,1.5\n", "score", '"score>=1"'),
+        ("session,score\na,1.001\nb,1.002\n", "score", '"score>=1.002"'),
+        ("session,score\na,0\nb,12345678\n", "score", '"score>=6172840"'),
+        ("session,reward\na,0\nb,2\n", "", '"reward>=2"'),
     ],
 )
 def test_a_rating_is_no_reward_until_its_lowest_good_score_is_named(
@@ -255,25 +263,66 @@ def test_ratings_with_a_lowest_good_score_and_thumbs_say_what_is_right(
     assert right == ({"c"} if low_twice else {"b"})
 
 
+def graded(root: Path, *marks: dict[str, Any], **given: Any) -> ImportResult:
+    """Imports a conversation for each of the marks, which are fields next to its messages."""
+    answers = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "x"}]
+    rows = [json.dumps({"messages": answers, "id": f"{n}"} | mark) for n, mark in enumerate(marks)]
+    (root / "rows.jsonl").write_text("\n".join(rows), "utf-8")
+    request = ImportRollouts(input="rows.jsonl", output="out.jsonl", **given)
+    return import_rollouts(Workspace(root), request)
+
+
+def outcomes(root: Path) -> list[tuple[float, bool]]:
+    lines = (root / "out.jsonl").read_text("utf-8").splitlines()
+    return [(row["reward"], row["success"]) for row in map(json.loads, lines)]
+
+
+@pytest.mark.parametrize("names", [(), ("reward",)])
 @pytest.mark.parametrize(
-    ("rewards", "is_clear"), [((1, 5), False), ((0, 5), True), ((1, 1.5), True)]
+    ("rewards", "are_all_right"),
+    [((1, 2, 2), True), ((3, 7, 10), True), ((1, 1.5), True), ((0, 5), False), ((2, 2), False)],
 )
-def test_rewards_of_a_log_may_be_above_1_if_they_can_say_what_is_wrong(
-    tmp_path: Path, rewards: tuple[float, ...], is_clear: bool
+def test_a_sources_own_reward_keeps_its_scale_and_a_note_says_how_to_select(
+    tmp_path: Path, names: tuple[str, ...], rewards: tuple[float, ...], are_all_right: bool
 ) -> None:
-    rows = [
-        {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "x"}],
-         "reward": reward}
-        for reward in rewards
-    ]  # fmt: skip
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
-    request = ImportRollouts(input="rows.jsonl", output="out.jsonl")
-    if is_clear:
-        made = import_rollouts(Workspace(tmp_path), request)
-        assert any(note.startswith("rewards go up to") for note in made.notes)
-    else:
-        with pytest.raises(InputError, match="reward goes from 1 to 5"):
-            import_rollouts(Workspace(tmp_path), request)
+    made = graded(tmp_path, *({"reward": reward} for reward in rewards), reward_from=names)
+    assert outcomes(tmp_path) == [(reward, reward >= 0.5) for reward in rewards]
+    (note,) = (note for note in made.notes if note.startswith("rewards go up to"))
+    assert ("so that no rollout counts as wrong" in note) == are_all_right
+    assert "min_reward of filter_dataset" in note
+    assert '["reward>=N"]' in note
+
+    kept = FilterDataset(input="rows.jsonl", output="kept.jsonl", min_reward=max(rewards))
+    assert filter_dataset(Workspace(tmp_path), kept).kept == rewards.count(max(rewards))
+
+
+def test_the_success_that_a_row_names_goes_before_a_reward_of_any_scale(tmp_path: Path) -> None:
+    graded(tmp_path, {"reward": 3, "success": False}, {"reward": 7, "success": True})
+    assert outcomes(tmp_path) == [(0, False), (7, True)]
+
+
+def test_files_read_in_place_may_have_ratings_without_a_limit(tmp_path: Path) -> None:
+    table = "session,reward\na,1\nb,5\n"
+    with pytest.raises(InputError, match="run_recipe then takes the output of that import"):
+        imported(tmp_path, table)
+    kept = FilterDataset(input="logs", output="kept.jsonl", min_reward=4)
+    assert filter_dataset(Workspace(tmp_path), kept).kept == 1
+
+
+@pytest.mark.parametrize("name", ["stars>4", "thumb|stars=>4", "stars=4", "stars < 2", "stars>=4."])
+def test_a_limit_that_cannot_be_read_is_refused_with_the_right_form(
+    tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(InputError, match=r"stars>=NUMBER"):
+        imported(tmp_path, "session,stars\na,1\nb,5\n", reward_from=(name,))
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize("name", ["recall@k=5", "eval.score.recall@k=5"])
+def test_the_name_of_a_score_may_look_like_a_limit(tmp_path: Path, name: str) -> None:
+    columns = ("id=session", "score=recall@k=5")
+    made = imported(tmp_path, "session,recall@k=5\na,0.75\n", columns=columns, reward_from=(name,))
+    assert made.rewarded == 1
 
 
 def observations(root: Path, feedback: str, **given: Any) -> ImportResult:

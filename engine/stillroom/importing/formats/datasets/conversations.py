@@ -37,6 +37,7 @@ from stillroom.importing.payloads.messages import (
     tool_schemas,
 )
 from stillroom.importing.records import LoggedConversation, SourceRow, TraceFormat
+from stillroom.rollout.rewards.rewards import SUCCESS_THRESHOLD
 
 _OF_OTHER_FORMATS = frozenset(
     (
@@ -80,12 +81,20 @@ def conversation(
 def _pop_score(fields: Row) -> dict[str, float]:
     """Pops the reward or success from a row's fields, and returns it as a score."""
     reward, success = decimal_number(fields.get("reward")), score_of(fields.get("success"))
+    is_success = bool(success) if success in (0, 1) else None
     if reward is not None:
         del fields["reward"]
-    elif success in (0, 1):
-        reward = success
+    elif is_success is not None:
         del fields["success"]
-    return {} if reward is None else {"reward": reward}
+    return reward_scores(reward, is_success)
+
+
+def reward_scores(reward: float | None, success: bool | None) -> dict[str, float]:
+    """Returns the reward as scores. If `success` disagrees with it, `success` is the reward."""
+    if success is None or (reward is not None and (reward >= SUCCESS_THRESHOLD) == success):
+        return {} if reward is None else {"reward": reward}
+    total = {} if reward is None else {"total_reward": reward}
+    return total | {"reward": float(success)}
 
 
 def turns_of(value: Any, role: str, reader: MessageReader) -> list[Row]:

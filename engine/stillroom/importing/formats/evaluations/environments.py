@@ -14,6 +14,7 @@ from stillroom.data.layouts.detect import RULES, RolloutLayout, layout_of
 from stillroom.data.layouts.foreign import count_or_zero, numbers_by_name
 from stillroom.data.layouts.rnow import STORED_FIELD, is_incomplete, is_stored_by_rnow
 from stillroom.errors import FailureClass
+from stillroom.importing.formats.datasets.conversations import reward_scores
 from stillroom.importing.formats.sessions.message_tree import NO_REPLY
 from stillroom.importing.json_rows import (
     JsonRow,
@@ -44,7 +45,6 @@ from stillroom.importing.records import (
     SourceRow,
     TraceFormat,
 )
-from stillroom.rollout.rewards.rewards import SUCCESS_THRESHOLD
 from stillroom.types import StopReason, Usage
 
 _METADATA = "metadata.json"
@@ -351,7 +351,7 @@ def _conversation(row: JsonRow, rollout: Row) -> LoggedConversation:
         stop_reason=_STOP_REASONS.get(stop),
         tool_errors=rollout.get("tool_errors"),
         answered_by=tuple(_answerers(rollout)),
-        scores=rewards | _reward_scores(reward, rollout.get("success")),
+        scores=rewards | reward_scores(reward, rollout.get("success")),
         dropped=(*reader.dropped, *([INCOMPLETE] if is_unfinished else [])),
         metadata=as_row(rollout.get("metadata")),
     )
@@ -362,14 +362,6 @@ def _answerers(rollout: Row) -> Iterator[str]:
     for answerer in as_list(rollout.get("answered_by")):
         if (model := first_text(as_row(answerer), "model")) is not None:
             yield model
-
-
-def _reward_scores(reward: float | None, success: bool | None) -> dict[str, float]:
-    """Returns the reward as scores. If `success` disagrees with it, `success` is the reward."""
-    if success is None or (reward is not None and (reward >= SUCCESS_THRESHOLD) == success):
-        return {} if reward is None else {"reward": reward}
-    total = {} if reward is None else {"total_reward": reward}
-    return total | {"reward": float(success)}
 
 
 def _recogniser_of(layout: RolloutLayout) -> Callable[[Path, bytes], bool]:
