@@ -115,7 +115,12 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     carried: list[CarriedRollout] = []
     """The unfinished rollouts that continue in a later iteration (distill)."""
     phase_seconds: float | None = None
-    """The seconds since the first step of the phase; None in older checkpoints."""
+    """None in older checkpoints; see `seconds_of_phase`."""
+
+    @property
+    def seconds_of_phase(self) -> float:
+        """The seconds since the phase's first step or, in older checkpoints, since the start."""
+        return self.seconds if self.phase_seconds is None else self.phase_seconds
 
 
 @dataclass(frozen=True, slots=True)

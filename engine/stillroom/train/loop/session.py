@@ -158,8 +158,7 @@ class Session(Generic[ConfigT_co]):
         tensors = restore_snapshot(point.checkpoint, rank=self._peers.rank)
         if state.step > first_step:
             optimizer.restore(tensors, num_steps=(state.step - first_step) * substeps)
-            phase_s = state.phase_seconds
-            self._phase_began -= state.seconds if phase_s is None else phase_s
+            self._phase_began -= state.seconds_of_phase
             self._note_time_share()
         self.step, self.trained_tokens = state.step, state.trained_tokens
         self._begun = self.clock(), state.trained_tokens
