@@ -224,23 +224,25 @@ def keys_in_url(url: str) -> Iterator[str]:
 
 def without_keys(url: str) -> str:
     """Returns a URL, or a path and query, with placeholders for the API keys in it."""
-    for start, end in reversed([*_key_spans(url)]):
-        url = url[:start] + MARK + url[end:]
-    return url
+    parts, done = list[str](), 0
+    for start, end in _key_spans(url):
+        parts += [url[done:start], MARK]
+        done = end
+    return "".join([*parts, url[done:]])
 
 
 def _key_spans(url: str) -> Iterator[tuple[int, int]]:
     """Yields the start and end of each key among a URL's parameters, in its query or path."""
-    query, end = url.find("?"), 0
+    query, end = len(url.partition("?")[0]), 0
     for match in _PARAMETER.finditer(url):
         start = match.end()
         name = unquote_plus(match["name"])
         if match.start() < end or not (is_key_name(name) or name.lower() in _KEY_PARAMETERS):
             continue
         # A semicolon does not end a key: it may be part of it, if only & separates parameters.
-        stops = "&" if 0 <= query < start else "/?"
-        ends = [index for stop in stops if (index := url.find(stop, start)) >= 0]
-        end = min(ends, default=len(url))
+        stop, limit = ("&", len(url)) if start > query else ("/", query)
+        found = url.find(stop, start, limit)
+        end = limit if found < 0 else found
         if end > start:
             yield start, end
 

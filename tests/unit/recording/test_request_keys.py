@@ -189,3 +189,11 @@ def test_the_signature_of_a_file_is_found_if_its_address_is_escaped_or_cut():
         text = scrubbed(b'{"messages": [{"image_url": {"url": "%b' % escaped.encode())
         assert KEY[:12] not in text
         assert "X-Amz-Signature=[key]" in text
+
+
+@pytest.mark.parametrize(
+    "url", ["https://h/?" + "key=a&" * 500_000, "https://h" + ";key=a/" * 500_000]
+)
+def test_the_keys_of_an_address_are_found_in_linear_time(url):
+    text = without_signatures(b'{"image_url": "%b"}' % url.encode())
+    assert text.count(b"[key]") == 500_000
