@@ -68,10 +68,11 @@ _TOKEN = re.compile(r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])[\w.~+/=:-]{16,}", re.ASCII
 """A value that may be a key, although its field does not have a key's name."""
 _OPAQUE = re.compile(r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])\S{16,}")
 _PATH_TOKEN = re.compile(
-    r"[\w.~=-]*(?:(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{16}"
-    r"|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})[\w.~=-]*",
+    r"(?=[\w.~=-]*+\Z).*?(?:(?=[A-Za-z]{0,15}+\d)(?=\d{0,15}+[A-Za-z])[A-Za-z0-9]{16}"
+    r"|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})",
     re.ASCII,
 )
+"""The beginning of a part of a path that may be a key, such as `key-q7Lm2xWv9Rt4Zb8K`."""
 _AUTH_SCHEME = re.compile(r"^[A-Za-z][\w-]*\s+")
 _AUTH_PARAMETER = re.compile(
     r"(?i)\b(?:signature|response|credential|oauth_\w+|token|key)=\"?(?P<value>[^\",\s]+)"
@@ -110,7 +111,7 @@ def keys_in_fields(fields: Iterable[tuple[str, Any]]) -> Iterator[str]:
             yield from keys_in_url(value)
             if name == _SERVER_URL:
                 path = unquote_plus(value.partition("?")[0]).split("/")[3:]
-                yield from filter(_PATH_TOKEN.fullmatch, path)
+                yield from filter(_PATH_TOKEN.match, path)
 
 
 def _labelled_fields(name: str, fields: dict[str, Any]) -> list[tuple[str, Any]]:

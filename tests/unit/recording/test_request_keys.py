@@ -6,7 +6,7 @@ import pytest
 
 from stillroom.recording.headers import Headers, RequestHead
 from stillroom.recording.request_keys import request_keys
-from stillroom.secrecy.key_fields import without_signatures
+from stillroom.secrecy.key_fields import keys_in_fields, without_signatures
 from stillroom.secrecy.redaction import Redactor
 
 KEY = "q7Lm2xWv9Rt4Zb8Kc1Nd6"
@@ -197,3 +197,10 @@ def test_the_signature_of_a_file_is_found_if_its_address_is_escaped_or_cut():
 def test_the_keys_of_an_address_are_found_in_linear_time(url):
     text = without_signatures(b'{"image_url": "%b"}' % url.encode())
     assert text.count(b"[key]") == 500_000
+
+
+@pytest.mark.parametrize("path", ["a" * 2_000_000, "1" * 2_000_000, "a1" * 1_000_000])
+def test_a_key_in_a_long_path_is_found_in_linear_time(path):
+    for end, is_key in (("", "a1" in path), ("!", False)):
+        keys = set(keys_in_fields([("server_url", f"https://h/{path}{end}")]))
+        assert (path + end in keys) == is_key
