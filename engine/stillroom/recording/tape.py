@@ -19,6 +19,7 @@ from stillroom.errors import DataError, InputError
 from stillroom.files import canonical_json
 from stillroom.recording.journal import journals_in
 from stillroom.recording.records import CallKind, RecordedCall, RecordedReply, decode_call
+from stillroom.secrecy.key_fields import without_signatures
 
 _REPLAYABLE_ENDS = ("whole", "upstream_left")
 _VOLATILE = frozenset(
@@ -200,7 +201,9 @@ class Tape:
             if call.end not in _REPLAYABLE_ENDS or not has_all:
                 self.num_left_out += 1
                 continue
-            key = request_key(call.kind, call.path, call.request.content.data)
+            # Earlier versions recorded the signatures of images and files.
+            data = without_signatures(call.request.content.data)
+            key = request_key(call.kind, call.path, data)
             entry = TapeEntry(path, line.number, line.offset, line.num_bytes, call.started_at, key)
             self._entries[key.digest].append(entry)
 
@@ -232,7 +235,7 @@ class Tape:
         if not entries:
             return None
         best = max(entries, key=lambda entry: _similarity(entry.key, key))
-        recorded = self._call(best).request.content.data
+        recorded = without_signatures(self._call(best).request.content.data)
         return f"{best}, which differs in {first_difference(data, recorded)}"
 
     def close(self) -> None:
