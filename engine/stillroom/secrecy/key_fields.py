@@ -80,10 +80,12 @@ _AUTH_PARAMETER = re.compile(
 """The parameters of an Authorization header, such as AWS's `Signature=`, that are secret."""
 _PARAMETER = re.compile(r"[?&;](?P<name>[^=&;/?]*)=")
 _URL = re.compile(r"[A-Za-z][\w+.-]*://\S+")
+_STRING = rb'(?:[^"\\]++|\\.)*+'
 _MEDIA_URL = re.compile(
     rb'"((?:image|file|video|audio|document)_url"\s*:\s*(?:\{[^{}]{0,99}?"url"\s*:\s*)?'
     rb'|(?:file_data|file_?[uU]ri)"\s*:\s*|type"\s*:\s*"url"\s*,\s*"url"\s*:\s*'
-    rb'|url"\s*:\s*(?="[^"]*"\s*,\s*"type"\s*:\s*"url"))"(https?:[^"]*)'
+    rb'|url"\s*:\s*(?="' + _STRING + rb'"\s*,\s*"type"\s*:\s*"url"))"(https?:' + _STRING + rb")",
+    re.DOTALL,
 )
 """The URL of an image or file in the JSON of a request to a model."""
 

@@ -204,3 +204,10 @@ def test_a_key_in_a_long_path_is_found_in_linear_time(path):
     for end, is_key in (("", "a1" in path), ("!", False)):
         keys = set(keys_in_fields([("server_url", f"https://h/{path}{end}")]))
         assert (path + end in keys) == is_key
+
+
+def test_a_request_is_valid_json_without_a_signature_that_has_escaped_characters():
+    signed = 'https://x.test/a?sig=abcdefghij"cd\\e&b=2'
+    for part in ({"image_url": signed}, {"source": {"url": signed, "type": "url"}}):
+        recorded = json.loads(scrubbed(json.dumps(part).encode()))
+        assert "'https://x.test/a?sig=[key]&b=2'" in str(recorded)
