@@ -73,6 +73,7 @@ _PATH_TOKEN = re.compile(
     re.ASCII,
 )
 """The beginning of a part of a path that may be a key, such as `key-q7Lm2xWv9Rt4Zb8K`."""
+_PEM_LINE_END = re.compile(r"(?:[\r\n]|\\+[rn])+")
 _AUTH_SCHEME = re.compile(r"^[A-Za-z][\w-]*\s+")
 _AUTH_PARAMETER = re.compile(
     r"(?i)\b(?:signature|response|credential|oauth_\w+|token|key)=\"?(?P<value>[^\",\s]+)"
@@ -107,8 +108,7 @@ def keys_in_fields(fields: Iterable[tuple[str, Any]]) -> Iterator[str]:
         elif is_key_name(name):
             if (key_file := _json_object(value)) is not None:
                 pending.append((name, key_file))
-            else:
-                yield from secret_forms(value)
+            yield from secret_forms(value)
         elif _URL.fullmatch(value):
             yield from keys_in_url(value)
             if name == _SERVER_URL:
@@ -152,7 +152,8 @@ def _json_object(value: str) -> dict[str, Any] | None:
 def _is_schema(name: str, fields: dict[str, Any]) -> bool:
     """Returns whether an object is a JSON schema of arguments, or an example of arguments."""
     kind = fields.get("type")
-    return name == _EXAMPLES or isinstance(kind, list) or str(kind).lower() in _SCHEMA_TYPES
+    is_type = isinstance(kind, list) or str(kind).lower() in _SCHEMA_TYPES
+    return name == _EXAMPLES or (is_type and "value" not in fields)
 
 
 def is_key_name(name: str) -> bool:
@@ -187,14 +188,16 @@ def _bare(value: str) -> str:
 def secret_forms(value: str) -> Iterator[str]:
     """Yields the value of a header or field that holds a key, and the secret parts of the value.
 
-    A value with characters that JSON escapes, such as a private key's newlines, is also yielded in
-    its escaped forms and line by line.
+    A value with characters that JSON escapes is also yielded in its escaped forms. A private key in
+    PEM form is yielded line by line instead: its lines are the same in all forms.
     """
-    credentials = _bare(value)
     yield value
+    if "-----BEGIN" in value:
+        yield from _PEM_LINE_END.split(value)
+        return
+    credentials = _bare(value)
     yield credentials
     yield from _escaped_forms(value)
-    yield from value.splitlines()
     yield from (part.partition("=")[2] for part in value.split("; "))
     yield from (match["value"] for match in _AUTH_PARAMETER.finditer(value))
     if value.lower().startswith("basic "):

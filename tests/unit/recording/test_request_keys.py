@@ -6,7 +6,7 @@ import pytest
 
 from stillroom.recording.headers import Headers, RequestHead
 from stillroom.recording.request_keys import request_keys
-from stillroom.secrecy.key_fields import keys_in_fields, without_signatures
+from stillroom.secrecy.key_fields import keys_in_fields, secret_forms, without_signatures
 from stillroom.secrecy.redaction import Redactor
 
 KEY = "q7Lm2xWv9Rt4Zb8Kc1Nd6"
@@ -96,6 +96,8 @@ FIELDS = {
         {"extra_body": {"secrets": {"shop": KEY}}},
         {"data_sources": [{"parameters": {"uri": f"mongodb+srv://me:{KEY}@h.test/db"}}]},
         {"litellm_params": {"vertex_credentials": json.dumps({"private_key": KEY})}},
+        {"extra_body": {"secrets": json.dumps({"shop": KEY[:12]})}},
+        {"extra_body": {"api_key": {"type": "string", "value": KEY}}},
     ],
 }  # fmt: skip
 PROPERTIES = {
@@ -127,6 +129,8 @@ KEPT = [
     (sent({"type": "tool_use", "input": {"password": "in-use-77", "url": "https://x.test/?key=of-7"}},
           {"type": "thinking", "signature": "EqQBCgIYAhIM1"}, {"type": "text", "text": SIGNED}),
      f"in-use-77 ?key=of-7 EqQBCgIYAhIM1 {SIGNED}"),
+    (sent({"text": "Rome is large."}) | {"metadata": {"answer_key": "Paris.\nRome is large."}},
+     "Rome large."),
     (sent({"type": "image_url", "image_url": {"url": "https://x.test/a.png?width=7&h=9"}}),
      "https://x.test/a.png?width=7&h=9"),
 ]  # fmt: skip
@@ -144,7 +148,7 @@ def test_a_key_is_found_in_each_field_for_keys_of_an_api(api, is_whole):
     for fields in FIELDS[api]:
         body = json.dumps(fields | {"model": "m"}).encode()
         text = scrubbed(body if is_whole else body[:-2])
-        assert KEY not in text
+        assert KEY[:12] not in text
         assert "[key]" in text
         assert '"model": "' in text
 
@@ -211,3 +215,10 @@ def test_a_request_is_valid_json_without_a_signature_that_has_escaped_characters
     for part in ({"image_url": signed}, {"source": {"url": signed, "type": "url"}}):
         recorded = json.loads(scrubbed(json.dumps(part).encode()))
         assert "'https://x.test/a?sig=[key]&b=2'" in str(recorded)
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\\n"])
+def test_a_private_key_is_found_by_its_lines_alone(line_end):
+    lines = ["-----BEGIN PRIVATE KEY-----", KEY, KEY[::-1], "-----END PRIVATE KEY-----"]
+    private_key = line_end.join(lines)
+    assert [*secret_forms(private_key)] == [private_key, *lines]
