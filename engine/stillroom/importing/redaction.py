@@ -13,6 +13,8 @@ from stillroom.secrecy.redaction import Redactor
 _LOCAL_KEY = "key of this machine"
 _FIELD_KEY = "API key in a field"
 _KEY_MARK = "[key]"
+_ANSWERS = frozenset(("answer", "expected_answer", "label"))
+"""The fields that rewards compare with a conversation, in which equal values stay."""
 _NAMES_REMEMBERED = 1 << 14
 
 
@@ -75,6 +77,8 @@ class Redaction:
 
     def _without_keys(self, value: Any, name: str = "") -> Any:
         """Replaces the API keys in the fields of requests, such as `mcp_servers`."""
+        if name in _ANSWERS:
+            return value
         if holds_keys(name, value):
             clean = redactor_of(tuple(dict.fromkeys(keys_in_fields([(name, value)])))).value(value)
             self._count_marks(_FIELD_KEY, str(value), str(clean))

@@ -53,6 +53,8 @@ _REQUEST_FIELDS = frozenset(
     )
 )
 """The fields of requests, in lower case without `_`, that may have keys in them."""
+_COMMON_FIELDS = frozenset(("connectors", "plugins", "tools"))
+"""Those of `_REQUEST_FIELDS` that other objects may have too."""
 _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|-")
 _KEY_PARAMETERS = frozenset(("code", "sig"))
 """Names of Azure's URL parameters whose values are keys."""
@@ -168,7 +170,14 @@ def holds_keys(name: str, value: Any) -> bool:
     """Returns whether a field of a dataset, such as a row's metadata, holds keys of a request."""
     if isinstance(value, str):
         return _is_credential(name) and _OPAQUE.fullmatch(_bare(value)) is not None
-    return _plain(name) in _REQUEST_FIELDS
+    kind = _plain(name)
+    return kind in _REQUEST_FIELDS and (kind not in _COMMON_FIELDS or _are_sent(value))
+
+
+def _are_sent(entries: Any) -> bool:
+    """Returns whether tools or plugins are those of a request: an entry with a name has a type."""
+    listed = cast("list[Any]", entries) if isinstance(entries, list) else [entries]
+    return not any(isinstance(one, dict) and "name" in one and "type" not in one for one in listed)
 
 
 @lru_cache(maxsize=4096)

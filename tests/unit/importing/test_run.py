@@ -281,6 +281,25 @@ def test_keys_in_the_fields_of_requests_are_taken_out_of_metadata(tmp_path):
     assert rows_of(tmp_path)[0]["metadata"]["api_key"] == key
 
 
+def test_expected_answers_and_tools_that_are_no_request_s_are_kept(tmp_path):
+    value = "1234567890abcdefgh"
+    metadata = {
+        "expected_answer": {"name": "login", "arguments": {"api_key": value}},
+        "tools": [{"name": "piano", "key": "C-minor-scale"}],
+    }
+    messages = [user(f"Log in with {value}"), answer("Done")]
+    imported(tmp_path, [{"messages": messages, "metadata": metadata}])
+    assert metadata.items() <= rows_of(tmp_path)[0]["metadata"].items()
+
+
+def test_the_fields_of_a_tool_without_a_name_are_quoted_briefly(tmp_path):
+    conversation = {"messages": [user("Hi"), answer("Hello")]}
+    refused = conversation | {"tools": [{"field" * 10_000: 1}]}
+    imported(tmp_path, [conversation, refused], prompts=True)
+    written = b"".join(path.read_bytes() for path in tmp_path.glob("out*"))
+    assert 0 < written.count(b"field" * 10) < 10
+
+
 def test_secrets_are_kept_only_when_that_is_said(tmp_path):
     rows = [call([user(f"{KEY} {MAIL}")], answer("ok"))]
     assert set(imported(tmp_path, rows, keep_secrets=True).removed) == {"email address"}

@@ -318,7 +318,7 @@ def _schema(tool: Any) -> Row:
     nested = fields.get("function")
     function = cast("Row", nested) if isinstance(nested, dict) else fields
     if not isinstance(function.get("name"), str):
-        shown = f"an object with {', '.join(fields)}" if fields else describe(tool)
+        shown = f"an object with {', '.join(fields)[:200]}" if fields else describe(tool)
         raise UnreadableRowError("a tool has no name", f"the tool is {shown}")
     schema = {
         key: function[key]
