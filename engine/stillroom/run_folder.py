@@ -109,10 +109,14 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def calls_usd(self) -> float:
-        """The cost of the run's calls in US dollars, including calls that may still be billed."""
+        """The cost of the run's calls in US dollars, including calls that may still be billed.
+
+        A dry run costs nothing: `cost_usd` in its result is an estimate, with a low and a high end.
+        """
         result = self.result or {}
         recorded = [result.get("cost_usd"), self.metrics.get("cost_usd")]
-        return max(cost or 0.0 for cost in recorded) + (result.get("unconfirmed_usd") or 0.0)
+        usd = max((cost for cost in recorded if isinstance(cost, int | float)), default=0.0)
+        return usd + (result.get("unconfirmed_usd") or 0.0)
 
 
 def final_progress(progress: Progress | None, *, is_complete: bool = False) -> Progress | None:

@@ -98,6 +98,16 @@ def test_each_run_gets_at_most_what_the_others_leave(workspace: Workspace) -> No
     assert limit_budget(workspace, None)[0] == pytest.approx(1.2)
 
 
+def test_a_dry_run_costs_nothing(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    do_runs_here(monkeypatch)
+    fields = {"input": "prompts.jsonl", "output": "new.jsonl", "provider": "openai", **CALLED}
+    request = GenerateRollouts.model_validate({**fields, "dry_run": True})
+    dry_run = generate_rollouts(workspace, request)
+    assert dry_run.result is not None
+    assert dry_run.result["cost_usd"]["expected"] > 0
+    assert limited(workspace, **CALLED)[0] == 2
+
+
 def rescored(workspace: Workspace) -> tuple[WorkspaceShare, float]:
     """The share and budget of a scoring run of new.jsonl with a judge that costs money."""
     (workspace.root / "old.jsonl").write_text("{}\n", encoding="utf-8")
