@@ -170,7 +170,9 @@ def _budget(
         limit_usd, notes = limit_budget(workspace, usd, earlier_usd=spent_usd)
         calls.budget.usd = limit_usd or math.inf
         sys.stderr.write("".join(f"{note}\n" for note in notes))
-    write_cost(workspace, msgspec.structs.replace(cost, budget_usd=calls.budget.usd))
+    # A budget below what the calls have cost already allows no more of them.
+    most_usd = max(spent_usd, calls.budget.usd)
+    write_cost(workspace, msgspec.structs.replace(cost, budget_usd=most_usd))
     unpriced = f" ({calls.num_unpriced} calls have no known price)" if calls.num_unpriced else ""
     sys.stderr.write(f"{_spending_text(calls)}{unpriced}\n")
     return calls
