@@ -128,8 +128,9 @@ def test_a_recorder_and_the_runs_share_the_workspaces_budget(tmp_path):
             assert [call(said["recording"]) for _ in range(2)] == [200, 402]
             end(process)
         # It has cost two dollars, also while it runs with a budget below that.
-        with started(tmp_path, *where, "--budget-usd", "1") as (_, process):
+        with started(tmp_path, *where, "--budget-usd", "1") as (said, process):
             assert limit_budget(workspace, None)[0] == pytest.approx(3)
+            assert call(said["recording"]) == 402
             end(process)
         # Another one may spend the other three, whatever it is given.
         assert limit_budget(workspace, None)[0] == pytest.approx(3)

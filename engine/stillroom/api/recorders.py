@@ -6,7 +6,7 @@ Each folder of recorded calls has a document in `.stillroom/recorders`, which ou
 import functools
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
@@ -26,17 +26,25 @@ class RecorderCost(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: str
     spent_usd: float | None = None
-    """The cost of the calls in its journals; None if a recorder is running, or was killed."""
+    """The cost of the other calls; None if a recorder is running, or was killed."""
     budget_usd: float | None = None
     """The most that they may cost when the running recorder has ended; None without a limit."""
     deleted_usd: float = 0.0
-    """The cost of calls whose journals were deleted."""
+    """The cost of calls that are in no journal, such as those whose journals were deleted."""
 
     @property
     def most_usd(self) -> float:
         """The most that the calls may have cost, as far as this document says."""
         spent_usd = self.budget_usd if self.spent_usd is None else self.spent_usd
         return self.deleted_usd + (spent_usd or 0.0)
+
+    def recounted(self, spent_usd: float) -> Self:
+        """Returns the cost when the calls in the folder's journals have cost `spent_usd`.
+
+        If that is less than before, journals were deleted, or calls could not be written.
+        """
+        deleted_usd = self.deleted_usd + max(0.0, (self.spent_usd or 0.0) - spent_usd)
+        return msgspec.structs.replace(self, spent_usd=spent_usd, deleted_usd=deleted_usd)
 
 
 def recorders_usd(workspace: Workspace) -> float:
@@ -57,8 +65,7 @@ def _cost_usd(workspace: Workspace, cost: RecorderCost) -> float:
     try:
         if is_running and cost.budget_usd is not None:
             return cost.most_usd
-        spent_usd = budget_of_calls(workspace, folder).budget.spent.usd
-        counted = msgspec.structs.replace(cost, spent_usd=spent_usd)
+        counted = cost.recounted(budget_of_calls(workspace, folder).budget.spent.usd)
         if not is_running:
             write_cost(workspace, counted)
         return counted.most_usd
@@ -75,9 +82,9 @@ def cost_at_start(workspace: Workspace, folder: Path) -> RecorderCost:
     path = _document(workspace, cost)
     if path.exists():
         cost = read_json(path, RecorderCost)
-    is_deleted = not folder.is_dir() or not journals_in(folder)
-    deleted_usd = cost.most_usd if is_deleted else cost.deleted_usd
-    return RecorderCost(folder=cost.folder, deleted_usd=deleted_usd)
+    if not folder.is_dir() or not journals_in(folder):
+        return RecorderCost(folder=cost.folder, deleted_usd=cost.most_usd)
+    return msgspec.structs.replace(cost, budget_usd=None)
 
 
 def write_cost(workspace: Workspace, cost: RecorderCost) -> None:

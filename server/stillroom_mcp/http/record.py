@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from stillroom.api.recorders import RecorderCost, budget_of_calls, cost_at_start, write_cost
+from stillroom.api.recorders import budget_of_calls, cost_at_start, write_cost
 from stillroom.api.spending import limit_budget, one_start_at_a_time
 from stillroom.errors import InputError
 from stillroom.recording.admission import Admission
@@ -144,25 +144,35 @@ def _recording(
             stack.callback(journal.close)
             write_cost(workspace, cost)
             budget = None
-            if usd is not None or workspace_budget_usd(workspace) is not None:
-                budget = _budget(workspace, folder, cost, usd, is_local=is_local)
+            is_limited = usd is not None or workspace_budget_usd(workspace) is not None
+            if is_limited or cost.spent_usd is not None:
+                is_free = usd is None and is_local
+                calls = budget_of_calls(workspace, folder, unlisted=FREE if is_free else None)
+                cost = cost.recounted(calls.budget.spent.usd)
+                write_cost(workspace, cost)
+                if is_limited:
+                    _limit(workspace, calls, usd, is_free=is_free)
+                    budget = calls
+            # A budget below what the calls have cost already allows no more of them.
+            most_usd = budget and max(budget.budget.spent.usd, budget.budget.usd)
+            active = msgspec.structs.replace(cost, spent_usd=None, budget_usd=most_usd)
+            write_cost(workspace, active)
         try:
             yield journal, budget
         finally:
             # Before the journal is closed, which allows another recorder to start.
             if budget is not None:
-                spent_usd = budget.budget.spent.usd
-                write_cost(workspace, msgspec.structs.replace(cost, spent_usd=spent_usd))
+                # A call that is not settled may still be billed.
+                spent = budget.budget.spent + budget.budget.reserved
+                write_cost(workspace, msgspec.structs.replace(cost, spent_usd=spent.usd))
 
 
-def _budget(
-    workspace: Workspace, folder: Path, cost: RecorderCost, usd: float | None, *, is_local: bool
-) -> CallBudget:
-    """Returns the budget of a folder, with the cost of its calls so far, and records it."""
-    is_free = usd is None and is_local
-    calls = budget_of_calls(workspace, folder, unlisted=FREE if is_free else None)
+def _limit(workspace: Workspace, calls: CallBudget, usd: float | None, *, is_free: bool) -> None:
+    """Sets the limit of a folder's budget, which counts the calls so far.
+
+    is_free: whether only free calls are forwarded.
+    """
     spent_usd = calls.budget.spent.usd
-    write_cost(workspace, msgspec.structs.replace(cost, spent_usd=spent_usd))
     if is_free:
         # Nothing is reserved for servers of this machine, so only free calls are forwarded.
         calls.budget.usd = spent_usd
@@ -170,12 +180,8 @@ def _budget(
         limit_usd, notes = limit_budget(workspace, usd, earlier_usd=spent_usd)
         calls.budget.usd = limit_usd or math.inf
         sys.stderr.write("".join(f"{note}\n" for note in notes))
-    # A budget below what the calls have cost already allows no more of them.
-    most_usd = max(spent_usd, calls.budget.usd)
-    write_cost(workspace, msgspec.structs.replace(cost, budget_usd=most_usd))
     unpriced = f" ({calls.num_unpriced} calls have no known price)" if calls.num_unpriced else ""
     sys.stderr.write(f"{_spending_text(calls)}{unpriced}\n")
-    return calls
 
 
 def _spending_text(budget: CallBudget) -> str:
