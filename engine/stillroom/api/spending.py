@@ -3,13 +3,14 @@
 The budget is set in prices.yml, as `workspace: {budget_usd: 20}`, and applies to all runs and
 recorders together: a run that may cost money gets at most what the others leave of it. Several runs
 may write the same output one after another, and their `budget_usd` covers all of them. So the costs
-of such runs are added up by output, and what the output's journal records counts if it is more.
+of such runs are added up by output in their order. Where the journal records more, that counts.
 """
 
 from collections import defaultdict
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Generic, TypeVar
 from urllib.parse import urlsplit
@@ -18,7 +19,7 @@ import msgspec
 from pydantic import BaseModel
 
 from stillroom.api.recorders import recorders_usd
-from stillroom.errors import DataError, InputError, RunError
+from stillroom.errors import DataError, EngineError, InputError, RunError
 from stillroom.evaluate.request import EvaluateModel, plan_evaluation
 from stillroom.files import FileLock
 from stillroom.jobs import supervise
@@ -115,7 +116,7 @@ def within_workspace_budget(
     for model, _ in plan.models_called:
         model.price(workspace, is_needed=True)
     kind = RunKind.SCORE if isinstance(request, ScoreRollouts) else RunKind.ROLLOUTS
-    spending = _spending(workspace, _output(workspace, kind, getattr(request, "output", None)))
+    spending = _spending(workspace, output_of(workspace, kind, getattr(request, "output", None)))
     budget_usd, notes = _limit(limit_usd, request.budget_usd, spending)
     share = WorkspaceShare(
         earlier_usd=spending.earlier_usd, lowered_by_usd=limit_usd if notes else None
@@ -155,7 +156,7 @@ def has_budget_risen(workspace: Workspace, run: RunFolder) -> bool:
     return limit_usd > recorded.share.lowered_by_usd and limit_usd > _spending(workspace).usd
 
 
-_Output = tuple[RunKind, Path]
+Output = tuple[RunKind, Path]
 """An output that several runs of a kind may write one after another."""
 
 
@@ -199,30 +200,27 @@ class _OutputCost:
     """The cost of the runs that wrote an output, or of one run that wrote none."""
 
     usd: float = 0.0
-    """The sum of the runs' costs."""
-    least_usd: float = 0.0
-    """The most that a run and the runs before it have cost, by what that run found on record."""
     is_cut_off: bool = False
     """Whether a part of the cost may be on record in the output's journal only."""
 
 
-def _spending(workspace: Workspace, output: _Output | None = None) -> _Spending:
+def _spending(workspace: Workspace, output: Output | None = None) -> _Spending:
     """Returns what runs and recorders have cost; `output` is the output of the new run."""
-    costs: dict[_Output | str, _OutputCost] = defaultdict(_OutputCost)
-    for folder in sorted(all_runs(workspace), key=_started_at):
+    costs: dict[Output | str, _OutputCost] = defaultdict(_OutputCost)
+    for folder in sorted(all_runs(workspace), key=_created_at):
         recorded = folder.try_read_request()
         key = None
         if recorded is not None:
-            key = _output(workspace, recorded.kind, recorded.request.get("output"))
+            key = output_of(workspace, recorded.kind, recorded.request.get("output"))
         _add_run(costs[key or folder.run_id], folder, recorded)
     earlier_usd = 0.0
     if output is not None:
-        cost, earlier_usd = costs[output], _journal_usd(output, with_lost=False)
-        cost.least_usd, cost.is_cut_off = max(cost.least_usd, earlier_usd), False
+        cost, earlier_usd = costs[output], journal_usd(output, with_lost=False)
+        cost.usd, cost.is_cut_off = max(cost.usd, earlier_usd), False
     for key, cost in costs.items():
         if cost.is_cut_off and not isinstance(key, str):
-            cost.least_usd = max(cost.least_usd, _journal_usd(key, with_lost=True))
-    usd = sum(max(cost.usd, cost.least_usd) for cost in costs.values())
+            cost.usd = max(cost.usd, journal_usd(key, with_lost=True))
+    usd = sum(cost.usd for cost in costs.values())
     return _Spending(usd + recorders_usd(workspace), earlier_usd)
 
 
@@ -235,29 +233,37 @@ def _add_run(cost: _OutputCost, folder: RunFolder, recorded: RunRequest | None) 
         # The cost of a run with a damaged run.json is unknown, so its whole budget counts.
         reported = (values.get("cost_usd") or 0.0 for _, values in folder.read_metrics())
         usd, is_cut_off = max([_reserved_usd(folder, recorded), *reported]), True
-    cost.usd += usd
-    if recorded is not None:
-        cost.least_usd = max(cost.least_usd, recorded.earlier_usd + usd)
-        cost.is_cut_off = is_cut_off or (cost.is_cut_off and recorded.share is None)
+    share = recorded.share if recorded is not None else None
+    # Earlier runs may have cost more than they had reported, which this run found on record.
+    cost.usd = max(cost.usd, share.earlier_usd if share is not None else 0.0) + usd
+    cost.is_cut_off = is_cut_off or (cost.is_cut_off and share is None)
 
 
-def _started_at(folder: RunFolder) -> float:
+def _created_at(folder: RunFolder) -> float:
+    with suppress(DataError, OSError, ValueError):
+        return datetime.fromisoformat(folder.read().created_at).timestamp()
     with suppress(OSError):
         return folder.request_file.stat().st_mtime
     return 0.0
 
 
-def _output(workspace: Workspace, kind: RunKind, name: object) -> _Output | None:
+def output_of(workspace: Workspace, kind: RunKind, name: object) -> Output | None:
     """Returns the output of a run whose calls are journaled next to it; None if it has none."""
     if kind not in (RunKind.ROLLOUTS, RunKind.SCORE) or not isinstance(name, str):
         return None
-    return kind, workspace.path(name).resolve()
+    # The path of an old run may have become unusable, such as a link to itself.
+    with suppress(InputError, OSError, RuntimeError):
+        return kind, workspace.path(name).resolve()
+    return kind, workspace.root / name
 
 
-def _journal_usd(output: _Output, *, with_lost: bool) -> float:
-    """Returns the cost that an output's journal records; 0 if its files are damaged."""
+def journal_usd(output: Output, *, with_lost: bool) -> float:
+    """Returns the cost that an output's journal records; 0 if its files are damaged.
+
+    with_lost: see `recorded_cost`.
+    """
     kind, path = output
-    with suppress(DataError, OSError):
+    with suppress(EngineError, OSError):
         if kind is RunKind.SCORE:
             return recorded_usd(scores_path(path))
         return recorded_cost(path, with_lost=with_lost).usd

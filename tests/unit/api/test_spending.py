@@ -1,6 +1,7 @@
 """The budget of a workspace, which all of its runs share."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from threading import Thread
@@ -55,7 +56,8 @@ def spent(
     share: WorkspaceShare | None = None,
     **fields: Any,
 ) -> Path:
-    run = write_run(workspace.runs, run_id, **fields)
+    minute = len(list(workspace.runs.glob("*")))
+    run = write_run(workspace.runs, run_id, minute=minute, **fields)
     kind = run_id.split("-", maxsplit=1)[0]
     document = {"kind": kind, "workspace": "/w", "request": asked, "share": share}
     write_json(run / "request.json", document)
@@ -156,6 +158,31 @@ def test_a_rerun_counts_what_its_output_has_cost_once(workspace: Workspace) -> N
     owner.release()
     spent(workspace, "rollouts-b", asked=asked, share=share, result={"cost_usd": 0.7})
     assert limited(workspace, **CALLED, output="other.jsonl")[0] == pytest.approx(0.8)
+
+
+def test_an_overwritten_output_counts_with_what_it_had_cost(workspace: Workspace) -> None:
+    asked, other = {"output": "new.jsonl"}, {**CALLED, "output": "other.jsonl"}
+    # Of the half dollar on record, the first run had not reported a part.
+    spent(workspace, "score-c", asked=asked, status="failed", metrics={"cost_usd": 0.4})
+    share = WorkspaceShare(earlier_usd=0.5)
+    spent(workspace, "score-b", asked=asked, share=share, result={"cost_usd": 0.2})
+    # This one found a new journal.
+    spent(workspace, "score-a", asked=asked, share=WorkspaceShare(), result={"cost_usd": 0.2})
+    assert limited(workspace, **other)[0] == pytest.approx(2 - 0.9)
+    # A copy of the workspace has other times.
+    os.utime(workspace.runs / "score-c/request.json")
+    assert limited(workspace, **other)[0] == pytest.approx(2 - 0.9)
+
+
+@pytest.mark.parametrize("name", ["loop/new.jsonl", "x" * 300, "~nobody-here/new.jsonl"])
+def test_an_output_that_can_no_longer_be_used_stops_no_other_run(
+    workspace: Workspace, name: str
+) -> None:
+    (workspace.root / "loop").symlink_to("loop")
+    cut_off = {"status": "failed", "metrics": {"cost_usd": 0.4}}
+    spent(workspace, "rollouts-a", asked={"output": name}, **cut_off)
+    spent(workspace, "score-b", asked={"output": name}, **cut_off)
+    assert limited(workspace, **CALLED)[0] == pytest.approx(1.2)
 
 
 def test_a_scoring_run_counts_what_its_output_has_cost_once(workspace: Workspace) -> None:
