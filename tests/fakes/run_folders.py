@@ -11,6 +11,10 @@ from stillroom.evaluate.files import Evaluation, EvaluationResult
 from stillroom.evaluate.intervals import Estimate
 from stillroom.evaluate.scores import accuracy_of, score_tasks
 from stillroom.files import write_json
+from stillroom.rollout.journal.journal import RolloutStore
+from stillroom.run_folder import WorkspaceShare
+from stillroom.settings import Workspace
+from stillroom.teachers.budget import Cost
 from stillroom.types import (
     SamplingSettings,
     StopReason,
@@ -39,6 +43,30 @@ def write_run(
     }
     write_json(runs / run_id / "run.json", state)
     return runs / run_id
+
+
+def spent_run(
+    workspace: Workspace,
+    run_id: str,
+    *,
+    asked: dict[str, Any],
+    share: WorkspaceShare | None = None,
+    **fields: Any,
+) -> Path:
+    """Writes run.json and request.json of a run that is newer than those before it."""
+    minute = len(list(workspace.runs.glob("*")))
+    run = write_run(workspace.runs, run_id, minute=minute, **fields)
+    kind = run_id.split("-", maxsplit=1)[0]
+    document = {"kind": kind, "workspace": "/w", "request": asked, "share": share}
+    write_json(run / "request.json", document)
+    return run
+
+
+def record_cost(output: Path, usd: float) -> None:
+    """Leaves an output as rollouts that have cost this much leave it if they are interrupted."""
+    store = RolloutStore(output, {})
+    store.record_unconfirmed(Cost(usd=usd))
+    store.close(is_complete=False)
 
 
 def write_training(

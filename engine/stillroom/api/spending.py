@@ -251,10 +251,18 @@ def output_of(workspace: Workspace, kind: RunKind, name: object) -> Output | Non
     """Returns the output of a run whose calls are journaled next to it; None if it has none."""
     if kind not in (RunKind.ROLLOUTS, RunKind.SCORE) or not isinstance(name, str):
         return None
-    # The path of an old run may have become unusable, such as a link to itself.
-    with suppress(InputError, OSError, RuntimeError):
-        return kind, workspace.path(name).resolve()
-    return kind, workspace.root / name
+    path = recorded_path(workspace, name)
+    with suppress(OSError, RuntimeError):
+        path = path.resolve()
+    return kind, path
+
+
+def recorded_path(workspace: Workspace, name: str) -> Path:
+    """Returns the path of a file of a recorded run, even if it can no longer be used."""
+    # It may have become a link to itself since, for example.
+    with suppress(InputError):
+        return workspace.path(name)
+    return workspace.root / name
 
 
 def journal_usd(output: Output, *, with_lost: bool) -> float:

@@ -36,7 +36,7 @@ from fakes.rollout_rows import (
     user,
     write_rows,
 )
-from fakes.run_folders import evaluation_result, write_run
+from fakes.run_folders import evaluation_result, record_cost, spent_run, write_run
 from fakes.runs_here import do_runs_here
 from stillroom.api import run_recipe
 from stillroom.api.recipe import baselines, measuring
@@ -47,7 +47,7 @@ from stillroom.api.recipe.measuring import (
     note_never_right,
 )
 from stillroom.api.recipe.run import make_student
-from stillroom.api.recipe.session import RecipeSession
+from stillroom.api.recipe.session import RecipeSession, ask_teacher
 from stillroom.api.recipe.stages import RecipeLimits, Stages
 from stillroom.curate.convert import ConvertRollouts
 from stillroom.errors import DataError, InputError, ModelError, RunError
@@ -61,6 +61,8 @@ from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import Measured, RecipeResult, RunRecipe
 from stillroom.recipe.selection import UNSETTLED
 from stillroom.recipe.training import Pace
+from stillroom.rollout.journal.journal import journal_path
+from stillroom.rollout.journal.records import OutstandingRecord
 from stillroom.rollout.request import NO_FILE
 from stillroom.run_folder import create_run, find_run
 from stillroom.settings import Workspace
@@ -303,6 +305,57 @@ def test_a_stage_that_the_workspaces_budget_cut_off_goes_on_once_that_is_raised(
     assert teacher.num_calls > num_calls + 10
     assert teacher.num_calls * 0.002 <= 0.12
     assert set(teacher.asked.values()) == {1}
+
+
+def test_the_rerun_of_a_killed_stage_keeps_to_the_recipes_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace, folder = Workspace(tmp_path), tmp_path / "recipe"
+    output = folder / "ask.rollouts.jsonl"
+    record_cost(output, 14)
+    lost = OutstandingRecord(calls=2, tokens=9, usd=1, begins=True)
+    with journal_path(output).open("ab") as stream:
+        stream.write(msgspec.json.encode(lost) + b"\n")
+    # Of these fifteen dollars, the killed run had reported three.
+    name = workspace.shown(output)
+    spent_run(
+        workspace,
+        "rollouts-a",
+        asked={"output": name},
+        status="interrupted",
+        metrics={"cost_usd": 3.0},
+    )
+    (tmp_path / "loop").symlink_to("loop")
+    spent_run(workspace, "rollouts-b", asked={"output": "loop"}, result={"cost_usd": 8.0})
+    requests = list[Any]()
+
+    def run_stage(_title: str, _name: str, request: Any) -> Any:
+        requests.append(request)
+        spent_run(
+            workspace,
+            "rollouts-c",
+            asked={"output": name},
+            result={"cost_usd": 3.0, "unconfirmed_usd": 1.0},
+        )
+        record_cost(output, 3)
+        stages._record_end("ask", find_run(workspace, "rollouts-c"))
+        return SimpleNamespace(result={})
+
+    limits = RecipeLimits(folder, None, since="")
+    stages = Stages(workspace, KeptReporter(), ["ask"], limits)
+    monkeypatch.setattr(stages, "run", run_stage)
+    plan: Any = SimpleNamespace(
+        request=SimpleNamespace(budget_usd=20.0, seed=0),
+        teacher=SimpleNamespace(tools=""),
+        teacher_options={"model": "t"},
+    )
+    prompts = folder / "ask.prompts.jsonl"
+    files: Any = SimpleNamespace(prompts_to_ask=lambda _stem, _prompts: [prompts])
+    session = RecipeSession(workspace, plan, stages, files)
+    assert session.remaining_usd == pytest.approx(5)
+    ask_teacher(session, "ask", "ask", [], budget_share=0.9)
+    assert requests[0].budget_usd == pytest.approx(15 + 0.9 * 5)
+    assert session.remaining_usd == pytest.approx(2)
 
 
 def test_what_is_missing_in_the_runs_of_a_stage_is_said_once(tmp_path: Path) -> None:

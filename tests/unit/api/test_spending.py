@@ -13,17 +13,16 @@ import pytest
 from fakes.colours import ColourTeacher, things
 from fakes.machines import add_remote_run
 from fakes.rollout_rows import write_rows
-from fakes.run_folders import write_run
+from fakes.run_folders import record_cost, spent_run
 from fakes.runs_here import do_runs_here
 from stillroom.api.placement import pack_job
 from stillroom.api.spending import limit_budget, within_workspace_budget
 from stillroom.api.start_runs import generate_rollouts
 from stillroom.errors import DocumentError, InputError
-from stillroom.files import write_json
 from stillroom.jobs import supervise
 from stillroom.remote.bundle.needs import Needs
 from stillroom.remote.machines import find_machine
-from stillroom.rollout.journal.journal import RolloutStore, journal_path
+from stillroom.rollout.journal.journal import journal_path
 from stillroom.rollout.journal.records import OutstandingRecord
 from stillroom.rollout.plan import plan_generation
 from stillroom.rollout.request import GenerateRollouts
@@ -31,7 +30,6 @@ from stillroom.rollout.rescore.request import ScoreRollouts, plan_scoring
 from stillroom.rollout.rescore.rows import ScoreJournal, scores_path
 from stillroom.run_folder import RemoteView, RunFolder, RunState, WorkspaceShare, create_run
 from stillroom.settings import Workspace
-from stillroom.teachers.budget import Cost
 from stillroom.types import RunKind
 
 PRICES = """big: {input: 3, output: 15}
@@ -46,22 +44,6 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     (tmp_path / "prices.yml").write_text(PRICES, encoding="utf-8")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "How much?"}\n', encoding="utf-8")
     return Workspace(tmp_path)
-
-
-def spent(
-    workspace: Workspace,
-    run_id: str,
-    *,
-    asked: dict[str, Any],
-    share: WorkspaceShare | None = None,
-    **fields: Any,
-) -> Path:
-    minute = len(list(workspace.runs.glob("*")))
-    run = write_run(workspace.runs, run_id, minute=minute, **fields)
-    kind = run_id.split("-", maxsplit=1)[0]
-    document = {"kind": kind, "workspace": "/w", "request": asked, "share": share}
-    write_json(run / "request.json", document)
-    return run
 
 
 def limited(workspace: Workspace, **changes: Any) -> tuple[float | None, str]:
@@ -82,12 +64,12 @@ def test_each_run_gets_at_most_what_the_others_leave(workspace: Workspace) -> No
     assert "$0 of the $2 that the workspace's runs may cost together" in note
 
     ended = {"cost_usd": 0.4, "unconfirmed_usd": 0.1}
-    spent(workspace, "rollouts-a", asked={"output": "new.jsonl"}, result=ended)
-    active = spent(workspace, "evaluate-b", asked={"budget_usd": 0.3}, status="running")
+    spent_run(workspace, "rollouts-a", asked={"output": "new.jsonl"}, result=ended)
+    active = spent_run(workspace, "evaluate-b", asked={"budget_usd": 0.3}, status="running")
     owner = RunFolder(active).owner_lock()
     assert owner.try_acquire()
     # Its stages are the runs above.
-    spent(workspace, "recipe-c", asked={"budget_usd": 2}, status="running")
+    spent_run(workspace, "recipe-c", asked={"budget_usd": 2}, status="running")
 
     assert limited(workspace, **CALLED, output="other.jsonl")[0] == pytest.approx(1.2)
     assert limited(workspace, **CALLED, budget_usd=1) == (1, "")
@@ -126,17 +108,10 @@ def rescored(workspace: Workspace) -> tuple[WorkspaceShare, float]:
     return limited.share, limited.request.budget_usd
 
 
-def record_cost(output: Path, usd: float) -> None:
-    """Leaves an output as rollouts that have cost this much leave it if they are interrupted."""
-    store = RolloutStore(output, {})
-    store.record_unconfirmed(Cost(usd=usd))
-    store.close(is_complete=False)
-
-
 def test_a_rerun_counts_what_its_output_has_cost_once(workspace: Workspace) -> None:
     # A killed run may have spent more than it had reported.
     record_cost(workspace.root / "new.jsonl", 0.5)
-    spent(
+    spent_run(
         workspace, "rollouts-a", asked={"output": "new.jsonl"}, status="failed",
         metrics={"cost_usd": 0.4},
     )  # fmt: skip
@@ -149,25 +124,25 @@ def test_a_rerun_counts_what_its_output_has_cost_once(workspace: Workspace) -> N
     # While it is active, it may add what its budget leaves.
     share = WorkspaceShare(earlier_usd=0.5)
     asked = {"output": str(workspace.root / "new.jsonl"), "budget_usd": 1.9}
-    again = spent(workspace, "rollouts-b", asked=asked, share=share, status="running")
+    again = spent_run(workspace, "rollouts-b", asked=asked, share=share, status="running")
     owner = RunFolder(again).owner_lock()
     assert owner.try_acquire()
     assert limited(workspace, **CALLED, output="other.jsonl")[0] == pytest.approx(0.1)
 
     # Once it has ended, it has cost what it added.
     owner.release()
-    spent(workspace, "rollouts-b", asked=asked, share=share, result={"cost_usd": 0.7})
+    spent_run(workspace, "rollouts-b", asked=asked, share=share, result={"cost_usd": 0.7})
     assert limited(workspace, **CALLED, output="other.jsonl")[0] == pytest.approx(0.8)
 
 
 def test_an_overwritten_output_counts_with_what_it_had_cost(workspace: Workspace) -> None:
     asked, other = {"output": "new.jsonl"}, {**CALLED, "output": "other.jsonl"}
     # Of the half dollar on record, the first run had not reported a part.
-    spent(workspace, "score-c", asked=asked, status="failed", metrics={"cost_usd": 0.4})
+    spent_run(workspace, "score-c", asked=asked, status="failed", metrics={"cost_usd": 0.4})
     share = WorkspaceShare(earlier_usd=0.5)
-    spent(workspace, "score-b", asked=asked, share=share, result={"cost_usd": 0.2})
+    spent_run(workspace, "score-b", asked=asked, share=share, result={"cost_usd": 0.2})
     # This one found a new journal.
-    spent(workspace, "score-a", asked=asked, share=WorkspaceShare(), result={"cost_usd": 0.2})
+    spent_run(workspace, "score-a", asked=asked, share=WorkspaceShare(), result={"cost_usd": 0.2})
     assert limited(workspace, **other)[0] == pytest.approx(2 - 0.9)
     # A copy of the workspace has other times.
     os.utime(workspace.runs / "score-c/request.json")
@@ -180,8 +155,8 @@ def test_an_output_that_can_no_longer_be_used_stops_no_other_run(
 ) -> None:
     (workspace.root / "loop").symlink_to("loop")
     cut_off = {"status": "failed", "metrics": {"cost_usd": 0.4}}
-    spent(workspace, "rollouts-a", asked={"output": name}, **cut_off)
-    spent(workspace, "score-b", asked={"output": name}, **cut_off)
+    spent_run(workspace, "rollouts-a", asked={"output": name}, **cut_off)
+    spent_run(workspace, "score-b", asked={"output": name}, **cut_off)
     assert limited(workspace, **CALLED)[0] == pytest.approx(1.2)
 
 
@@ -189,7 +164,7 @@ def test_a_scoring_run_counts_what_its_output_has_cost_once(workspace: Workspace
     with ScoreJournal(scores_path(workspace.root / "new.jsonl"), "settings") as journal:
         journal.record_unused_cost(0.5)
     asked = {"output": "new.jsonl"}
-    spent(workspace, "score-a", asked=asked, status="failed", metrics={"cost_usd": 0.4})
+    spent_run(workspace, "score-a", asked=asked, status="failed", metrics={"cost_usd": 0.4})
 
     share, budget_usd = rescored(workspace)
     assert (share.earlier_usd, budget_usd) == (0.5, pytest.approx(2))
@@ -202,13 +177,13 @@ def test_what_a_deleted_or_damaged_run_has_spent_on_an_output_still_counts(
 ) -> None:
     record_cost(workspace.root / "new.jsonl", 0.5)
     asked, other = {"output": "new.jsonl", "budget_usd": 0.8}, {**CALLED, "output": "other.jsonl"}
-    first = spent(workspace, "rollouts-a", asked=asked, result={"cost_usd": 0.5})
+    first = spent_run(workspace, "rollouts-a", asked=asked, result={"cost_usd": 0.5})
 
     # The budget of the damaged run, of which half a dollar is on record.
     (first / "run.json").write_text("{", encoding="utf-8")
     assert limited(workspace, **CALLED)[0] == pytest.approx(0.5 + 1.2)
     # What it had reported, if it had no budget.
-    spent(workspace, "evaluate-b", asked={}, status="running")
+    spent_run(workspace, "evaluate-b", asked={}, status="running")
     (workspace.runs / "evaluate-b/run.json").write_text("{", encoding="utf-8")
     event = {"event": "metrics", "step": 1, "values": {"cost_usd": 0.2}}
     (workspace.runs / "evaluate-b/events.jsonl").write_text(json.dumps(event), encoding="utf-8")
@@ -220,7 +195,7 @@ def test_what_a_deleted_or_damaged_run_has_spent_on_an_output_still_counts(
     assert budget_usd == pytest.approx(2)
     # After the rerun, its request tells what the deleted run had cost.
     share = WorkspaceShare(earlier_usd=0.5)
-    spent(workspace, "rollouts-b", asked=asked, share=share, result={"cost_usd": 0.3})
+    spent_run(workspace, "rollouts-b", asked=asked, share=share, result={"cost_usd": 0.3})
     (workspace.root / "new.jsonl").unlink(missing_ok=True)
     shutil.rmtree(workspace.root / ".new.jsonl")
     assert limited(workspace, **other)[0] == pytest.approx(1.2)
@@ -234,14 +209,14 @@ def test_calls_in_flight_when_a_run_was_killed_count_once(workspace: Workspace) 
     with journal_path(output).open("ab") as stream:
         stream.write(msgspec.json.encode(lost) + b"\n")
     other = {**CALLED, "output": "other.jsonl"}
-    spent(workspace, "rollouts-a", asked={"output": "new.jsonl"}, status="interrupted")
+    spent_run(workspace, "rollouts-a", asked={"output": "new.jsonl"}, status="interrupted")
     assert limited(workspace, **other)[0] == pytest.approx(1.2)
 
     # The run that resumes it counts them as its own.
     assert limited(workspace, **CALLED)[0] == pytest.approx(2)
     result = {"cost_usd": 0.1, "unconfirmed_usd": 0.3}
     share = WorkspaceShare(earlier_usd=0.5)
-    spent(workspace, "rollouts-b", asked={"output": "new.jsonl"}, share=share, result=result)
+    spent_run(workspace, "rollouts-b", asked={"output": "new.jsonl"}, share=share, result=result)
     assert limited(workspace, **other)[0] == pytest.approx(1.1)
 
 
@@ -312,7 +287,7 @@ def test_two_starts_in_one_moment_share_what_is_left(
 
 
 def test_nothing_that_may_cost_money_starts_once_it_is_spent(workspace: Workspace) -> None:
-    spent(workspace, "rollouts-a", asked={"output": "new.jsonl"}, metrics={"cost_usd": 2.0})
+    spent_run(workspace, "rollouts-a", asked={"output": "new.jsonl"}, metrics={"cost_usd": 2.0})
     with pytest.raises(InputError, match=r"have used or reserved \$2.00 of the \$2"):
         limited(workspace, **CALLED)
     for free in (

@@ -115,7 +115,7 @@ class RecipeSession:
     def share_of_budget(self, share: float, *, earlier_usd: float = 0.0) -> dict[str, float]:
         """Returns the option that limits a stage to a share of the dollars that are left.
 
-        earlier_usd: what the stage's output has cost already, which the option covers too.
+        earlier_usd: what the stage's output may have cost already, which the option covers too.
         """
         left = self.remaining_usd
         return {} if left is None else {"budget_usd": earlier_usd + max(1e-6, share * left)}
@@ -219,7 +219,7 @@ def ask_teacher(
             "input": shown(file),
             "output": shown(output),
             **session.share_of_budget(
-                budget_share, earlier_usd=recorded_cost(output, with_lost=False).usd
+                budget_share, earlier_usd=recorded_cost(output, with_lost=True).usd
             ),
             **session.share_of_time(_ASKING_SHARE),
         }

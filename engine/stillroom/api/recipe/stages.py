@@ -6,6 +6,7 @@ is interrupted or its data change.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,13 @@ from pydantic import BaseModel
 from stillroom.api.curation import carry_out
 from stillroom.api.operations import operation_named
 from stillroom.api.runs import GetRun, RunReport, get_run
-from stillroom.api.spending import has_budget_risen
+from stillroom.api.spending import (
+    Output,
+    has_budget_risen,
+    journal_usd,
+    output_of,
+    recorded_path,
+)
 from stillroom.errors import DataError, RunCancelledError, RunError
 from stillroom.jobs import supervise
 from stillroom.jobs.failures import resume_hint
@@ -25,7 +32,7 @@ from stillroom.jobs.operations import Operation
 from stillroom.lineage import matches_record, read_manifest
 from stillroom.recipe.request import StageRun
 from stillroom.reporting import Reporter
-from stillroom.run_folder import RunFolder, RunRequest, all_runs, find_run
+from stillroom.run_folder import RunFolder, RunRequest, RunState, all_runs, find_run
 from stillroom.settings import Workspace
 from stillroom.train.config.request import StartTraining
 from stillroom.types import RunKind, RunStatus
@@ -60,26 +67,31 @@ class Stages:
         self._limits, self._started = limits, time.monotonic()
         self.unreadable: list[str] = []
         """The earlier runs whose run.json is damaged; all of their budgets count as spent."""
-        self._usd: dict[str, float] = {}
-        """What each run on files of the recipe's folder has cost, by its id."""
+        self._usd: dict[Output | None, dict[str, float]] = defaultdict(dict)
+        """What each run on files of the recipe's folder has reported, by its output and id."""
+        self._recorded_usd: dict[Output, float] = {}
+        """What the journals of outputs record of which a run has ended without its result."""
         self._earlier_s = 0.0
         for folder in all_runs(workspace):
             recorded = folder.try_read_request()
             if recorded is None or not self._belongs_to_recipe(recorded):
                 continue
             try:
-                state = folder.read()
+                state = supervise.read_run(folder)
             except (DataError, OSError):
                 self.unreadable.append(folder.run_id)
-                self._usd[folder.run_id] = recorded.request.get("budget_usd") or 0.0
+                self._usd[None][folder.run_id] = recorded.request.get("budget_usd") or 0.0
                 continue
-            self._usd[folder.run_id] = state.calls_usd
+            self._add_cost(recorded, state)
             self._earlier_s += state.seconds or 0.0
 
     @property
     def spent_usd(self) -> float:
         """What all calls of the recipe have cost, in US dollars, with what may still be billed."""
-        return sum(self._usd.values())
+        return sum(
+            max(sum(runs.values()), self._recorded_usd.get(output, 0.0) if output else 0.0)
+            for output, runs in self._usd.items()
+        )
 
     @property
     def elapsed_s(self) -> float:
@@ -97,8 +109,18 @@ class Stages:
         if recorded.kind is RunKind.RECIPE:
             return False
         names = (recorded.request.get(field) for field in ("output", "data", "config"))
-        paths = (self._workspace.path(name) for name in names if isinstance(name, str))
+        paths = (recorded_path(self._workspace, name) for name in names if isinstance(name, str))
         return any(path.is_relative_to(self._limits.folder) for path in paths)
+
+    def _add_cost(self, recorded: RunRequest | None, state: RunState) -> None:
+        """Adds what a run has cost; one that was killed may have spent more than it reported."""
+        output = None
+        if recorded is not None:
+            output = output_of(self._workspace, recorded.kind, recorded.request.get("output"))
+        self._usd[output][state.run_id] = state.calls_usd
+        is_cut_off = state.status.is_final and state.result is None
+        if output is not None and (is_cut_off or output in self._recorded_usd):
+            self._recorded_usd[output] = journal_usd(output, with_lost=True)
 
     def run(
         self, title: str, name: str, request: BaseModel, *, limit_s: float | None = None
@@ -241,7 +263,7 @@ class Stages:
         """Records an ended run in `done`, and its cost."""
         state = folder.read()
         usd, seconds = state.calls_usd, round(state.seconds or 0.0, 1)
-        self._usd[folder.run_id] = usd
+        self._add_cost(folder.try_read_request(), state)
         # A later stage may take over an earlier one's run.
         if folder.run_id not in {stage.run_id for stage in self.done}:
             self.done.append(StageRun(stage=title, run_id=folder.run_id, seconds=seconds, usd=usd))
