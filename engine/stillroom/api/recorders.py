@@ -6,18 +6,17 @@ Each folder of recorded calls has a document in `.stillroom/recorders`, which ou
 import functools
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import msgspec
 
 from stillroom.files import FileLock, content_hash, read_json, write_json
 from stillroom.importing.formats.api_logs.recorded import recorded_calls, usage_of_call
 from stillroom.recording.journal import LOCK_NAME, journals_in
+from stillroom.recording.spending import CallBudget
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import Price, price_for
 
-if TYPE_CHECKING:
-    from stillroom.recording.spending import CallBudget
 _DOCUMENTS = ".stillroom/recorders"
 
 
@@ -98,18 +97,18 @@ def _document(workspace: Workspace, cost: RecorderCost) -> Path:
 
 def budget_of_calls(
     workspace: Workspace, folder: Path, *, unlisted: Price | None = None
-) -> "CallBudget":
+) -> CallBudget:
     """Returns a budget without a limit, which counts the calls recorded in a folder so far.
 
     unlisted: the price of a model that no list has; None if its calls have no known cost.
     """
-    # Imported here, since it loads aiohttp, which the server does without.
-    from stillroom.recording.spending import CallBudget
 
-    prices = functools.partial(price_for, workspace)
-    budget = CallBudget(
-        math.inf, price_of=lambda model: prices(model) or unlisted, usage_of=usage_of_call
-    )
+    def price_of(model: str) -> Price | None:
+        return price_for(workspace, model) or unlisted
+
+    budget = CallBudget(math.inf, price_of=functools.cache(price_of), usage_of=usage_of_call)
     for call in recorded_calls(journals_in(folder) if folder.is_dir() else ()):
         budget.add_cost_of(call)
+    # A price that is missing may be added while the recorder is running.
+    budget.price_of = price_of
     return budget

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from stillroom.recording.admission import RefusedError
 from stillroom.recording.records import RecordedCall, decode_call
 from stillroom.teachers.budget import NO_COST, Budget, BudgetSpentError, Cost
 from stillroom.teachers.pricing import Price
@@ -44,7 +43,7 @@ class CallBudget:
         usage_of: Callable[[RecordedCall], Usage | None],
     ) -> None:
         self.budget = Budget(usd=usd)
-        self._price_of, self.usage_of = price_of, usage_of
+        self.price_of, self.usage_of = price_of, usage_of
         self._prices = dict[str, Price]()
         self.num_unpriced = 0
         """The number of calls recorded earlier whose cost is unknown."""
@@ -64,6 +63,9 @@ class CallBudget:
 
         Raises RefusedError if the budget can never cover that cost, or it is unknown.
         """
+        # Imported here, since it loads aiohttp, which the server does without.
+        from stillroom.recording.admission import RefusedError
+
         reservation = self._reservation_for(body)
         if reservation is None:
             raise RefusedError(
@@ -99,7 +101,7 @@ class CallBudget:
             request = msgspec.json.decode(body, type=_Request)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             return None
-        price = self._prices.get(request.model) or self._price_of(request.model)
+        price = self._prices.get(request.model) or self.price_of(request.model)
         if price is None:
             return None
         self._prices[request.model] = price

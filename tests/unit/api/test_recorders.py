@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import anyio
@@ -9,6 +11,7 @@ import pytest
 
 from fakes.raw_endpoint import RawEndpoint, json_reply
 from fakes.recording import CHAT, recording, request
+from stillroom.api import recorders
 from stillroom.api.recorders import (
     RecorderCost,
     budget_of_calls,
@@ -20,6 +23,7 @@ from stillroom.api.spending import limit_budget
 from stillroom.errors import DataError, InputError
 from stillroom.recording.journal import CallJournal
 from stillroom.settings import Workspace
+from stillroom.teachers.pricing import Price, price_for
 from stillroom_mcp.http.record import _recording
 
 PRICES = "m: {input: 0, output: 1000000}\nworkspace: {budget_usd: 20}\n"
@@ -117,8 +121,40 @@ def test_a_damaged_document_starts_nothing(workspace: Workspace) -> None:
         limit_budget(workspace, None)
 
 
-def test_calls_of_models_without_a_price_cost_nothing_known(workspace: Workspace) -> None:
-    record(workspace.root / "traces", 1)
+def test_calls_of_models_without_a_price_cost_nothing_known(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(workspace.root / "traces", 3)
     (workspace.root / "prices.yml").write_text("", encoding="utf-8")
+    models = list[str]()
+
+    def read_price(place: Workspace, model: str) -> Price | None:
+        models.append(model)
+        return price_for(place, model)
+
+    monkeypatch.setattr(recorders, "price_for", read_price)
     calls = budget_of_calls(workspace, workspace.root / "traces")
-    assert (calls.budget.spent.usd, calls.num_unpriced) == (0, 1)
+    assert (calls.budget.spent.usd, calls.num_unpriced) == (0, 3)
+    # Each look-up reads prices.yml, to which the user may add a price at any time.
+    assert models == ["m"]
+    (workspace.root / "prices.yml").write_text(PRICES, encoding="utf-8")
+    body = json.dumps({"model": "m", "messages": [], "max_tokens": 2}).encode()
+    assert anyio.run(calls.reserve, body).max_cost.usd == 2
+
+
+def test_counting_what_a_killed_recorder_has_cost_loads_no_server_library(
+    workspace: Workspace,
+) -> None:
+    record(workspace.root / "traces", 2)
+    write_cost(workspace, RecorderCost(folder="traces", budget_usd=15.0))
+    script = (
+        "import sys\n"
+        "from stillroom.api.recorders import recorders_usd\n"
+        "from stillroom.settings import open_workspace\n"
+        "print(recorders_usd(open_workspace()), 'aiohttp' in sys.modules)"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True,
+        cwd=workspace.root,
+    )  # fmt: skip
+    assert finished.stdout.strip() == "4.0 False"
