@@ -145,6 +145,7 @@ def test_a_recorder_and_the_runs_share_the_workspaces_budget(tmp_path):
         with started(tmp_path, *where) as (said, process):
             assert limit_budget(workspace, None)[0] == pytest.approx(1)
             assert [call(said["recording"], name) for name in ("m", "unlisted")] == [402, 200]
+            assert request(said["recording"], "POST", "/v1/embeddings", b"{}").status == 200
             end(process)
 
 

@@ -5,11 +5,13 @@ Each folder of recorded calls has a document in `.stillroom/recorders`, which ou
 
 import functools
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
+from stillroom.errors import InputError
 from stillroom.files import FileLock, content_hash, read_json, write_json
 from stillroom.importing.formats.api_logs.recorded import recorded_calls, usage_of_call
 from stillroom.recording.journal import LOCK_NAME, journals_in
@@ -60,7 +62,10 @@ def _cost_usd(workspace: Workspace, cost: RecorderCost) -> float:
     if cost.spent_usd is not None or not folder.is_dir():
         return cost.most_usd
     lock = FileLock(folder / LOCK_NAME)
-    is_running = not lock.try_acquire()
+    is_running = True
+    # A folder that was replaced by a link, or is read-only, cannot be locked.
+    with suppress(InputError, OSError):
+        is_running = not lock.try_acquire()
     try:
         if is_running and cost.budget_usd is not None:
             return cost.most_usd

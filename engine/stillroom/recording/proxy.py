@@ -138,7 +138,9 @@ class RecordingProxy(Service):
     def _check_cost_is_counted(self, head: RequestHead) -> None:
         """Raises RefusedError for a request that may cost money which the budget cannot count."""
         path = head.target.partition("?")[0].rstrip("/")
-        if self._budget is None or head.method != "POST" or path.endswith(_UNBILLED_PATHS):
+        if self._budget is None or self._budget.is_free:
+            return
+        if head.method != "POST" or path.endswith(_UNBILLED_PATHS):
             return
         raise RefusedError(
             402, "no_price", f"the budget cannot count the cost of POST {path}",

@@ -45,6 +45,8 @@ class CallBudget:
         self.budget = Budget(usd=usd)
         self.price_of, self.usage_of = price_of, usage_of
         self._prices = dict[str, Price]()
+        self.is_free = False
+        """Whether calls that are not recorded cost nothing."""
         self.num_unpriced = 0
         """The number of calls recorded earlier whose cost is unknown."""
         self._excess = Usage()

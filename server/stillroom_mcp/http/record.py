@@ -175,7 +175,7 @@ def _limit(workspace: Workspace, calls: CallBudget, usd: float | None, *, is_fre
     spent_usd = calls.budget.spent.usd
     if is_free:
         # Nothing is reserved for servers of this machine, so only free calls are forwarded.
-        calls.budget.usd = spent_usd
+        calls.budget.usd, calls.is_free = spent_usd, True
     else:
         limit_usd, notes = limit_budget(workspace, usd, earlier_usd=spent_usd)
         calls.budget.usd = limit_usd or math.inf

@@ -61,6 +61,12 @@ def test_a_recorder_counts_with_its_budget_while_it_runs_and_then_with_its_calls
     # A killed recorder leaves its budget, and its journal tells what it has cost.
     write_cost(workspace, RecorderCost(folder="traces", budget_usd=15.0))
     journal.close()
+    # It counts with its budget as long as its folder is a link.
+    folder.rename(workspace.root / "elsewhere")
+    folder.symlink_to("elsewhere")
+    assert recorders_usd(workspace) == 15
+    folder.unlink()
+    (workspace.root / "elsewhere").rename(folder)
     assert recorders_usd(workspace) == 4
     shutil.rmtree(folder)
     assert recorders_usd(workspace) == 4
@@ -142,7 +148,7 @@ def test_calls_of_models_without_a_price_cost_nothing_known(
     assert anyio.run(calls.reserve, body).max_cost.usd == 2
 
 
-def test_counting_what_a_killed_recorder_has_cost_loads_no_server_library(
+def test_counting_what_a_killed_recorder_has_cost_loads_no_aiohttp(
     workspace: Workspace,
 ) -> None:
     record(workspace.root / "traces", 2)
