@@ -111,7 +111,7 @@ def _record(
     with listening_socket(options.host, options.port, token) as listener:
         check_no_loop(upstreams, listener)
         is_local = all(is_loopback(upstream.host) for upstream in upstreams)
-        recording = _recording(workspace, folder, options.budget_usd, is_local=is_local)
+        recording = limited_recording(workspace, folder, options.budget_usd, is_local=is_local)
         with recording as (journal, budget):
             _announce(address_of(listener), upstreams, workspace.shown(folder), token)
             proxy = RecordingProxy(
@@ -125,7 +125,7 @@ def _record(
 
 
 @contextmanager
-def _recording(
+def limited_recording(
     workspace: Workspace, folder: Path, usd: float | None, *, is_local: bool
 ) -> Generator[tuple[CallJournal, CallBudget | None]]:
     """Yields a folder's journal and the budget of its calls, which counts in the workspace's.

@@ -24,7 +24,7 @@ from stillroom.errors import DataError, InputError
 from stillroom.recording.journal import CallJournal
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import Price, price_for
-from stillroom_mcp.http.record import _recording
+from stillroom_mcp.http.record import limited_recording
 
 PRICES = "m: {input: 0, output: 1000000}\nworkspace: {budget_usd: 20}\n"
 REPLY = {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
@@ -102,17 +102,17 @@ def test_what_was_recorded_counts_after_some_of_its_journals_are_deleted(
     # The journal with three more dollars is gone, or calls of that cost could not be written.
     write_cost(workspace, RecorderCost(folder="traces", spent_usd=5.0, deleted_usd=1.0))
     (workspace.root / "prices.yml").write_text(PRICES.replace("20", "30"), encoding="utf-8")
-    with _recording(workspace, folder, usd, is_local=False):
+    with limited_recording(workspace, folder, usd, is_local=False):
         assert recorders_usd(workspace) == 4.0 + (usd or 26.0)
     assert recorders_usd(workspace) == 6
     (workspace.root / "prices.yml").write_text(PRICES.partition("\n")[0], encoding="utf-8")
-    with _recording(workspace, folder, None, is_local=False):
+    with limited_recording(workspace, folder, None, is_local=False):
         assert recorders_usd(workspace) == 6
 
 
 def test_calls_that_are_not_settled_count_when_their_recorder_ends(workspace: Workspace) -> None:
     folder = workspace.root / "traces"
-    with _recording(workspace, folder, 5.0, is_local=False) as (_, budget):
+    with limited_recording(workspace, folder, 5.0, is_local=False) as (_, budget):
         assert budget is not None
         body = json.dumps({"model": "m", "messages": [], "max_tokens": 2}).encode()
         anyio.run(budget.reserve, body)

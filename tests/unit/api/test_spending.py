@@ -154,9 +154,9 @@ def test_an_output_that_can_no_longer_be_used_stops_no_other_run(
     workspace: Workspace, name: str
 ) -> None:
     (workspace.root / "loop").symlink_to("loop")
-    cut_off = {"status": "failed", "metrics": {"cost_usd": 0.4}}
-    spent_run(workspace, "rollouts-a", asked={"output": name}, **cut_off)
-    spent_run(workspace, "score-b", asked={"output": name}, **cut_off)
+    for run_id in ("rollouts-a", "score-b"):
+        reported = {"cost_usd": 0.4}
+        spent_run(workspace, run_id, asked={"output": name}, status="failed", metrics=reported)
     assert limited(workspace, **CALLED)[0] == pytest.approx(1.2)
 
 
