@@ -30,7 +30,9 @@ from stillroom.run_folder import NewRun, RunFolder, RunRequest, RunState, create
 from stillroom.settings import Workspace
 from stillroom.types import RunKind, RunStatus
 
-_TIMES = frozenset({"created_at", "started_at", "duration_s", "seconds", "machine_seconds"})
+_TIMES = frozenset(
+    {"created_at", "started_at", "duration_s", "seconds", "machine_seconds", "phase_seconds"}
+)
 _OF_TIMED = frozenset({"sha256", "num_bytes"})
 """What the records of files say in which times stand."""
 
