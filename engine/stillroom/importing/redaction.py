@@ -75,19 +75,22 @@ class Redaction:
         clean = metadata if self._keep_secrets else self._without_keys(metadata)
         return self._value(clean, self.text)
 
-    def _without_keys(self, value: Any, name: str = "") -> Any:
+    def _without_keys(self, value: Any, name: str = "", *, is_answer: bool = False) -> Any:
         """Replaces the API keys in the fields of requests, such as `mcp_servers`."""
-        if name in _ANSWERS:
-            return value
-        if holds_keys(name, value):
+        is_answer = is_answer or name in _ANSWERS
+        if holds_keys(name, value, is_answer=is_answer):
             clean = redactor_of(tuple(dict.fromkeys(keys_in_fields([(name, value)])))).value(value)
             self._count_marks(_FIELD_KEY, str(value), str(clean))
             return clean
         if isinstance(value, list):
-            return [self._without_keys(item) for item in cast("list[Any]", value)]
+            items = cast("list[Any]", value)
+            return [self._without_keys(item, name, is_answer=is_answer) for item in items]
         if isinstance(value, dict):
             fields = cast("dict[str, Any]", value)
-            return {key: self._without_keys(item, key) for key, item in fields.items()}
+            return {
+                key: self._without_keys(item, key, is_answer=is_answer)
+                for key, item in fields.items()
+            }
         return value
 
     def tools(self, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:

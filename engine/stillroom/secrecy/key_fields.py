@@ -55,6 +55,8 @@ _REQUEST_FIELDS = frozenset(
 """The fields of requests, in lower case without `_`, that may have keys in them."""
 _COMMON_FIELDS = frozenset(("connectors", "plugins", "tools"))
 """Those of `_REQUEST_FIELDS` that other objects may have too."""
+_OF_SERVICES = frozenset(("auth", "authorization", "headers", "server_url", "token", "type", "url"))
+"""What only the tools and plugins of requests have next to their names."""
 _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|-")
 _KEY_PARAMETERS = frozenset(("code", "sig"))
 """Names of Azure's URL parameters whose values are keys."""
@@ -166,18 +168,25 @@ def is_key_name(name: str) -> bool:
     return name in _KEY_NAMES or name.endswith("signature") or is_secret_name(name)
 
 
-def holds_keys(name: str, value: Any) -> bool:
-    """Returns whether a field of a dataset, such as a row's metadata, holds keys of a request."""
+def holds_keys(name: str, value: Any, *, is_answer: bool = False) -> bool:
+    """Returns whether a field of a dataset, or an item of it, holds keys of a request.
+
+    is_answer: whether it is a part of an expected answer, whose values must stay as they are; only
+    what is a field of requests alone may then hold keys.
+    """
     if isinstance(value, str):
-        return _is_credential(name) and _OPAQUE.fullmatch(_bare(value)) is not None
+        return (
+            not is_answer and _is_credential(name) and _OPAQUE.fullmatch(_bare(value)) is not None
+        )
     kind = _plain(name)
-    return kind in _REQUEST_FIELDS and (kind not in _COMMON_FIELDS or _are_sent(value))
+    if kind in _COMMON_FIELDS:
+        return not is_answer and _is_sent(value)
+    return kind in _REQUEST_FIELDS
 
 
-def _are_sent(entries: Any) -> bool:
-    """Returns whether tools or plugins are those of a request: an entry with a name has a type."""
-    listed = cast("list[Any]", entries) if isinstance(entries, list) else [entries]
-    return not any(isinstance(one, dict) and "name" in one and "type" not in one for one in listed)
+def _is_sent(entry: Any) -> bool:
+    """Returns whether an entry of tools or plugins is that of a request, by its fields."""
+    return isinstance(entry, dict) and ("name" not in entry or bool(_OF_SERVICES & entry.keys()))
 
 
 @lru_cache(maxsize=4096)

@@ -266,6 +266,14 @@ def test_keys_in_the_fields_of_requests_are_taken_out_of_metadata(tmp_path):
         "data_sources": [{"parameters": {"authentication": {"type": "api_key", "key": key}}}],
         "extra_headers": {"X-Tenant": key},
         "http": {"headers": {"Authorization": f"Bearer {key}", "X-Request-Id": "req-0123456789"}},
+        "sent": {
+            "tools": [
+                {"name": "lookup", "input_schema": {"type": "object"}},
+                {"type": "mcp", "server_url": f"https://m.test/mcp?api_key={key}"},
+            ]
+        },
+        "plugins": [{"name": "maps", "url": "https://m.test", "token": key}],
+        "label": {"mcp_servers": [{"name": "m", "authorization_token": key}]},
     }
     others = {"answer_key": "B-0123456789-of-test", "authorization": "approved", "token": "word"}
     row = {"messages": [user("Hi"), answer("Hello")], **fields, **others}
@@ -273,7 +281,7 @@ def test_keys_in_the_fields_of_requests_are_taken_out_of_metadata(tmp_path):
     made = imported(tmp_path, [row, refused], prompts=True)
     written = b"".join(path.read_bytes() for path in tmp_path.glob("out*"))
     assert key.encode() not in written + msgspec.json.encode(made)
-    assert made.removed == {"API key in a field": 6}
+    assert made.removed == {"API key in a field": 9}
     metadata = rows_of(tmp_path)[0]["metadata"]
     assert others.items() <= metadata.items()
     assert metadata["http"]["headers"]["X-Request-Id"] == "req-0123456789"

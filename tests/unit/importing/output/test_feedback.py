@@ -296,9 +296,13 @@ def test_a_sources_own_reward_keeps_its_scale_and_a_note_says_how_to_select(
     assert filter_dataset(Workspace(tmp_path), kept).kept == rewards.count(max(rewards))
 
 
-def test_the_success_that_a_row_names_goes_before_a_reward_of_any_scale(tmp_path: Path) -> None:
-    graded(tmp_path, {"reward": 3, "success": False}, {"reward": 7, "success": True})
-    assert outcomes(tmp_path) == [(0, False), (7, True)]
+def test_a_row_that_names_no_success_is_wrong_and_one_that_does_is_no_better(
+    tmp_path: Path,
+) -> None:
+    """A `success` may say that an episode was completed, which makes its answer no better."""
+    named = ({"reward": 3, "success": False}, {"reward": 7, "success": True})
+    graded(tmp_path, *named, {"reward": 0, "success": True})
+    assert outcomes(tmp_path) == [(0, False), (7, True), (0, False)]
 
 
 def test_files_read_in_place_may_have_ratings_without_a_limit(tmp_path: Path) -> None:

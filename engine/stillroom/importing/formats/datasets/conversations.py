@@ -84,6 +84,8 @@ def _pop_score(fields: Row) -> dict[str, float]:
     is_success = bool(success) if success in (0, 1) else None
     if reward is not None:
         del fields["reward"]
+        # It may only say that an episode or a call was completed, so it makes no reward higher.
+        is_success = None if is_success else is_success
     elif is_success is not None:
         del fields["success"]
     return reward_scores(reward, is_success)
