@@ -48,8 +48,8 @@ def compare_evaluations(workspace: Workspace, request: CompareEvaluations) -> Co
 
     Raises InputError if one of the runs is not a finished evaluation, or is the baseline itself.
     """
-    baseline = _evaluation(workspace, request.baseline)
-    candidates = [_evaluation(workspace, candidate) for candidate in request.candidates]
+    baseline = read_evaluation(workspace, request.baseline)
+    candidates = [read_evaluation(workspace, candidate) for candidate in request.candidates]
     if request.baseline in (*request.candidates, request.teacher):
         raise InputError(
             f"{request.baseline!r} would be compared with itself",
@@ -58,7 +58,7 @@ def compare_evaluations(workspace: Workspace, request: CompareEvaluations) -> Co
     comparisons = [compare(baseline, candidate) for candidate in candidates]
     if request.teacher is None:
         return ComparisonReport(comparisons=comparisons)
-    teacher = _evaluation(workspace, request.teacher)
+    teacher = read_evaluation(workspace, request.teacher)
     return ComparisonReport(
         comparisons=[
             msgspec.structs.replace(
@@ -71,7 +71,7 @@ def compare_evaluations(workspace: Workspace, request: CompareEvaluations) -> Co
     )
 
 
-def _evaluation(workspace: Workspace, run_id: str) -> Evaluation:
+def read_evaluation(workspace: Workspace, run_id: str) -> Evaluation:
     """Returns the result of an evaluation. Raises InputError if the run is not a finished one."""
     path = find_run(workspace, run_id).path / RESULT_FILE
     if not path.is_file():

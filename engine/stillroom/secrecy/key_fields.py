@@ -41,20 +41,17 @@ _CREDENTIAL = re.compile(
 _REQUEST_FIELDS = frozenset(
     (
         "apikeys",
-        "connectors",
         "datasources",
         "extrabody",
         "extraheaders",
         "litellmparams",
         "mcpservers",
-        "plugins",
         "provideroptions",
-        "tools",
     )
 )
 """The fields of requests, in lower case without `_`, that may have keys in them."""
 _COMMON_FIELDS = frozenset(("connectors", "plugins", "tools"))
-"""Those of `_REQUEST_FIELDS` that other objects may have too."""
+"""Further ones, which other objects may have too."""
 _OF_SERVICES = frozenset(("auth", "authorization", "headers", "server_url", "token", "type", "url"))
 """What only the tools and plugins of requests have next to their names."""
 _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|-")

@@ -408,18 +408,18 @@ def test_a_student_is_compared_with_its_teacher_only_on_enough_shared_prompts(
     prompts = {"evaluate-t": range(8), "evaluate-s": range(0, 60, 3)}
     monkeypatch.setattr(
         measuring,
-        "_evaluation",
-        lambda session, run_id: SimpleNamespace(
+        "read_evaluation",
+        lambda workspace, run_id: SimpleNamespace(
             tasks=[SimpleNamespace(task_id=f"{number}") for number in prompts[run_id]]
         ),
     )
-    nothing = cast("Any", None)
+    session: Any = SimpleNamespace(workspace=None)
     teacher, student = (
         ModelEvaluation(run_id, run_id, evaluation_result(run_id, share_estimate(3, 8)))
         for run_id in prompts
     )
 
-    assert measuring.above_teacher(nothing, teacher, student) is None
+    assert measuring.above_teacher(session, teacher, student) is None
 
 
 @pytest.mark.parametrize(

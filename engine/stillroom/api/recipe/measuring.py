@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from stillroom import fences
-from stillroom.api.evaluations import CompareEvaluations, compare_evaluations
+from stillroom.api.evaluations import read_evaluation
 from stillroom.api.recipe.rewording import (
     can_reword,
     final_answers,
@@ -18,11 +18,10 @@ from stillroom.api.recipe.rewording import (
 )
 from stillroom.api.recipe.session import PATTERN_FIELD, RecipeSession, ask_teacher
 from stillroom.errors import RunError
-from stillroom.evaluate.compare import Comparison, shared_scores
-from stillroom.evaluate.files import RESULT_FILE, Evaluation, EvaluationResult
+from stillroom.evaluate.compare import compare, shared_scores
+from stillroom.evaluate.files import EvaluationResult
 from stillroom.evaluate.intervals import Estimate, excludes_zero, share_estimate
 from stillroom.evaluate.request import EvaluateModel
-from stillroom.files import read_json
 from stillroom.lines import read_lines
 from stillroom.recipe.answers import (
     ObjectAnswers,
@@ -246,15 +245,6 @@ def measure_validation(
     return measured
 
 
-def comparison_of(
-    session: RecipeSession, before: ModelEvaluation, after: ModelEvaluation
-) -> Comparison:
-    """Returns the paired comparison of two evaluations on the same prompts."""
-    request = CompareEvaluations(baseline=before.run_id, candidates=(after.run_id,))
-    [comparison] = compare_evaluations(session.workspace, request).comparisons
-    return comparison
-
-
 def above_teacher(
     session: RecipeSession, teacher: ModelEvaluation, student: ModelEvaluation
 ) -> Estimate | None:
@@ -262,14 +252,12 @@ def above_teacher(
 
     A limit may have ended the teacher's evaluation after a few prompts.
     """
-    tasks = [_evaluation(session, one.run_id).tasks for one in (teacher, student)]
-    if len(shared_scores(*tasks)) < MIN_EVAL_PROMPTS:
+    baseline, candidate = (
+        read_evaluation(session.workspace, one.run_id) for one in (teacher, student)
+    )
+    if len(shared_scores(baseline.tasks, candidate.tasks)) < MIN_EVAL_PROMPTS:
         return None
-    return comparison_of(session, teacher, student).difference
-
-
-def _evaluation(session: RecipeSession, run_id: str) -> Evaluation:
-    return read_json(find_run(session.workspace, run_id).path / RESULT_FILE, Evaluation)
+    return compare(baseline, candidate).difference
 
 
 def measure_chosen_student(
@@ -283,7 +271,9 @@ def measure_chosen_student(
     after = evaluate(session, AFTER, run_id, test, "student", system=system)
     add_field_accuracies(session, after, parts)
     num_never = note_never_right(session, after)
-    comparison = comparison_of(session, before, after)
+    comparison = compare(
+        *(read_evaluation(session.workspace, one.run_id) for one in (before, after))
+    )
     gain = comparison.difference
     if not excludes_zero(gain) or gain.value < 0:
         session.stop_at(
@@ -447,7 +437,7 @@ def evaluate(
         limit_s = max(limit_s, _MIN_LIMIT_S, _TIME_FACTOR * num_prompts * session.prompt_s)
     run = session.stages.run(title, "evaluate_model", request, limit_s=limit_s)
     session.note_gaps(title, [run.result or {}])
-    result = _evaluation(session, run.run_id).result
+    result = read_evaluation(session.workspace, run.run_id).result
     # Examples take time to read.
     if model is not None and (is_trained or system is None):
         session.prompt_s = result.seconds / max(1, result.accuracy.n)
