@@ -143,12 +143,12 @@ class OpenedConversion:
 def open_conversion(workspace: Workspace, request: ConvertRollouts) -> Generator[OpenedConversion]:
     """Opens the inputs and the output of convert_rollouts.
 
-    Raises InputError for own_share or own_per_prompt without own, for a file that is both an input
-    and an own one, and for an output that must not be replaced.
+    Raises InputError for own_share or own_per_prompt without own, for a file that is in both input
+    and own, and for an output that must not be replaced.
     """
     names = [request.input] if isinstance(request.input, str) else list(request.input)
     if request.own is None:
-        # By value: a run's recorded request names every option.
+        # Compares values: the recorded request of a run sets every field.
         for name in ("own_share", "own_per_prompt"):
             if getattr(request, name) != ConvertRollouts.model_fields[name].default:
                 raise InputError(
@@ -188,7 +188,7 @@ class ConversionTally:
     later_system: int = 0
     """The converted rows with a system message after their first message."""
     teachers: Counter[str] = field(default_factory=Counter[str])
-    """The number of converted rows by the model that rollouts of other systems name."""
+    """The number of converted rows from other systems, by the model that answered."""
 
     def merge(self, other: "ConversionTally") -> None:
         """Adds the counts of another tally, which counted other files."""

@@ -90,7 +90,7 @@ class PairsResult(msgspec.Struct, frozen=True, kw_only=True):
     """Notes on the pairs, such as tool calls without schemas."""
 
 
-_ROUNDING = 1e-9
+_TOLERANCE = 1e-9
 
 
 def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
@@ -136,7 +136,7 @@ class PairTally:
     from_tools_file: int = 0
     """The pairs that took their schemas from the project's tools.py."""
     teachers: Counter[str] = field(default_factory=Counter[str])
-    """The number of pairs with an answer of each model that rollouts of other systems name."""
+    """The number of pairs with rollouts of other systems, by the model that answered."""
 
     def merge(self, other: "PairTally") -> None:
         """Adds the counts of another tally, which counted other tasks."""
@@ -246,7 +246,7 @@ class PairWriter:
             self._tally.skipped["task with a single rollout"] += 1
             return
         # In floating point, 0.5 - 0.4 is slightly less than 0.1; it must count as 0.1.
-        min_difference = self._request.min_difference - _ROUNDING
+        min_difference = self._request.min_difference - _TOLERANCE
         candidates = ranked_pairs(
             better, worse, self._request.strategy, min_difference=min_difference
         )

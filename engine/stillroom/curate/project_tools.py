@@ -45,7 +45,7 @@ class ProjectTools:
         self._schemas = msgspec.Raw(msgspec.json.encode(list(schemas.values())))
 
     def schemas_for(self, called: Iterable[str]) -> msgspec.Raw | None:
-        """Returns the schemas of all functions as JSON; None if a called one is not among them."""
+        """Returns the schemas of all tools as JSON; None if one of the called tools has none."""
         self.load()
         return self._schemas if self._names and set(called) <= set(self._names) else None
 
@@ -58,9 +58,9 @@ class ProjectTools:
         if not num_filled:
             return []
         note = (
-            f"{num_filled} of {num_rows} rows call tools but had no schemas: they now have those "
-            f"of {TOOLS_FILE} ({', '.join(self._names)}). If the model was offered other tools, "
-            "write their schemas into the input's tools"
+            f"{num_filled} of {num_rows} rows call tools but had no schemas: they now have the "
+            f"schemas of {TOOLS_FILE} ({', '.join(self._names)}). If the model was offered other "
+            "tools, write their schemas into the input's tools"
         )
         return [note]
 

@@ -67,7 +67,7 @@ ACCEPTED_ROWS = (
     '"content": "4"}]}'
 )
 """The fix for rows in an unknown format."""
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class CuratedRow(msgspec.Struct, dict=True):
@@ -183,11 +183,11 @@ class _RowDecoder:
         try:
             if not line.is_cut and (row := self._decode_quickly(file, line)) is not None:
                 return row
-        except _UNREADABLE:
+        except _DECODE_ERRORS:
             pass  # The full check below finds the problem, or reads the row in another layout.
         row = self._decode_with_checks(file, line)
         if row.facts is None and self._with_supervised and not line.is_cut:
-            with contextlib.suppress(*_UNREADABLE):
+            with contextlib.suppress(*_DECODE_ERRORS):
                 if (facts := supervised_facts(_FIELDS.decode(line.utf8))) is not None:
                     return CuratedRow(file, line, facts)
         return row
@@ -228,7 +228,7 @@ class _RowDecoder:
             raw_fields = _RAW_FIELDS.decode(data) if self._with_raw_fields else None
         except DataError as error:
             return CuratedRow(file, line, problem=error.problem)
-        except _UNREADABLE as error:
+        except _DECODE_ERRORS as error:
             return CuratedRow(file, line, problem=str(error))
         translated = None if layout is RolloutLayout.STILLROOM else data
         return CuratedRow(file, line, facts, None, raw_fields, layout, translated)

@@ -180,19 +180,19 @@ def unread_file_notes(workspace: Workspace, name: str) -> list[str]:
     """Returns a note about a folder's files that only import_rollouts reads, if others are read."""
     path = workspace.path(name)
     try:
-        sources = _sources_of(workspace, name) if path.is_dir() else None
+        sources = _import_sources(workspace, name) if path.is_dir() else None
     except OSError:
         sources = None  # Another file of the folder cannot be opened, and is not needed.
     if sources is None:
         return []
     read_files = set(_row_files(path))
-    unread = [file for file in sources.files if file not in read_files or _is_list(file)]
+    unread = [file for file in sources.files if file not in read_files or _is_json_list(file)]
     if not read_files or not unread:
         return []
     note = (
         f"{len(unread)} files in {fences.safe_name(name)} {NEED_IMPORT} and were not read: "
         f"{fences.safe_name(unread[0].name)}{', …' if len(unread) > 1 else ''}; a folder is "
-        "imported only if all of its files need that: give these as the input, or import them"
+        "imported only if all of its files need it: give these files as the input, or import them"
     )
     return [note]
 
@@ -234,7 +234,7 @@ def imported_file(
     try:
         path = folder / _ROLLOUTS
         request = ImportRollouts(input=tuple(names), output=str(path))
-        # Here no limit can be named, and what an older version read must stay readable.
+        # These operations have no option to interpret ratings, but older versions accepted them.
         result = import_rollouts(workspace, request, accepts_ratings=True)
         manifest = read_manifest(path)
         records = [] if manifest is None else [*manifest.inputs, *manifest.models]
@@ -257,7 +257,7 @@ def files_to_import(
         _is_readable_in_place(file, with_supervised=with_supervised) for file in _row_files(path)
     ):
         return None
-    sources = _sources_of(workspace, name)
+    sources = _import_sources(workspace, name)
     return None if sources is None else sources.files
 
 
@@ -282,7 +282,7 @@ def files_to_import_for_validation(workspace: Workspace, name: str) -> list[Path
         formats |= set(map(detect_format, _first_rows(file)))
     if formats - {RowFormat.PROMPTS, None}:
         return None
-    sources = _sources_of(workspace, name)
+    sources = _import_sources(workspace, name)
     if sources is None:
         return None
     may_be_prompts = any(
@@ -303,14 +303,14 @@ def has_answers(workspace: Workspace, name: str) -> bool:
     formats = set(map(detect_format, _first_rows(path))) if path.suffix == ".jsonl" else set()
     if formats & {RowFormat.ROLLOUTS, RowFormat.SFT, RowFormat.DPO}:
         return True
-    sources = _sources_of(workspace, name)
+    sources = _import_sources(workspace, name)
     return sources is not None and not any(
         source.format.read_columns or source.format.name == _MESSAGES_FORMAT
         for source in sources.formats
     )
 
 
-def _is_list(file: Path) -> bool:
+def _is_json_list(file: Path) -> bool:
     """Returns whether a .json file holds a list of rows, which only import_rollouts reads."""
     if file.suffix != ".json":
         return False
@@ -318,7 +318,7 @@ def _is_list(file: Path) -> bool:
         return stream.read(256).lstrip().startswith(b"[")
 
 
-def _sources_of(workspace: Workspace, name: str) -> "ImportSources | None":
+def _import_sources(workspace: Workspace, name: str) -> "ImportSources | None":
     """Returns the files of an input by format; None if import_rollouts cannot read it."""
     # Imported here, so that the server does not load the readers before they are needed.
     from stillroom.importing.sources import group_by_format

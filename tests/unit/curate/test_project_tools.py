@@ -66,7 +66,7 @@ def test_rows_and_pairs_take_the_schemas_of_a_tools_file_that_has_what_they_call
     [note] = convert(workspace).notes
     pairs = make_dpo_pairs(workspace, MakeDpoPairs(input="rollouts", output="data/pairs.jsonl"))
 
-    start = "1 of 1 rows call tools but had no schemas: they now have those of tools.py"
+    start = "1 of 1 rows call tools but had no schemas: they now have the schemas of tools.py"
     assert note.startswith(f"{start} (price, stock). ")
     assert pairs.notes == [note]
     for name in ("train", "pairs"):

@@ -162,7 +162,7 @@ class Contamination:
 
 
 @dataclass(frozen=True, slots=True)
-class _Distinctive:
+class _DistinctiveParts:
     """The parts of a prompt that are distinctive, that is, not boilerplate."""
 
     ngrams: frozenset[Ngram]
@@ -208,7 +208,7 @@ class ContaminationIndex:
             ngram for prompt in self._prompts for ngram in _words_and_ngrams(prompt.words)
         )
         self._counted: set[bytes] = set()
-        self._distinctive: list[_Distinctive] = []
+        self._distinctive: list[_DistinctiveParts] = []
         self._prompts_with: dict[Ngram, list[int]] = {}
         self._prompts_by_words: dict[Ngram, int] = {}
         """The index of each prompt, by all of its words and by the words of its core."""
@@ -312,7 +312,7 @@ class ContaminationIndex:
 
     def _find_distinctive(
         self, words: tuple[str, ...], min_boilerplate_texts: float, num_texts: int
-    ) -> _Distinctive:
+    ) -> _DistinctiveParts:
         """Returns the parts of a prompt outside the n-grams that many texts share.
 
         If all of its n-grams are about equally frequent, texts repeat the whole prompt, and none of
@@ -342,7 +342,7 @@ class ContaminationIndex:
         distinctive_ngrams = frozenset(
             ngram for ngram, shared in zip(ngrams, is_shared, strict=True) if not shared
         )
-        return _Distinctive(
+        return _DistinctiveParts(
             distinctive_ngrams, tuple(bits), tuple(is_distinctive), sum(is_distinctive)
         )
 

@@ -328,7 +328,7 @@ def _contamination_rule(index: ContaminationIndex, level: ContaminationLevel) ->
     levels = LEVELS[: LEVELS.index(level) + 1]
 
     def judge(row: CuratedRow) -> Reason | None:
-        match = index.find(*_texts_with_prompts(row), near="near" in levels)
+        match = index.find(*_texts_to_search(row), near="near" in levels)
         if match is None or match.level not in levels:
             return None
         return Reason(CONTAMINATED[match.level], match.where)
@@ -341,7 +341,7 @@ def user_text(row: CuratedRow) -> str:
     return "\n".join(user_texts(row.messages))
 
 
-def _texts_with_prompts(row: CuratedRow) -> tuple[list[str], list[str]]:
+def _texts_to_search(row: CuratedRow) -> tuple[list[str], list[str]]:
     """Returns the texts of the user and of the assistant that may contain an evaluation prompt.
 
     The user's messages are included both one by one and joined. System messages are left out

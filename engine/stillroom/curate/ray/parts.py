@@ -1,7 +1,7 @@
 """Runs curation as tasks on a Ray cluster; the driver joins the parts that they write, in order.
 
-It does not use Ray Data: in its Arrow tables, the tool schemas and arguments of a row would get the
-fields of all other rows, as nulls. Tasks over files copy the bytes unchanged, need neither pyarrow
+It does not use Ray Data, whose Arrow tables would add the fields of all other rows, as nulls, to a
+row's tool schemas and arguments. Tasks over files copy the bytes unchanged, need neither pyarrow
 nor pandas, and keep the order of the rows. Driver and workers must see the workspace under the same
 path.
 """
@@ -26,7 +26,7 @@ _TASKS_PER_CPU = 2
 _RETRIES = 2
 """The number of times that a task is retried if its worker dies; it then overwrites its part."""
 
-Part = TypeVar("Part")
+Result = TypeVar("Result")
 Tally = TypeVar("Tally")
 
 
@@ -55,7 +55,7 @@ class RaySession:
         """Returns the path of the part that the task with this number writes."""
         return self.folder / f"{number:06d}.{kind}.jsonl"
 
-    def map(self, work: Callable[..., Part], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Part]:
+    def map(self, work: Callable[..., Result], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Result]:
         """Yields the result of `work` for the arguments of each job, in order.
 
         Raises the EngineError of a failed task, and RunError for any other failure.
