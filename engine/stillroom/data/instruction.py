@@ -23,7 +23,7 @@ _NO_SYSTEM = "no system message"
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """What a model reads before a conversation: it replaces or extends the system message."""
+    """The system message to set in each conversation, and the context to append to it."""
 
     system: str | None = None
     """Replaces the system message of each conversation; "" removes it; None keeps it."""
@@ -119,7 +119,7 @@ UNCHANGED = PromptViews()
 def read_context(workspace: Workspace, path: str | Path, *, label: str) -> str:
     """Returns the text of a context file.
 
-    `label` is the name of the setting that names the file, for errors. Raises InputError for a file
+    `label` is the name of the setting with the path, for errors. Raises InputError for a file
     that does not exist or must not be read (see `check_readable`), and ConfigError unless it is
     UTF-8 text.
     """

@@ -1,7 +1,7 @@
 """Finds near duplicates: MinHash proposes pairs, and the Jaccard similarity of their words decides.
 
 Rows are visited from best to worst, and a row is dropped if it nearly repeats a kept row. So every
-dropped row resembles a kept one, a chain of small changes does not leave a single row, and the
+dropped row resembles a kept one, a chain of small changes is not reduced to one row, and the
 order of the file does not matter.
 Dimensions: N rows, P = _BANDS * _BAND_ROWS numbers per signature.
 """

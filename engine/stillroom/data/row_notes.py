@@ -19,7 +19,7 @@ def tools_notes(num_without: int, num_rows: int) -> list[str]:
     note = (
         f"{num_without} of {num_rows} rows call tools but have no `tools`: a student trained on "
         "them never reads a schema. convert_rollouts and make_dpo_pairs take the schemas from "
-        "tools.py, next to their output or in the workspace, if it has all functions that a row "
+        "tools.py, next to their output or in the workspace, if it has every function that a row "
         "calls; import_rollouts with infer_tools infers schemas from a log's calls"
     )
     return [note]

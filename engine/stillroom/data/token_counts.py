@@ -24,7 +24,7 @@ _MAX_BYTES = 24 << 20
 
 
 class CountTokens(StrictModel):
-    """The request to count the tokens of rows; `places` has the fields of RowPositions."""
+    """The request to count the tokens of rows; `places` has the fields of each RowPosition."""
 
     model: str
     chat_template: str | None

@@ -1,4 +1,4 @@
-"""Tool names in rows with answers: they stand for the schemas of functions in tools.py."""
+"""Replaces tool names in rows with answers by the schemas of the functions in tools.py."""
 
 import re
 from collections.abc import Mapping, Sequence

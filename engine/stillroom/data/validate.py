@@ -363,7 +363,7 @@ def _format_of(path: Path, requested: str) -> RowFormat:
         raise DataError(f"{path} has no rows", "write one JSON object per line")
     raise DataError(
         f"no row of {path} is a prompt, a rollout, an SFT row or a preference pair",
-        "set `format` to what the rows should be (prompts, rollouts, sft or dpo) to see each row's "
+        "set `format` to the intended format (prompts, rollouts, sft or dpo) to see each row's "
         "problems",
     )
 

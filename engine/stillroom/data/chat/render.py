@@ -59,7 +59,7 @@ class ChatRenderer:
     ) -> list[int]:
         """Returns the tokens between two assistant turns: the replies and the next header.
 
-        They begin right after the end-of-turn token of the first one, `turn`, so they can be
+        They begin right after the end-of-turn token of `turn`, the first of the two, so they can be
         appended to sampled tokens, which are not encoded again. If the turn has no tool calls, the
         replies are the user's; earlier thinking of the model then stays in the context, even if its
         template would drop it.
@@ -108,7 +108,7 @@ class ChatRenderer:
     ) -> str:
         """Returns the text between two assistant turns: the replies and the next header.
 
-        Unlike that of `reply_ids`, it begins after any control token that ends the first turn.
+        Unlike the text of `reply_ids`, it begins after any control token that ends the first turn.
         """
         placeholder = _placeholder(turn) if turn.get("tool_calls") else turn
         last_turn = self._turns.last_turn([*PROBE, placeholder], tools)

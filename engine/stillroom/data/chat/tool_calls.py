@@ -104,11 +104,11 @@ def has_call_text(text: str) -> bool:
 
 
 def message_with_calls(message: Message, tools: Iterable[str], *, first_call: int) -> Message:
-    """Returns the message with tool calls parsed from its content, where the server left them.
+    """Returns the message with the tool calls that the server left as text in its content.
 
-    A server leaves them there if it has no parser, or one that cannot read the call. If a call
-    cannot be parsed here either, its whole text becomes its arguments, so that the error
-    shows the model what is wrong. `tools` are the names of the offered tools.
+    A server does so if it has no parser, or one that cannot read the call. If a call cannot be
+    parsed here either, its whole text becomes its arguments, so that the error shows the model what
+    is wrong. `tools` are the names of the offered tools.
     """
     content = message.get("content")
     if message.get("tool_calls") or not isinstance(content, str):

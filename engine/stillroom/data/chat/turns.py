@@ -136,11 +136,11 @@ class TurnFinder:
                 f"messages[{len(messages) - 1}]",
                 "set rollout.include_thinking to false, or choose a student that thinks",
             )
-        calls = last_turn.turn
-        for text in (plain_text(messages[-1]), thinking_of(messages[-1])):
-            # The text may name the tools that the turn calls.
-            calls = calls.replace(text.strip(), "") if text.strip() else calls
-        if not all(name in calls for name in _called_names(messages[-1])):
+        remaining = last_turn.turn
+        for part in (plain_text(messages[-1]).strip(), thinking_of(messages[-1]).strip()):
+            # The content and the thinking may mention the tools that the turn calls.
+            remaining = remaining.replace(part, "") if part else remaining
+        if not all(name in remaining for name in _called_names(messages[-1])):
             raise ModelError(
                 f"this model's chat template leaves out the tool calls of "
                 f"messages[{len(messages) - 1}], so the model would learn to call nothing",
@@ -236,7 +236,7 @@ class TurnFinder:
 
 
 def _probe_conversations() -> Iterator[tuple[int, list[Message], list[ToolSchema]]]:
-    """Yields `(num_before, messages, tools)`; the model answers after `num_before` messages."""
+    """Yields `(num_before, messages, tools)`; an assistant turn follows `num_before` messages."""
     schema: ToolSchema = {
         "type": "function",
         "function": {"name": "z", "description": "z", "parameters": {"type": "object"}},

@@ -1,6 +1,6 @@
 """Prompts and rollouts in NeMo Gym's layout: a Responses API request, its response, a reward.
 
-Rows of its offline tutorial have the items of the response in their own field `output`.
+Rows of NeMo Gym's offline tutorial have the response's items in a top-level field `output`.
 """
 
 from collections.abc import Iterator
@@ -77,7 +77,7 @@ def prompt_row_problems(row: Row) -> Iterator[Problem]:
 
 
 def request_messages(row: Row) -> list[Row]:
-    """Returns the chat messages of a request without problems; its instructions are the first."""
+    """Returns the chat messages of a request without problems; its instructions come first."""
     request: Row = row[REQUEST]
     items = request["input"]
     if isinstance(items, str):
@@ -95,7 +95,7 @@ def request_schemas(row: Row) -> list[Row] | None:
 def row_metadata(row: Row) -> Row:
     """Returns the row's metadata and the fields that Stillroom's layout does not have.
 
-    If both have a name, the value in the metadata is used.
+    A name in both has the value from the metadata.
     """
     extra = {key: value for key, value in row.items() if key not in _STILLROOM_FIELDS}
     return extra | as_object(row.get("metadata"))

@@ -49,7 +49,7 @@ def _are_objects(value: Any) -> bool:
 
 
 def _type_problem(field: str, value: Any, expected: str) -> Problem:
-    """Returns the problem of a value that is not what its field must be."""
+    """Returns the problem of a field with an unexpected value."""
     return Problem(field, f"must be {expected}, not {describe(value)}", f"write {expected}")
 
 
@@ -87,32 +87,32 @@ def messages_from_items(items: Sequence[_Item]) -> list[ChatMessage]:
 
     Consecutive reasoning, text and calls become one assistant message.
     """
-    turns = _Turns()
+    builder = _MessageBuilder()
     for item in items:
         match item.get("type") or "message":
             case "reasoning":
-                turns.add_reasoning(_reasoning_text(item))
+                builder.add_reasoning(_reasoning_text(item))
             case "function_call":
                 function = {"name": item["name"], "arguments": item["arguments"]}
                 call = {"id": item["call_id"], "type": "function", "function": function}
-                turns.add_call(call)
+                builder.add_call(call)
             case "function_call_output":
                 content = _chat_content(item.get("output")) or ""
                 reply = {"role": "tool", "tool_call_id": item["call_id"], "content": content}
-                turns.add_message(reply)
+                builder.add_message(reply)
             case _ if item["role"] == "assistant":
-                turns.add_assistant_message(item)
+                builder.add_assistant_message(item)
             case _:
                 role = "system" if item["role"] == "developer" else item["role"]
                 extra = {key: item[key] for key in ("tool_call_id", "name") if key in item}
                 content = _chat_content(item.get("content")) or ""
-                turns.add_message({"role": role, "content": content} | extra)
-    turns.close()
-    return turns.messages
+                builder.add_message({"role": role, "content": content} | extra)
+    builder.close()
+    return builder.messages
 
 
-class _Turns:
-    """Builds chat messages from items; `_open` is an assistant message that is not complete yet."""
+class _MessageBuilder:
+    """Builds chat messages from items; `_open` is the incomplete assistant message."""
 
     def __init__(self) -> None:
         self.messages: list[ChatMessage] = []
@@ -153,7 +153,7 @@ class _Turns:
             self._open = None
 
     def _open_turn(self) -> ChatMessage:
-        """Returns the assistant message that is not complete; begins one if there is none."""
+        """Returns the incomplete assistant message; begins one if there is none."""
         if self._open is None:
             self._open = {"role": "assistant", "content": ""}
         return self._open
@@ -215,10 +215,10 @@ def flat_tool_problems(tools: Any, field: str) -> Iterator[Problem]:
 
 def schemas_from_flat(tools: Sequence[_Item] | None) -> list[_Item]:
     """Returns tool schemas in the chat form, which nests the fields of a tool under `function`."""
-    return [_nested(tool) for tool in tools or []]
+    return [_nested_schema(tool) for tool in tools or []]
 
 
-def _nested(tool: _Item) -> _Item:
+def _nested_schema(tool: _Item) -> _Item:
     """Returns the schema of a tool in the chat form."""
     if isinstance(tool.get("function"), dict):
         return tool

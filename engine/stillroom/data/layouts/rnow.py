@@ -108,7 +108,7 @@ def rollout_from_rnow(row: Row) -> Row:
 
 
 def is_incomplete(row: Row) -> bool:
-    """Returns whether an rnow rollout ended before its task did, though without a failure."""
+    """Returns whether an rnow rollout ended before its task was complete, without a failure."""
     return is_rnow(row) and row.get("completed") is False
 
 
