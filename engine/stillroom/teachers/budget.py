@@ -17,9 +17,9 @@ _HEADROOM = 1.25
 
 The margin keeps these calls rare, because each one is recorded in the journal.
 """
-_LOWERED_AFTER = 32
-"""After this many calls in a row with less than half of the announced amount in flight, a lower
-amount is announced; after as many calls as were announced, if that is more."""
+_LOWER_AFTER = 32
+"""The announced amount is lowered after this many consecutive calls, or as many as were announced
+if that is more, with less than half of it in flight."""
 _NO_LIMIT = nullcontext[None]()
 
 
@@ -84,15 +84,14 @@ class Budget:
     """The part of `spent` that may not have been billed: the worst-case cost of interrupted calls,
     and of responses that did not state their usage."""
     other_usd: Callable[[], float] = lambda: 0.0
-    """Returns further costs in US dollars that count, such as the run's machine at its hourly
-    price."""
+    """Returns other costs in US dollars that count towards the budget, e.g. the run's machine."""
     clock: Callable[[], float] = time.monotonic
     on_unconfirmed: Callable[[Cost], None] = lambda _cost: None
     """The callback that records each amount that may have been billed."""
-    on_outstanding: Callable[[Outstanding], None] = lambda _most: None
-    """The callback that records an upper bound on the amount in flight until its next call.
+    on_outstanding: Callable[[Outstanding], None] = lambda _announced: None
+    """The callback that records an upper bound on the amount in flight, valid until it runs again.
 
-    It is called before a call is sent. If this process dies, this amount may have been billed.
+    It runs before a call is sent. If this process dies, the recorded amount may have been billed.
     """
     reserved: Cost = NO_COST
     """The worst-case cost of all calls that are reserved and not yet settled, sent or not."""
@@ -133,10 +132,10 @@ class Budget:
 
         It then raises BudgetSpentError. Use it only around a wait, which costs nothing to cancel.
         """
-        return _NO_LIMIT if self.minutes == math.inf else self._until_time_is_over()
+        return _NO_LIMIT if self.minutes == math.inf else self._until_deadline()
 
     @contextmanager
-    def _until_time_is_over(self) -> Generator[None]:
+    def _until_deadline(self) -> Generator[None]:
         """Cancels the block once `minutes` have passed, and then raises BudgetSpentError."""
         with anyio.move_on_after(self._seconds_left()) as scope:
             yield
@@ -156,7 +155,7 @@ class Budget:
             self._announce(calls, tokens, usd)
         elif 2 * calls < announced.calls or 2 * tokens < announced.worst.tokens:
             self._num_far_below += 1
-            if self._num_far_below >= max(_LOWERED_AFTER, announced.calls):
+            if self._num_far_below >= max(_LOWER_AFTER, announced.calls):
                 self._announce(calls, tokens, usd)
         else:
             self._num_far_below = 0
@@ -189,7 +188,7 @@ class Budget:
         """Replaces a call's reservation with its actual cost.
 
         `unconfirmed` is a possible additional cost. `was_sent` is False if `record_sent` was not
-        called for it.
+        called before.
         """
         if unconfirmed != NO_COST:
             self.unconfirmed = self.unconfirmed + unconfirmed

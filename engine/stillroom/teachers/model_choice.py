@@ -84,8 +84,8 @@ class ModelChoice(StrictModel):
                 f"base_url cannot be used with provider {self.provider!r}",
                 "use provider openai for an endpoint, or remove base_url",
             )
-        is_short = self.provider == "demo" and not self.model.startswith("demo/")
-        return locate_model(workspace, f"demo/{self.model}" if is_short else self.model)
+        lacks_prefix = self.provider == "demo" and not self.model.startswith("demo/")
+        return locate_model(workspace, f"demo/{self.model}" if lacks_prefix else self.model)
 
     def price(self, workspace: Workspace, *, is_needed: bool = False) -> Price | None:
         """Returns the price of the model's tokens; None if it is unknown.

@@ -222,7 +222,7 @@ def refresh_prices(
 ) -> RefreshedPrices:
     """Downloads the current prices into the workspace; the request carries no key or other data.
 
-    Raises TeacherError if the list cannot be fetched or read; the file then stays as it is.
+    Raises TeacherError if the list cannot be fetched or read; the file is then unchanged.
     """
     models, num_unpriced = _listed_prices(_fetch(source, transport))
     if not models:
@@ -243,7 +243,7 @@ def _fetch(source: str, transport: "httpx.BaseTransport | None") -> bytes:
     # Imported here, so that the server starts faster.
     import httpx
 
-    fix = "check the connection and try again; the prices stay as they are"
+    fix = "check the connection and try again; the prices are unchanged"
     try:
         with (
             httpx.Client(

@@ -127,7 +127,7 @@ AZURE = Provider(
 """An Azure OpenAI resource; each resource has its own address."""
 _AZURE_HOST = re.compile(r"\.(openai|cognitiveservices|services\.ai)\.azure\.(com|us|cn)$")
 _VERSION = "api-version"
-_CHAT = "/chat/completions"
+_CHAT_PATH = "/chat/completions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Endpoint:
     @property
     def chat_url(self) -> str:
         """The URL to which chat requests are posted."""
-        return f"{self.base_url}{_CHAT}" + (f"?{self.query}" if self.query else "")
+        return f"{self.base_url}{_CHAT_PATH}" + (f"?{self.query}" if self.query else "")
 
     @property
     def is_own_server(self) -> bool:
@@ -179,8 +179,8 @@ def provider_at(host: str) -> EndpointProvider | None:
     return None
 
 
-def provider_serving(named: str | None, address: str | None) -> str | None:
-    """Returns the provider that served a call logged with a provider's name and an address.
+def provider_serving(logged_name: str | None, address: str | None) -> str | None:
+    """Returns the provider that served a logged call; the log names a provider and an address.
 
     Loggers record the name of the API. If another host serves that API, returns the host.
     """
@@ -189,14 +189,15 @@ def provider_serving(named: str | None, address: str | None) -> str | None:
             urlsplit(address if "//" in address else f"//{address}").hostname if address else None
         )
     except ValueError:
-        return named
+        return logged_name
     if host is None:
-        return named
+        return logged_name
     if _AZURE_HOST.search(host):
         return "azure"
-    url = PROVIDERS[named].base_url if named is not None and named in PROVIDERS else None
+    provider = PROVIDERS.get(logged_name or "")
+    url = None if provider is None else provider.base_url
     is_elsewhere = url is not None and _domain(urlsplit(url).hostname or "") != _domain(host)
-    return provider_at(host) or (host if is_elsewhere else named)
+    return provider_at(host) or (host if is_elsewhere else logged_name)
 
 
 def _domain(host: str) -> str:
@@ -234,7 +235,7 @@ def endpoint_for(
     if resolved is AZURE:
         _check_azure(parts)
     endpoint = Endpoint(
-        base_url=parts._replace(query="").geturl().rstrip("/").removesuffix(_CHAT),
+        base_url=parts._replace(query="").geturl().rstrip("/").removesuffix(_CHAT_PATH),
         api_key_env=api_key_env or (resolved.api_key_env if is_own else None),
         provider=resolved,
         query=parts.query,
@@ -287,7 +288,7 @@ def _address(url: str) -> SplitResult:
         # Such a parameter may be a key, and reports record the address with its query.
         fix = f"remove {min(extra)!r} from the query, and name a key with api_key_env"
     raise InputError(
-        f"base_url {url!r} is not an http(s) URL to which {_CHAT} can be appended", fix
+        f"base_url {url!r} is not an http(s) URL to which {_CHAT_PATH} can be appended", fix
     )
 
 
@@ -306,7 +307,7 @@ def url_parts(url: str) -> SplitResult | None:
 
 def _check_azure(parts: SplitResult) -> None:
     """Raises InputError for an address that is not an Azure endpoint for chat completions."""
-    path = parts.path.rstrip("/").removesuffix(_CHAT)
+    path = parts.path.rstrip("/").removesuffix(_CHAT_PATH)
     if path.endswith("/v1") or (_VERSION in parts.query and "/deployments/" in path):
         return
     host = f"{parts.scheme}://{parts.netloc}"

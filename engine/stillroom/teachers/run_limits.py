@@ -17,8 +17,8 @@ from stillroom.settings import Workspace
 from stillroom.teachers.pricing import machine_usd_per_hour
 
 _HOUR_S = 3600.0
-_KILLED_AFTER_S = 600.0
-"""The seconds after `hours` are over at which a run that has not stopped is killed."""
+_KILL_GRACE_S = 600.0
+"""The seconds after `hours` until a run that has not stopped is killed."""
 
 
 class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
     def is_overdue(self, now: float, teacher_usd: float) -> bool:
         """Whether a run that was asked to stop must be killed to keep within its limits."""
         used_s = now - self.started
-        if self.hours is not None and used_s >= self.hours * _HOUR_S + _KILLED_AFTER_S:
+        if self.hours is not None and used_s >= self.hours * _HOUR_S + _KILL_GRACE_S:
             return True
         # Half of the reserved time is for copying the outputs back.
         spent = self.machine_usd(now) + (self.price_per_hour or 0.0) * self.reserve_s / 2 / _HOUR_S
@@ -83,7 +83,7 @@ def read_limits(folder: Path) -> RunLimits | None:
 
 
 def usd_per_hour_of(workspace: Workspace, folder: Path) -> float | None:
-    """Returns the hourly price of the machine that does this run; None if it is unknown.
+    """Returns the hourly price of the machine that executes this run; None if it is unknown.
 
     prices.yml gives the price of the machine that Stillroom itself runs on.
     """
@@ -96,7 +96,7 @@ def usd_per_hour_of(workspace: Workspace, folder: Path) -> float | None:
 def machine_usd_of(
     folder: Path, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[], float]:
-    """Returns a function that returns what a run's machine has cost by now, in US dollars.
+    """Returns a function for what a run's machine has cost so far, in US dollars.
 
     The cost includes the reserved time; the rest of the budget may be spent on the teacher's calls.
     It is 0 if the price of the machine is unknown.

@@ -47,9 +47,9 @@ class AiohttpChannel:
             "content-type": "application/json",
             **headers,
         }
-        url_of_proxy = URL(proxy or "")
-        login = aiohttp.BasicAuth.from_url(url_of_proxy, encoding="utf-8")
-        self.proxy = str(url_of_proxy.with_user(None)) if proxy else None
+        proxy_url = URL(proxy or "")
+        login = aiohttp.BasicAuth.from_url(proxy_url, encoding="utf-8")
+        self.proxy = str(proxy_url.with_user(None)) if proxy else None
         self._proxy_headers = {} if login is None else {"proxy-authorization": login.encode()}
         if url.startswith("http:"):
             # The proxy reads each plain http request itself, so each must carry the proxy's login.
@@ -154,7 +154,7 @@ class _ReplyProtocol(ResponseHandler):
         super().data_received(data)
         payload, error = self._payload, self.exception()
         if error is not None and payload is not None and not payload.is_eof():
-            # aiohttp's parser forgets the body in which it failed, whose reader would wait forever.
+            # aiohttp's parser abandons the body in which it failed: its reader would wait forever.
             payload.set_exception(aiohttp.ClientPayloadError("the body is not HTTP"), error)
 
 
@@ -237,7 +237,7 @@ def _decoded(body: bytes, headers: Mapping[str, str]) -> bytes:
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding in ("", "identity"):
         return body
-    # The request asks for no compression, but some servers compress all the same.
+    # The request asks for no compression, but some servers compress anyway.
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise UnreadableReplyError(f"the response has an unsupported encoding, {encoding!r}")
     try:

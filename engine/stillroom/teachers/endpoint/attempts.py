@@ -91,11 +91,11 @@ class Attempts:
         return seconds
 
     def _wait_s(self, retry: Retry, attempt: int) -> float:
-        """Returns the seconds to wait after a failure of some kind for the `attempt`-th time.
+        """Returns the seconds to wait after the `attempt`-th failure of one kind.
 
-        Without a Retry-After they double with each attempt, up to 32 s, and are shortened by a
-        random factor. With one, where the number of attempts has no limit, they have a minimum that
-        doubles too: a server that keeps asking for no wait at all is not called in a tight loop.
+        Without a Retry-After, the wait doubles with each attempt, up to 32 s, and is shortened by a
+        random factor. With one, and no limit on attempts, the wait has a minimum that doubles too,
+        so that a server that always asks for no wait is not called in a tight loop.
         """
         if retry.wait_s is None:
             return 0.5 * 2 ** min(attempt, 6) * self.jitter.uniform(0.5, 1.0)
@@ -108,7 +108,7 @@ class Attempts:
 def open_channel(url: str, headers: Mapping[str, str]) -> HttpChannel:
     """Returns an HTTP client for a URL, which honours HTTP_PROXY, HTTPS_PROXY and NO_PROXY.
 
-    Raises InputError if that proxy is not an HTTP proxy.
+    Raises InputError if the environment sets a proxy that is not an HTTP proxy.
     """
     # aiohttp is imported only here, because the server process imports this module but makes no
     # calls; only worker processes do.

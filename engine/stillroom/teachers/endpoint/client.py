@@ -31,12 +31,12 @@ from stillroom.teachers.endpoint.http_channel import HttpChannel, HttpReply, Red
 from stillroom.teachers.endpoint.replies import (
     REASONING_KEYS,
     UnreadableTurnError,
+    is_context_error,
+    is_credit_error,
+    is_moderation_error,
+    is_tool_parser_error,
     read_turn,
     readable_arguments,
-    says_flagged,
-    says_no_credit,
-    says_no_tools,
-    says_too_long,
 )
 from stillroom.teachers.limits.allowance import allowances
 from stillroom.teachers.limits.limit_types import LimitSettings, SentRequest
@@ -56,7 +56,7 @@ from stillroom.types import (
 
 _BYTES_PER_TOKEN = 4.0
 """The approximate size of a token, for the limiter and for prompts whose usage is not reported."""
-_REASONING_BACK = ("reasoning_details",)
+_RETURNED_REASONING_KEYS = ("reasoning_details",)
 """The message keys with reasoning that are sent back to providers that need it."""
 
 
@@ -141,9 +141,9 @@ class OpenAITeacher:
         self._jitter = random.Random(sampling.seed or 0)
         self._fields = {"model": model, **sampling_fields(endpoint, model, sampling)}
         """The fields that all requests have in common."""
-        kept = _REASONING_BACK if endpoint.provider.wants_reasoning_back else ()
-        kept = REASONING_KEYS if self.calls.returns_thinking else kept
-        self._not_sent = frozenset(REASONING_KEYS) - frozenset(kept)
+        sent_keys = _RETURNED_REASONING_KEYS if endpoint.provider.wants_reasoning_back else ()
+        sent_keys = REASONING_KEYS if self.calls.returns_thinking else sent_keys
+        self._unsent_keys = frozenset(REASONING_KEYS) - frozenset(sent_keys)
         unredacted = channel or open_channel(endpoint.chat_url, endpoint.key_headers(key))
         self._channel = RedactedChannel(unredacted, Redactor([key]))
 
@@ -160,10 +160,10 @@ class OpenAITeacher:
         """Yields a conversation that begins with `messages`.
 
         Each request sends the whole conversation. If the endpoint accepts a seed, `seed_key` makes
-        it differ between conversations.
+        the seed differ between conversations.
         """
         takes_seed = self.sampling.seed is not None and self._endpoint.provider.takes_seed
-        seed = _seed_of(self.sampling.seed or 0, seed_key) if takes_seed else None
+        seed = _conversation_seed(self.sampling.seed or 0, seed_key) if takes_seed else None
         # `weight` says which turns are trained; strict endpoints reject unknown fields.
         initial = [cast("Message", {k: v for k, v in m.items() if k != "weight"}) for m in messages]
         yield HttpConversation(self, initial, list(tools), seed)
@@ -258,14 +258,14 @@ class OpenAITeacher:
             body["response_format"] = response_format
         return msgspec.json.encode(body)
 
-    def as_sent(self, message: Message) -> Message:
+    def to_request_message(self, message: Message) -> Message:
         """Returns an assistant message in the form that later requests send back.
 
         Reasoning is left out unless the provider needs it or the settings ask for it.
         """
-        sent: Any = {key: value for key, value in message.items() if key not in self._not_sent}
+        sent: Any = {key: value for key, value in message.items() if key not in self._unsent_keys}
         if calls := message.get("tool_calls"):
-            sent["tool_calls"] = [_as_sent(call) for call in calls]
+            sent["tool_calls"] = [_to_request_call(call) for call in calls]
         return sent
 
     async def _attempt(self, body: bytes, sent: SentRequest) -> _Answer | Retry:
@@ -320,7 +320,7 @@ class OpenAITeacher:
         status, text = reply.status, text_of(reply)
         message = f"HTTP {status}: {text[:MAX_QUOTED_CHARS]}"
         where = f"{self._endpoint.base_url} (model {self.model!r})"
-        if says_no_credit(status, text):
+        if is_credit_error(status, text):
             raise TeacherError(
                 f"{where} has no credit left: {message}",
                 "add credit, or lower max_tokens; the same command resumes from here",
@@ -328,21 +328,21 @@ class OpenAITeacher:
         if (retry := retry_of(reply, message)) is not None:
             return retry
         # A 403 is about this prompt, not the key, if the key has worked before or the text says so.
-        is_about_prompt = status == 403 and (self._has_answered or says_flagged(text))
+        is_about_prompt = status == 403 and (self._has_answered or is_moderation_error(text))
         if status in (401, 403) and not is_about_prompt:
             raise self._key_error(where, message)
         if status == 404:
             raise TeacherError(
                 f"{where} was not found: {message}", "check base_url and the model's name"
             )
-        if says_no_tools(text):
+        if is_tool_parser_error(text):
             raise TeacherError(
                 f"{where} does not support tool calls: {message}",
                 "start vLLM with --enable-auto-tool-choice --tool-call-parser PARSER (hermes for "
                 "Qwen, llama3_json, mistral, …), or remove the tools; the same command resumes "
                 "from here",
             )
-        if says_too_long(status, text):
+        if is_context_error(status, text):
             raise ConversationTooLongError(FailureClass.BAD_REQUEST, message)
         if 300 <= status < 400:
             target = reply.headers.get("location", "no address")[:MAX_QUOTED_CHARS]
@@ -379,7 +379,7 @@ class HttpConversation:
     async def sample(self) -> SampledTurn:
         """Returns the endpoint's next turn; it is empty if earlier turns have filled the context.
 
-        Raises ConversationTooLongError if the initial messages alone exceed it.
+        Raises ConversationTooLongError if the initial messages alone exceed the context.
         """
         try:
             turn = await self._teacher.complete(self._messages, self._tools, seed=self._seed)
@@ -391,7 +391,7 @@ class HttpConversation:
             names = [tool["function"]["name"] for tool in self._tools]
             message = message_with_calls(turn.message, names, first_call=len(self._messages))
             turn = msgspec.structs.replace(turn, message=message)
-        self._messages.append(self._teacher.as_sent(turn.message))
+        self._messages.append(self._teacher.to_request_message(turn.message))
         return turn
 
     def add_responses(self, turn: Message, responses: Sequence[Message]) -> None:
@@ -401,7 +401,7 @@ class HttpConversation:
     def restore(self, turn: SampledTurn) -> None:
         """Appends a turn that was sampled in an earlier process, so that it is not paid for
         again."""
-        self._messages.append(self._teacher.as_sent(turn.message))
+        self._messages.append(self._teacher.to_request_message(turn.message))
 
     def trace(self) -> TokenTrace | None:
         """Returns None, because an endpoint does not return its token ids."""
@@ -414,13 +414,13 @@ def _context_full_turn() -> SampledTurn:
     return SampledTurn(message=message, finish_reason="context", usage=Usage(), cost_usd=0.0)
 
 
-def _as_sent(call: ToolCall) -> ToolCall:
-    """Returns a tool call in the form that later requests send back: with JSON arguments."""
+def _to_request_call(call: ToolCall) -> ToolCall:
+    """Returns a tool call in the form that later requests send back: its arguments are an object."""
     function = call["function"]
     arguments = readable_arguments(function["arguments"])
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _seed_of(seed: int, key: str) -> int:
+def _conversation_seed(seed: int, key: str) -> int:
     """Returns a 31-bit seed from `seed` and `key`, so that a task's samples differ."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{key}".encode()).digest()[:4], "big") >> 1

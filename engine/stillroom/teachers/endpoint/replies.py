@@ -31,10 +31,10 @@ _MAX_USD = 1e9
 """The highest plausible cost of one call in US dollars; a higher cost is ignored."""
 _MAX_BYTES_PER_TOKEN = 256
 """An upper bound: the longest tokens of today's vocabularies are shorter runs of spaces."""
-_KEPT_BYTES = 4000
-"""The number of bytes of a response that an error quotes if it cannot be parsed."""
-_MAX_NAME = 200
-"""The number of characters of a model's name or fingerprint that are kept."""
+_MAX_QUOTED_BYTES = 4000
+"""The most bytes that an error quotes of a response that cannot be parsed."""
+_MAX_NAME_CHARS = 200
+"""The most characters that are kept of a model's name or fingerprint."""
 _NO_CREDIT = re.compile(r"insufficient_quota|credit balance is too low", re.IGNORECASE)
 _TOO_LONG = re.compile(
     r"context.{0,8}(length|window|size)|(prompt|input) is too long|input token count",
@@ -46,7 +46,7 @@ _NO_TOOL_PARSER = re.compile(
 _FLAGGED = re.compile(r"moderation|flagged|content.{0,3}polic|safety", re.IGNORECASE)
 
 
-_FINISHES: dict[str | None, Literal["length", "filter"]] = {
+_FINISH_REASONS: dict[str | None, Literal["length", "filter"]] = {
     "length": "length",
     "content_filter": "filter",
 }
@@ -128,7 +128,7 @@ def read_turn(body: bytes) -> ParsedTurn:
     usage, message = _usage_fields(completion.usage), _message(choice.message)
     return ParsedTurn(
         message=message,
-        finish_reason=_FINISHES.get(choice.finish_reason, "stop"),
+        finish_reason=_FINISH_REASONS.get(choice.finish_reason, "stop"),
         usage=_usage(usage, message),
         reported_usd=_reported_usd(usage),
         model=_name(completion.model),
@@ -141,8 +141,8 @@ def _completion(body: bytes) -> _Completion:
     try:
         return _COMPLETION.decode(body)
     except msgspec.DecodeError:
-        # A strict decoder rejects a whole text for one half of a surrogate pair. A new request
-        # would be billed again and might well return the same, so the half is replaced instead.
+        # A strict decoder rejects a whole text for a lone surrogate. A new request would be billed
+        # again and might return the same text, so the surrogate is replaced instead.
         return _COMPLETION.decode(_LONE_SURROGATE.sub(_replace_escape, body))
 
 
@@ -160,7 +160,7 @@ def _usage_fields(usage: msgspec.Raw) -> dict[str, Any]:
 
 
 def _name(value: Any) -> str | None:
-    return value[:_MAX_NAME] if isinstance(value, str) and value else None
+    return value[:_MAX_NAME_CHARS] if isinstance(value, str) and value else None
 
 
 def _message(reply: _Reply) -> Message:
@@ -173,13 +173,13 @@ def _message(reply: _Reply) -> Message:
     if reply.tool_calls:
         message["tool_calls"] = _calls(reply.tool_calls)
     elif not reply.content:
-        # A refusal's text is what the model said, so it becomes the message's content.
+        # A refusal is the model's answer, so its text becomes the message's content.
         message["content"] = reply.refusal if isinstance(reply.refusal, str) else ""
     return message
 
 
 def _calls(calls: list[_Call]) -> list[ToolCall]:
-    """Returns the tool calls, each with a unique id, because replies refer to their call by it."""
+    """Returns the tool calls, each with a unique id, by which tool results refer to their call."""
     tool_calls: list[ToolCall] = []
     used_ids: set[str] = set()
     for index, call in enumerate(calls):
@@ -218,7 +218,7 @@ def readable_arguments(arguments: str) -> str:
 
 
 def _beginning(body: bytes) -> str:
-    return body[:_KEPT_BYTES].decode("utf-8", "replace").strip()
+    return body[:_MAX_QUOTED_BYTES].decode("utf-8", "replace").strip()
 
 
 def _usage(usage_fields: Mapping[str, Any], message: Message) -> Usage | None:
@@ -292,22 +292,22 @@ def limit_kind(message: str) -> LimitKind:
     return LimitKind.UNKNOWN
 
 
-def says_no_credit(status: int, message: str) -> bool:
+def is_credit_error(status: int, message: str) -> bool:
     """Returns whether an error means that the account has no credit, so no call can succeed."""
     return status == 402 or _NO_CREDIT.search(message) is not None
 
 
-def says_no_tools(message: str) -> bool:
+def is_tool_parser_error(message: str) -> bool:
     """Returns whether an error means that a vLLM server was started without tool calls."""
     return _NO_TOOL_PARSER.search(message) is not None
 
 
-def says_too_long(status: int, message: str) -> bool:
+def is_context_error(status: int, message: str) -> bool:
     """Returns whether an error means that the conversation exceeds the model's context."""
     return status in (400, 413, 422) and _TOO_LONG.search(message) is not None
 
 
-def says_flagged(message: str) -> bool:
+def is_moderation_error(message: str) -> bool:
     """Returns whether an error is about the content of the prompt, not the key."""
     return _FLAGGED.search(message) is not None
 

@@ -29,7 +29,7 @@ _TARGET_S = 1.0
 """The pace keeps in reserve the amount that refills in this many seconds."""
 _MIN_PACE_FACTOR, _MAX_PACE_FACTOR = 0.7, 1.5
 """The lowest and the highest pace, as multiples of the refill rate."""
-_MAX_REFUSED, _PER_SENT = 4, 200.0
+_MAX_REFUSED, _REFUSAL_SPAN = 4, 200.0
 """After this many refusals within this amount sent, the headers are no longer trusted."""
 _MAX_RESET_S = 2 * 86_400.0
 """A longer time until the reset is ignored: it must be a date, or an endpoint's mistake."""
@@ -74,7 +74,7 @@ def allowances(headers: Mapping[str, str], now: datetime) -> dict[LimitUnit, All
 
 
 class AllowancePace:
-    """Derives a pace from the allowances that successive responses state for one limit."""
+    """Derives a pace from the allowances that successive responses report for one limit."""
 
     def __init__(self) -> None:
         self.pace: float | None = None
@@ -87,7 +87,7 @@ class AllowancePace:
         """The last request whose rate was recorded: when it was sent, what remained after it, and
         how much had been sent in total up to it."""
         self._scale = 1.0
-        """The amount that the endpoint counts per unit that we estimate to have sent."""
+        """The amount that the endpoint counts for each unit of our own estimate."""
         self._refused_at: deque[float] = deque(maxlen=_MAX_REFUSED)
         self._is_distrusted = False
 
@@ -115,7 +115,7 @@ class AllowancePace:
         if self.pace is None:
             return False
         self._refused_at.append(sent)
-        if len(self._refused_at) == _MAX_REFUSED and sent - self._refused_at[0] < _PER_SENT:
+        if len(self._refused_at) == _MAX_REFUSED and sent - self._refused_at[0] < _REFUSAL_SPAN:
             self._is_distrusted, self.pace = True, None
         return not self._is_distrusted
 

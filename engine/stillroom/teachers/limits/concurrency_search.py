@@ -18,7 +18,7 @@ _MIN_SHARE = 0.8
 """With less than this share of the known limit in flight, a refusal has another cause."""
 _NUM_EPISODES = 4
 """The number of refusals that are compared to find a concurrency limit below the pace."""
-_RATES_DIFFER = 0.08
+_MIN_RATE_SPREAD = 0.08
 """Rates differ if their standard deviation is more than this share of their mean."""
 
 
@@ -61,17 +61,18 @@ class ConcurrencySearch:
         """Counts a request that was refused."""
         self._num_refused += 1
 
-    def explains(self, sent: SentRequest, rate: RateSearch, *, do_trips_vary: bool) -> bool:
+    def explains(self, sent: SentRequest, rate: RateSearch, *, round_trips_vary: bool) -> bool:
         """Returns whether a concurrency limit may be the reason for a refusal.
 
-        If all responses take equally long, a concurrency limit and a rate limit are equivalent; the
-        rate is preferred because it can be set more finely.
+        `round_trips_vary` is False if all responses take about equally long. A concurrency limit
+        and a rate limit are then equivalent; the rate is preferred because it can be set more
+        finely.
         """
         if rate.pace is not None:
-            return self._is_constant_despite_pace(sent, rate) and do_trips_vary
+            return self._is_constant_despite_pace(sent, rate) and round_trips_vary
         if self._known_limit is None:
             return True
-        if not do_trips_vary:
+        if not round_trips_vary:
             return False
         if sent.in_flight > self._known_limit:
             return True
@@ -121,5 +122,5 @@ class ConcurrencySearch:
         if len(counts) < _NUM_EPISODES or len(rate.measured) < _NUM_EPISODES:
             return False
         are_same = max(counts) - min(counts) <= max(1.0, 0.05 * min(counts))
-        rates = [one.requests for one in rate.measured]
-        return are_same and most_accepted <= max(counts) and spread(rates) > _RATES_DIFFER
+        rates = [measured.requests for measured in rate.measured]
+        return are_same and most_accepted <= max(counts) and spread(rates) > _MIN_RATE_SPREAD

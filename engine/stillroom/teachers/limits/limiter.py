@@ -15,7 +15,7 @@ from stillroom.teachers.limits.rate_search import RateSearch
 
 _CATCH_UP_S = 0.01
 """A request that is sent up to this much later than allowed does not delay the next ones."""
-_VARIES = 0.1
+_MIN_TRIP_VARIATION = 0.1
 """Round trips vary if their mean deviation is more than this share of their mean."""
 _SPACING_FACTOR = 3.0
 """Under a concurrency limit, requests are sent at most this many times as fast as responses arrive.
@@ -27,7 +27,7 @@ _MAX_HELD_S = 60.0
 
 Without a request, no response could ever show that the limit has changed.
 """
-_UNITS_OF = {LimitKind.REQUESTS: LimitUnit.REQUESTS, LimitKind.TOKENS: LimitUnit.TOKENS}
+_UNIT_BY_KIND = {LimitKind.REQUESTS: LimitUnit.REQUESTS, LimitKind.TOKENS: LimitUnit.TOKENS}
 
 
 class Limiter:
@@ -99,7 +99,7 @@ class Limiter:
     def record_allowances(
         self, sent: SentRequest, allowances: Mapping[LimitUnit, Allowance]
     ) -> None:
-        """Reports what remains of the endpoint's limits, as the headers of a response state."""
+        """Reports what remains of the endpoint's limits, according to a response's headers."""
         for unit, allowance in allowances.items():
             self._controller.record_allowance(sent, self._clock(), unit, allowance)
 
@@ -265,14 +265,16 @@ class LimitController:
         if sent.number <= self._episode_end:
             return
         self._episode_end = self._num_sent
-        unit = _UNITS_OF.get(kind)
+        unit = _UNIT_BY_KIND.get(kind)
         if self._delay_if_stated(unit):
             return
         is_concurrency = kind is LimitKind.CONCURRENCY or not self._rate.has_answers
         if is_concurrency or (
             kind is LimitKind.UNKNOWN
             and self._concurrency.explains(
-                sent, self._rate, do_trips_vary=self._trip_deviation_s > _VARIES * self._trip_s
+                sent,
+                self._rate,
+                round_trips_vary=self._trip_deviation_s > _MIN_TRIP_VARIATION * self._trip_s,
             )
         ):
             self.window = self._concurrency.cut(sent, now)
@@ -290,7 +292,7 @@ class LimitController:
     def record_allowance(
         self, sent: SentRequest, now: float, unit: LimitUnit, allowance: Allowance
     ) -> None:
-        """Updates what remains of a limit, as a response states."""
+        """Updates what remains of a limit, according to a response's headers."""
         self._header_limits[unit].update(allowance, sent, self._total(unit), unit, now)
 
     def _total(self, unit: LimitUnit) -> float:
@@ -301,17 +303,17 @@ class LimitController:
         return self._trip_s / (self.window * _SPACING_FACTOR)
 
     def _delay_if_stated(self, unit: LimitUnit | None) -> bool:
-        """Delays the next request if a limit that the headers state explains a refusal.
+        """Delays the next request if a limit in the headers explains a refusal.
 
-        Returns whether that is so.
+        Returns whether one does. `unit` is the unit that the refusal names, or None.
         """
-        for one in LimitUnit if unit is None else (unit,):
-            header_limit = self._header_limits[one]
+        for limited in LimitUnit if unit is None else (unit,):
+            header_limit = self._header_limits[limited]
             if (
-                header_limit.accounts_for_refusal(self._total(one))
+                header_limit.accounts_for_refusal(self._total(limited))
                 and header_limit.pace is not None
             ):
-                self._header_pacers[one].free_at += 1.0 / header_limit.pace
+                self._header_pacers[limited].free_at += 1.0 / header_limit.pace
                 return True
         return False
 

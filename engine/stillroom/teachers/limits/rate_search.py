@@ -140,9 +140,9 @@ class RateSearch:
         """Returns the seconds to pause after a cut; they double when cuts follow one another."""
         if self.pace is None:
             return 0.0
-        one_s = amount / self.pace
-        doubled_s = one_s * 2 ** min(self._num_unmeasured, 9)
-        return max(_SLACK_S, one_s, min(doubled_s, _LONGEST_PAUSE_S))
+        request_s = amount / self.pace
+        doubled_s = request_s * 2 ** min(self._num_unmeasured, 9)
+        return max(_SLACK_S, request_s, min(doubled_s, _LONGEST_PAUSE_S))
 
     def forget_limit(self, sent: SentRequest, now: float) -> None:
         """Drops the rate limit, because the endpoint limits something other than the rate."""
@@ -226,7 +226,7 @@ class RateSearch:
     def _measure(self, sent: SentRequest) -> MeasuredRate | None:
         """Returns the throughput accepted between the mark and a refused request.
 
-        None is returned if too few requests were accepted for a measurement.
+        Returns None if too few requests were accepted for a measurement.
         """
         if self._mark is None or sent.at <= self._mark.at:
             return None
@@ -286,9 +286,9 @@ class RateSearch:
             return
         if len(self.measured) < _MIN_EPISODES:
             return
-        by_unit = {u: spread([one.rate(u) for one in self.measured]) for u in LimitUnit}
-        best = min(LimitUnit, key=lambda one: by_unit[one])
-        if by_unit[best] * _MIN_VARIATION_RATIO < by_unit[self.unit]:
+        spreads = {u: spread([rate.rate(u) for rate in self.measured]) for u in LimitUnit}
+        best = min(LimitUnit, key=lambda u: spreads[u])
+        if spreads[best] * _MIN_VARIATION_RATIO < spreads[self.unit]:
             self.unit = best
 
     def _accepts_more_than_known(self) -> bool:
@@ -297,8 +297,8 @@ class RateSearch:
             return False
         accepted = self._accepted_amount[self.unit]
         allowed = self._known_rate * (self._last_accepted_at - self._mark.at)
-        one = 1.0 if self.unit is LimitUnit.REQUESTS else self._mean_tokens
-        return accepted > allowed * (1 + self._relative_error) + _SURPLUS_COUNT * one
+        per_request = 1.0 if self.unit is LimitUnit.REQUESTS else self._mean_tokens
+        return accepted > allowed * (1 + self._relative_error) + _SURPLUS_COUNT * per_request
 
 
 def _is_close(value: float, other: float, share: float) -> bool:
