@@ -240,7 +240,7 @@ class _Models:
             limits=LimitSettings(
                 initial_in_flight=options.concurrency, max_in_flight=options.highest_concurrency
             ),
-            returns_thinking=options.include_thinking,
+            sends_thinking_back=options.include_thinking,
         )
         return await self._open_endpoint(location, options.model, sampling, calls, self.spending)
 

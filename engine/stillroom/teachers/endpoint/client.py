@@ -67,7 +67,7 @@ class CallSettings:
     timeout_s: float = 120.0
     """The seconds within which a complete response must arrive."""
     limits: LimitSettings = field(default_factory=LimitSettings)
-    returns_thinking: bool = False
+    sends_thinking_back: bool = False
     """Whether all earlier reasoning is sent back, even if the provider does not require it."""
 
 
@@ -142,7 +142,7 @@ class OpenAITeacher:
         self._fields = {"model": model, **sampling_fields(endpoint, model, sampling)}
         """The fields that all requests have in common."""
         sent_keys = _RETURNED_REASONING_KEYS if endpoint.provider.wants_reasoning_back else ()
-        sent_keys = REASONING_KEYS if self.calls.returns_thinking else sent_keys
+        sent_keys = REASONING_KEYS if self.calls.sends_thinking_back else sent_keys
         self._unsent_keys = frozenset(REASONING_KEYS) - frozenset(sent_keys)
         unredacted = channel or open_channel(endpoint.chat_url, endpoint.key_headers(key))
         self._channel = RedactedChannel(unredacted, Redactor([key]))
@@ -415,7 +415,7 @@ def _context_full_turn() -> SampledTurn:
 
 
 def _to_request_call(call: ToolCall) -> ToolCall:
-    """Returns a tool call in the form that later requests send back: its arguments are an object."""
+    """Returns a tool call in the form that later requests send back: with an arguments object."""
     function = call["function"]
     arguments = readable_arguments(function["arguments"])
     return {**call, "function": {**function, "arguments": arguments}}

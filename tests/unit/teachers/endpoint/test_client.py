@@ -531,7 +531,7 @@ REASONED = {
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "returns_thinking", "goes_back"),
+    ("endpoint", "sends_thinking_back", "goes_back"),
     [
         (ENDPOINT, False, ()),
         (ENDPOINT, True, tuple(REASONED)),
@@ -541,10 +541,10 @@ REASONED = {
 )
 @pytest.mark.parametrize("is_restored", [False, True])
 def test_reasoning_is_kept_and_goes_back_only_where_it_is_wanted(
-    endpoint: Endpoint, returns_thinking: bool, goes_back: tuple[str, ...], is_restored: bool
+    endpoint: Endpoint, sends_thinking_back: bool, goes_back: tuple[str, ...], is_restored: bool
 ) -> None:
     first = completion(None, tool_calls=[tool_call()], finish_reason="tool_calls", **REASONED)
-    calls = CallSettings(timeout_s=5.0, returns_thinking=returns_thinking)
+    calls = CallSettings(timeout_s=5.0, sends_thinking_back=sends_thinking_back)
     bench = Bench([first, completion("7")], endpoint=endpoint, calls=calls)
 
     restored = bench.complete() if is_restored else None
