@@ -14,7 +14,7 @@ from stillroom.errors import CallFailedError, FailureClass, InputError, TeacherE
 from stillroom.secrecy.redaction import Redactor
 from stillroom.teachers.endpoint.attempts import (
     MAX_QUOTED_CHARS,
-    PATIENCE_S,
+    MAX_RATE_LIMIT_WAIT_S,
     Attempts,
     Retry,
     open_channel,
@@ -31,7 +31,7 @@ from stillroom.teachers.providers import Endpoint
 from stillroom.teachers.tls import client_context
 from stillroom.types import SamplingSettings, ToolSchema
 
-DOWN_PATIENCE_S = float(bounds.DOWN.limit)
+MAX_DOWN_S = float(bounds.DOWN.limit)
 """The maximum number of seconds that a call waits for a server that is down."""
 _CHECK_URL = "start the server and check base_url"
 
@@ -69,7 +69,7 @@ class ModelServer:
     """Posts JSON to a server and reads its responses. Use it as an async context manager.
 
     A call that fails (5xx, timeout, unreadable body) is attempted at most `MAX_ATTEMPTS` times. If
-    the server is down, calls wait up to `DOWN_PATIENCE_S` for it to restart. A rejected key or an
+    the server is down, calls wait up to `MAX_DOWN_S` for it to restart. A rejected key or an
     unknown path raises TeacherError, which ends the run.
     """
 
@@ -127,7 +127,7 @@ class ModelServer:
         """
         encoded = msgspec.json.encode(body)
         attempts = Attempts(
-            self._jitter, max_refused_wait_s=PATIENCE_S, down_patience_s=DOWN_PATIENCE_S
+            self._jitter, max_refused_wait_s=MAX_RATE_LIMIT_WAIT_S, max_down_s=MAX_DOWN_S
         )
         while True:
             outcome = await self._attempt(path, encoded, parse, tokens)
@@ -146,7 +146,7 @@ class ModelServer:
             self._down_since = time.monotonic()
             self.note(
                 f"{self.root} does not answer ({failure.message}): the run waits up to "
-                f"{DOWN_PATIENCE_S / 60:.0f} minutes; restart the server, or cancel the run"
+                f"{MAX_DOWN_S / 60:.0f} minutes; restart the server, or cancel the run"
             )
 
     def _note_up(self) -> None:

@@ -23,7 +23,7 @@ from stillroom.teachers.limits.limiter import Limiter
 
 MAX_ATTEMPTS = bounds.ATTEMPTS.limit
 """The most failed attempts at one call; rate-limited attempts (429) do not count as failed."""
-PATIENCE_S = float(bounds.RATE_LIMIT.limit)
+MAX_RATE_LIMIT_WAIT_S = float(bounds.RATE_LIMIT.limit)
 """The most seconds in total that one call waits for a rate limit."""
 MAX_QUOTED_CHARS = 300
 """The number of characters of a response that error messages quote."""
@@ -53,8 +53,8 @@ class Attempts:
     """Shortens the waits of several calls differently, so that they do not coincide."""
     max_refused_wait_s: float = math.inf
     """The most seconds of one wait for a rate limit; without a limit, a call that would have to
-    wait longer than `PATIENCE_S` fails immediately."""
-    down_patience_s: float = 0.0
+    wait longer than `MAX_RATE_LIMIT_WAIT_S` fails immediately."""
+    max_down_s: float = 0.0
     """The most seconds in total to wait for a server that is down; 0 counts these attempts as
     failed."""
     num_failed: int = 0
@@ -77,14 +77,14 @@ class Attempts:
             self.num_refused += 1
             seconds = self._wait_s(retry, self.num_refused)
             self.waited_s += seconds
-        elif retry.is_down and self.down_patience_s:
+        elif retry.is_down and self.max_down_s:
             self.num_down += 1
             seconds = self._wait_s(retry, self.num_down)
             self.down_s += seconds
         else:
             self.num_failed += 1
             seconds = self._wait_s(retry, self.num_failed)
-        has_waited_too_long = self.waited_s > PATIENCE_S or self.down_s > self.down_patience_s
+        has_waited_too_long = self.waited_s > MAX_RATE_LIMIT_WAIT_S or self.down_s > self.max_down_s
         if self.num_failed == MAX_ATTEMPTS or has_waited_too_long:
             attempts = self.num_failed + self.num_refused + self.num_down
             raise CallFailedError(retry.kind, f"{retry.message} ({attempts} attempts)")
@@ -100,8 +100,8 @@ class Attempts:
         if retry.wait_s is None:
             return 0.5 * 2 ** min(attempt, 6) * self.jitter.uniform(0.5, 1.0)
         is_refused = retry.kind is FailureClass.RATE_LIMIT
-        min_wait_s = 0.008 * 2 ** min(attempt, 12) if is_refused or self.down_patience_s else 0.0
-        max_wait_s = self.max_refused_wait_s if is_refused else PATIENCE_S
+        min_wait_s = 0.008 * 2 ** min(attempt, 12) if is_refused or self.max_down_s else 0.0
+        max_wait_s = self.max_refused_wait_s if is_refused else MAX_RATE_LIMIT_WAIT_S
         return min(max(retry.wait_s, min_wait_s), max_wait_s)
 
 

@@ -114,9 +114,9 @@ class OpenAITeacher:
     """Samples each turn from an endpoint. Use it as an async context manager.
 
     The number and rate of calls adapt to the endpoint's rate limits (see `limits`). A rate-limited
-    call waits as long as the endpoint asks, at most `PATIENCE_S` in total. A call that fails (5xx,
-    timeout, lost connection, unreadable body) is attempted at most `MAX_ATTEMPTS` times. A rejected
-    key or an unknown model raises TeacherError and ends the run.
+    call waits as long as the endpoint asks, at most `MAX_RATE_LIMIT_WAIT_S` in total. A call that
+    fails (5xx, timeout, lost connection, unreadable body) is attempted at most `MAX_ATTEMPTS`
+    times. A rejected key or an unknown model raises TeacherError and ends the run.
     """
 
     def __init__(
