@@ -7,7 +7,7 @@ from typing import Any
 
 from stillroom.importing.formats.table import FORMATS
 from stillroom.importing.json_rows import read_head
-from stillroom.importing.records import LoggedConversation, RejectedRow, SourceRow, TraceFormat
+from stillroom.importing.records import LoggedConversation, RefusedRow, SourceRow, TraceFormat
 
 SAMPLES = Path(__file__).parents[1] / "fixtures" / "traces"
 """A folder for each format, with its name; `.seen.json` files say what the endpoint saw."""
@@ -64,7 +64,7 @@ def conversations(rows: list[SourceRow]) -> list[LoggedConversation]:
 
 def refusals(rows: list[SourceRow]) -> list[tuple[int, str]]:
     """The line and the reason of each refused row."""
-    return [(row.location.line, row.reason) for row in rows if isinstance(row, RejectedRow)]
+    return [(row.location.line, row.reason) for row in rows if isinstance(row, RefusedRow)]
 
 
 def shown(messages: list[dict[str, Any]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Reads the JSON rows of source files, each with its location; rejects unreadable rows."""
+"""Reads the JSON rows of source files, each with its location; refuses unreadable rows."""
 
 import functools
 import re
@@ -12,7 +12,7 @@ import msgspec
 from stillroom.data.checks import Problem, decode_row
 from stillroom.data.row_files import MAX_ROW_BYTES, TOO_LONG, decode_line, read_row_lines
 from stillroom.errors import InputError
-from stillroom.importing.records import Location, RejectedRow, SourceRow
+from stillroom.importing.records import Location, RefusedRow, SourceRow
 from stillroom.lines import BOM
 from stillroom.secrecy.readable import check_readable
 
@@ -44,14 +44,14 @@ class UnreadableRowError(Exception):
 
 
 def convert_rows(
-    rows: Iterable[JsonRow | RejectedRow], convert: Callable[[JsonRow], Iterable[SourceRow]]
+    rows: Iterable[JsonRow | RefusedRow], convert: Callable[[JsonRow], Iterable[SourceRow]]
 ) -> Iterator[SourceRow]:
     """Yields what `convert` yields for each row.
 
-    A row for which it raises UnreadableRowError is yielded as a RejectedRow only.
+    A row for which it raises UnreadableRowError is yielded as a RefusedRow only.
     """
     for row in rows:
-        yield from [row] if isinstance(row, RejectedRow) else _convert_row(row, convert)
+        yield from [row] if isinstance(row, RefusedRow) else _convert_row(row, convert)
 
 
 def _convert_row(
@@ -60,9 +60,9 @@ def _convert_row(
     try:
         return list(convert(row))
     except UnreadableRowError as error:
-        return [RejectedRow(row.location, error.reason, error.detail)]
+        return [RefusedRow(row.location, error.reason, error.detail)]
     except RecursionError:
-        return [RejectedRow(row.location, "nested too deeply")]
+        return [RefusedRow(row.location, "nested too deeply")]
 
 
 def listed_rows(row: JsonRow, *fields: str, part: str = "row") -> Iterator[JsonRow]:
@@ -81,7 +81,7 @@ def listed_rows(row: JsonRow, *fields: str, part: str = "row") -> Iterator[JsonR
         yield JsonRow(location, cast("Row", item) if isinstance(item, dict) else {})
 
 
-def read_json_rows(*paths: Path) -> Iterator[JsonRow | RejectedRow]:
+def read_json_rows(*paths: Path) -> Iterator[JsonRow | RefusedRow]:
     """Yields the objects of JSON Lines files, JSON arrays and single JSON documents.
 
     Only one row is in memory at a time. Raises InputError for a file that must not be read.
@@ -107,7 +107,7 @@ def read_document(path: Path) -> Row:
     return {} if isinstance(document, Problem) else document
 
 
-def read_field_rows(path: Path, field: str) -> Iterator[JsonRow | RejectedRow]:
+def read_field_rows(path: Path, field: str) -> Iterator[JsonRow | RefusedRow]:
     """Yields the elements of the list in a field of a JSON document, one at a time.
 
     Raises InputError for a file that must not be read.
@@ -116,7 +116,7 @@ def read_field_rows(path: Path, field: str) -> Iterator[JsonRow | RejectedRow]:
     yield from _element_rows(path, field)
 
 
-def _element_rows(path: Path, field: str | None = None) -> Iterator[JsonRow | RejectedRow]:
+def _element_rows(path: Path, field: str | None = None) -> Iterator[JsonRow | RefusedRow]:
     """Yields the objects of a file's JSON array, or of the array in a field of its object."""
     too_long = Problem("", TOO_LONG, "remove it, or split it into several rows")
     scan, number = _ArrayScan(field), 0
@@ -133,16 +133,16 @@ def _element_rows(path: Path, field: str | None = None) -> Iterator[JsonRow | Re
             number += 1
             yield row
     if scan.is_open:
-        yield RejectedRow(
+        yield RefusedRow(
             Location(path, number + 1),
             "the file is cut off here",
             f"the JSON is not closed; the {number} elements before this are complete",
         )
 
 
-def _row_of(location: Location, row: Row | Problem) -> JsonRow | RejectedRow:
+def _row_of(location: Location, row: Row | Problem) -> JsonRow | RefusedRow:
     if isinstance(row, Problem):
-        return RejectedRow(location, "not a JSON object", f"the row {row.message}; {row.fix}")
+        return RefusedRow(location, "not a JSON object", f"the row {row.message}; {row.fix}")
     return JsonRow(location, row)
 
 

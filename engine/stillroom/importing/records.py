@@ -97,12 +97,12 @@ class Feedback:
 
 
 @dataclass(frozen=True, slots=True)
-class RejectedRow:
+class RefusedRow:
     """A source row that is not imported: it has no conversation, or cannot be read."""
 
     location: Location
     reason: str
-    """The reason, a fixed phrase by which rejected rows are counted."""
+    """The reason, a fixed phrase by which refused rows are counted."""
     detail: str = ""
     """What is wrong with this row, and how to correct it."""
     columns: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ INCOMPLETE = "not completed"
 """The phrase in `dropped` of a conversation that ends with an answer, but did not complete."""
 NO_NUMBER = "feedback without a number"
 NO_CALL_FOUND = "feedback on no imported call"
-"""Reasons for which feedback is rejected."""
+"""Reasons for which feedback is refused."""
 
 
 def feedback_row(
@@ -124,21 +124,21 @@ def feedback_row(
     label: Any = None,
     *,
     column: str = "",
-) -> Feedback | RejectedRow:
-    """Returns feedback, or a RejectedRow if it has no target, no score name or no numeric value.
+) -> Feedback | RefusedRow:
+    """Returns feedback, or a RefusedRow if it has no target, no score name or no numeric value.
 
-    `label` is the score as the source wrote it, which the rejection quotes. `column` is the name of
+    `label` is the score as the source wrote it, which the refusal quotes. `column` is the name of
     the target's column.
     """
     if not target_id or name is None:
         detail = "it has no call id or no score name"
-        return RejectedRow(location, "feedback without a target", detail)
+        return RefusedRow(location, "feedback without a target", detail)
     if value is None:
-        return RejectedRow(location, NO_NUMBER, f"{name}: {label}")
+        return RefusedRow(location, NO_NUMBER, f"{name}: {label}")
     return Feedback(location, target_id, name, value, column)
 
 
-SourceRow = LoggedConversation | Feedback | RejectedRow
+SourceRow = LoggedConversation | Feedback | RefusedRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from stillroom.importing.output.notes import import_notes, model_records, notes_
 from stillroom.importing.output.rows import RolloutWriter, SplitPart
 from stillroom.importing.output.split import Split, split_rollouts
 from stillroom.importing.payloads.calls import NO_CALL
-from stillroom.importing.records import Location, RejectedRow, SourceRow, TraceFormat
+from stillroom.importing.records import Location, RefusedRow, SourceRow, TraceFormat
 from stillroom.importing.redaction import Redaction
 from stillroom.importing.request import HeldOut, ImportResult, ImportRollouts
 from stillroom.importing.sources import ImportSources, group_by_format
@@ -181,10 +181,10 @@ class _Import:
                 self._collected.add(row, group.format.name)
             for file in group.files:
                 if (problem := self._decompressed.problems.get(file)) is not None:
-                    row = RejectedRow(Location(file, 1), PARTLY_DECOMPRESSED, problem)
+                    row = RefusedRow(Location(file, 1), PARTLY_DECOMPRESSED, problem)
                     self._collected.add(row, group.format.name)
         for path in sources.unread:
-            self._tally.reject(_UNKNOWN_FORMAT, RejectedRow(Location(path, 1), "unknown format"))
+            self._tally.refuse(_UNKNOWN_FORMAT, RefusedRow(Location(path, 1), "unknown format"))
 
     def write(self, *, accepts_ratings: bool) -> None:
         """Joins the rows and writes the rollouts.
@@ -212,7 +212,7 @@ class _Import:
     def _no_rollouts_error(self) -> DataError:
         """Returns the error for sources without a rollout, with the reasons."""
         reasons = ", ".join(f"{count} {reason}" for reason, count in self._tally.reasons.items())
-        first = self._tally.first_rejected
+        first = self._tally.first_refused
         return DataError(
             f"none of the {self._tally.total.read} rows has a readable conversation ({reasons})"
             + (f"; the first: {first[0]}" if first else ""),
@@ -250,7 +250,7 @@ class _Import:
             formats=tally.formats,
             refused_by_reason=dict(tally.reasons.most_common()),
             refused_file=shown(outputs.refused),
-            problems=tally.first_rejected,
+            problems=tally.first_refused,
             losses=dict(counts.dropped.most_common()),
             removed=dict(self._redaction.num_replaced.most_common()),
             models=by_model,

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Self, cast
 from stillroom.data.row_files import MAX_ROW_BYTES, TOO_LONG
 from stillroom.errors import DataError, missing_extra
 from stillroom.importing.json_rows import JsonRow, Row, head_rows, read_json_rows
-from stillroom.importing.records import Location, RejectedRow
+from stillroom.importing.records import Location, RefusedRow
 from stillroom.lines import BOM
 from stillroom.secrecy.readable import check_readable
 
@@ -26,7 +26,7 @@ class Table:
     """A table: its column names, and its rows as objects with these names."""
 
     columns: Sequence[str]
-    rows: Iterator[JsonRow | RejectedRow]
+    rows: Iterator[JsonRow | RefusedRow]
 
 
 def is_csv(path: Path, head: bytes) -> bool:
@@ -34,7 +34,7 @@ def is_csv(path: Path, head: bytes) -> bool:
     return path.suffix.lower() in (".csv", ".tsv") and not head.startswith(PARQUET_MARK)
 
 
-def read_any_rows(*paths: Path) -> Iterator[JsonRow | RejectedRow]:
+def read_any_rows(*paths: Path) -> Iterator[JsonRow | RefusedRow]:
     """Yields the rows of CSV, TSV, Parquet and JSON files.
 
     Raises MissingExtraError for Parquet without pyarrow, DataError for a corrupt Parquet file, and
@@ -67,23 +67,23 @@ def csv_table(path: Path) -> Generator[Table]:
 
 def _csv_rows(
     path: Path, header: list[str], rows: Iterator[list[str]], lines: "_TextLines"
-) -> Iterator[JsonRow | RejectedRow]:
-    """Yields the rows after the header of a CSV file; rejects malformed ones."""
+) -> Iterator[JsonRow | RefusedRow]:
+    """Yields the rows after the header of a CSV file; refuses malformed ones."""
     while True:
         try:
             fields = next(rows)
         except StopIteration:
             return
         except csv.Error as error:
-            yield RejectedRow(Location(path, lines.number), "not a CSV row", str(error))
+            yield RefusedRow(Location(path, lines.number), "not a CSV row", str(error))
             continue
         location = Location(path, lines.number)
         if len(fields) != len(header):
             detail = f"expected {len(header)} fields as in the header, got {len(fields)}"
             if fields:
-                yield RejectedRow(location, "the fields do not match the header", detail)
+                yield RefusedRow(location, "the fields do not match the header", detail)
         elif any("\ud800" <= character <= "\udfff" for field in fields for character in field):
-            yield RejectedRow(location, "not UTF-8 text", "save the file as UTF-8")
+            yield RefusedRow(location, "not UTF-8 text", "save the file as UTF-8")
         else:
             yield JsonRow(location, dict(zip(header, fields, strict=True)))
 
@@ -161,7 +161,7 @@ def parquet_table(path: Path) -> Table:
     except parquet_errors as error:
         raise _corrupt_error(path, error) from error
 
-    def rows() -> Iterator[JsonRow | RejectedRow]:
+    def rows() -> Iterator[JsonRow | RefusedRow]:
         number = 0
         try:
             for batch in table.iter_batches(batch_size=_BATCH):

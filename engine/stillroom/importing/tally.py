@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from stillroom.errors import writable_text
-from stillroom.importing.records import Feedback, Location, RejectedRow
+from stillroom.importing.records import Feedback, Location, RefusedRow
 
 
 class FormatCount(msgspec.Struct, kw_only=True):
@@ -72,7 +72,7 @@ class FileTally:
         self._read.add(name)
         self.refused.pop(name, None)
 
-    def reject(self, row: RejectedRow) -> None:
+    def refuse(self, row: RefusedRow) -> None:
         """Counts a refused row of a file."""
         if (name := self._show_path(row.location.path)) not in self._read:
             file = self.refused.setdefault(name, RefusedFile())
@@ -97,20 +97,20 @@ class ImportTally:
 
     def __init__(
         self,
-        on_rejected: Callable[[RefusedLine], None],
+        on_refused: Callable[[RefusedLine], None],
         format_path: Callable[[Path], str],
         redact: Callable[[str], str],
     ) -> None:
-        """`on_rejected` is called for each refused row; `format_path` formats a path for users.
+        """`on_refused` is called for each refused row; `format_path` formats a path for users.
 
         `redact` removes secrets from a text that may quote a row.
         """
-        self._on_rejected, self._format_path, self._redact = on_rejected, format_path, redact
+        self._on_refused, self._format_path, self._redact = on_refused, format_path, redact
         self._shown_paths: dict[Path, str] = {}
         self.formats: defaultdict[str, FormatCount] = defaultdict(FormatCount)
         self.files = FileTally(self.show_path)
         self.reasons: Counter[str] = Counter()
-        self.first_rejected: list[str] = []
+        self.first_refused: list[str] = []
         """The first 5 refused rows, each as one line with its location and the problem."""
         self.disagreeing: set[int] = set()
         """The kept rows of rollouts whose feedback or copies of a call disagree on a score."""
@@ -139,21 +139,21 @@ class ImportTally:
         """Counts rows as merged into the rollout of another row."""
         self.formats[format_name].merged += num_rows
 
-    def reject(self, format_name: str, row: RejectedRow, *, is_read: bool = False) -> None:
+    def refuse(self, format_name: str, row: RefusedRow, *, is_read: bool = False) -> None:
         """Counts and records a refused row; with `is_read`, it is already counted as read."""
         count = self.formats[format_name]
         count.read += not is_read
         count.refused += 1
         self.reasons[row.reason] += 1
-        self.files.reject(row)
+        self.files.refuse(row)
         source, detail = (
             self.show_location(row.location),
             self._redact(writable_text(row.detail)),
         )
-        if len(self.first_rejected) < 5:
+        if len(self.first_refused) < 5:
             shown_detail = f" ({detail[:200]})" if detail else ""
-            self.first_rejected.append(f"{source}: {row.reason}{shown_detail}")
-        self._on_rejected(RefusedLine(source, format_name, row.reason, detail))
+            self.first_refused.append(f"{source}: {row.reason}{shown_detail}")
+        self._on_refused(RefusedLine(source, format_name, row.reason, detail))
 
     @property
     def total(self) -> FormatCount:

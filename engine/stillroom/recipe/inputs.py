@@ -15,7 +15,7 @@ from stillroom.data.instruction import Instruction
 from stillroom.data.words import user_texts
 from stillroom.errors import DataError
 from stillroom.files import content_hash
-from stillroom.importing.records import RejectedRow
+from stillroom.importing.records import RefusedRow
 from stillroom.importing.table_rows import read_any_rows
 from stillroom.recipe.answers import label_set, object_in, spelling_key
 from stillroom.rollout.rewards.matchers import as_expected_answer
@@ -160,7 +160,7 @@ def _is_prompts_file(path: Path) -> bool:
     """
     if path.suffix == ".txt":
         return True
-    first = next((row for row in read_any_rows(path) if not isinstance(row, RejectedRow)), None)
+    first = next((row for row in read_any_rows(path) if not isinstance(row, RefusedRow)), None)
     if first is None:
         raise DataError(f"{path} has no rows that can be read", _TABLE_FIX)
     kind = detect_format(first.data)
@@ -230,9 +230,9 @@ def _only_label_column(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -
 
 def _readable_rows(path: Path, read: PromptsRead) -> list[dict[str, Any]]:
     """Returns the rows of a table, and notes how many are refused. Raises DataError for many."""
-    rows, rejected = list[dict[str, Any]](), list[RejectedRow]()
+    rows, rejected = list[dict[str, Any]](), list[RefusedRow]()
     for row in read_any_rows(path):
-        if isinstance(row, RejectedRow):
+        if isinstance(row, RefusedRow):
             rejected.append(row)
         else:
             rows.append(row.data)

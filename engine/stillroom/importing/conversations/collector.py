@@ -1,4 +1,4 @@
-"""Collects the rows that readers yield: stores each for joining, or rejects it with a reason."""
+"""Collects the rows that readers yield: stores each for joining, or refuses it with a reason."""
 
 import math
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from stillroom.importing.conversations.message_store import MIN_CACHED_MESSAGES,
 from stillroom.importing.conversations.row_table import RowTable, StoredRow, encode_row
 from stillroom.importing.json_rows import Row, UnreadableRowError
 from stillroom.importing.payloads.fields import is_id_name, leaves
-from stillroom.importing.records import Feedback, LoggedConversation, RejectedRow, SourceRow
+from stillroom.importing.records import Feedback, LoggedConversation, RefusedRow, SourceRow
 from stillroom.importing.redaction import Redaction
 from stillroom.importing.spill import Spill
 from stillroom.importing.tally import ImportTally
@@ -53,36 +53,36 @@ class RowCollector:
         self.feedback: list[tuple[str, Feedback]] = []
 
     def add(self, row: SourceRow, format_name: str) -> None:
-        """Stores one row of a format, or counts it as rejected."""
+        """Stores one row of a format, or counts it as refused."""
         if isinstance(row, Feedback):
             self._tally.count_read(format_name)
             name = self._redaction.name
             redacted = replace(row, name=name(row.name), column=name(row.column))
             self.feedback.append((format_name, redacted))
-        elif isinstance(row, RejectedRow):
-            self._tally.reject(format_name, row)
-        elif (rejected := self._store(row, format_name)) is None:
+        elif isinstance(row, RefusedRow):
+            self._tally.refuse(format_name, row)
+        elif (refused := self._store(row, format_name)) is None:
             self._tally.count_read(format_name, 1 + len(row.merged_from))
             for location in (row.location, *row.merged_from):
                 self._tally.files.mark_as_read(location.path)
         else:
-            self._tally.reject(format_name, rejected)
+            self._tally.refuse(format_name, refused)
             for location in row.merged_from:
-                self._tally.reject(
-                    format_name, RejectedRow(location, rejected.reason, f"see {row.location}")
+                self._tally.refuse(
+                    format_name, RefusedRow(location, refused.reason, f"see {row.location}")
                 )
 
-    def _store(self, row: LoggedConversation, format_name: str) -> RejectedRow | None:
-        """Stores a row and returns None, or returns the reason for which it is rejected."""
+    def _store(self, row: LoggedConversation, format_name: str) -> RefusedRow | None:
+        """Stores a row and returns None, or returns the reason for which it is refused."""
         try:
-            rejected = _check(row)
-            if rejected is None:
+            refused = _check(row)
+            if refused is None:
                 (self._store_call if row.is_call else self._store_conversation)(row, format_name)
-            return rejected
+            return refused
         except UnreadableRowError as error:
-            return RejectedRow(row.location, error.reason, error.detail)
+            return RefusedRow(row.location, error.reason, error.detail)
         except _NOT_ENCODABLE as error:
-            return RejectedRow(row.location, "cannot be written as JSON", str(error))
+            return RefusedRow(row.location, "cannot be written as JSON", str(error))
 
     def _store_call(self, row: LoggedConversation, format_name: str) -> None:
         """Stores a call: its messages in the tree, and its other fields in the table."""
@@ -191,20 +191,20 @@ def _ids(row: LoggedConversation) -> list[tuple[str, str]]:
     return [(path, text) for path, text in pairs if is_id_name(path)]
 
 
-def _check(row: LoggedConversation) -> RejectedRow | None:
-    """Returns a RejectedRow for a row without a conversation with a reply; None for any other."""
+def _check(row: LoggedConversation) -> RefusedRow | None:
+    """Returns a RefusedRow for a row without a conversation with a reply; None for any other."""
     if row.error is not None and row.is_call:
-        return RejectedRow(row.location, "failed call", row.error)
+        return RefusedRow(row.location, "failed call", row.error)
     if not row.messages:
-        return RejectedRow(row.location, "no messages")
+        return RefusedRow(row.location, "no messages")
     roles = [message.get("role") for message in row.messages]
     if row.is_call and roles[-1] != "assistant":
-        return RejectedRow(row.location, "call without a reply")
+        return RefusedRow(row.location, "call without a reply")
     if "assistant" not in roles:
-        return RejectedRow(row.location, "no assistant message")
+        return RefusedRow(row.location, "no assistant message")
     last_reply = len(roles) - 1 - roles[::-1].index("assistant")
     if roles[0] == "assistant" and "user" not in roles[:last_reply]:
-        return RejectedRow(row.location, "no message before the reply")
+        return RefusedRow(row.location, "no message before the reply")
     return None
 
 

@@ -11,7 +11,7 @@ from stillroom.fences import safe_name
 from stillroom.importing.conversations.collector import RowCollector
 from stillroom.importing.conversations.rollouts import JoinedRows
 from stillroom.importing.conversations.row_table import RowTable, hash_of_id
-from stillroom.importing.records import NO_CALL_FOUND, RejectedRow
+from stillroom.importing.records import NO_CALL_FOUND, RefusedRow
 from stillroom.importing.tally import ImportTally
 
 _PREFIX = ".score."
@@ -33,7 +33,7 @@ def scores_from_feedback(
     An id that is neither is looked up in the other ids and the metadata of rows. With `id_field`,
     ids are looked up in that field first. Of several values of a score, the lowest one is returned,
     and the rollout is added to `tally.disagreeing` if they differ. Feedback without a matching
-    rollout is rejected.
+    rollout is refused.
     """
     scores: defaultdict[int, dict[str, float]] = defaultdict(dict)
     if not collected.feedback:
@@ -53,12 +53,12 @@ def scores_from_feedback(
         if not matching or not math.isfinite(feedback.value):
             target = feedback.target_id
             not_found = f"{target} was not found in: {searched}"
-            rejected = (
-                RejectedRow(feedback.location, "score is not finite", target)
+            refused = (
+                RefusedRow(feedback.location, "score is not finite", target)
                 if matching
-                else RejectedRow(feedback.location, NO_CALL_FOUND, not_found)
+                else RefusedRow(feedback.location, NO_CALL_FOUND, not_found)
             )
-            tally.reject(name, rejected, is_read=True)
+            tally.refuse(name, refused, is_read=True)
             continue
         tally.count_merged(name)
         for row in matching:

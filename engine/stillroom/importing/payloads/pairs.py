@@ -116,7 +116,7 @@ def _response_body(row: Row, name: str | None) -> Any:
     try:
         return assemble_if_streamed(body)
     except UnreadableRowError:
-        return body  # it is rejected when it is parsed
+        return body  # it is refused when it is parsed
 
 
 def api_of(request: Row, response: Any = None, path: str = "") -> Api:
@@ -238,7 +238,7 @@ class ResponseChains:
             sent = responses_messages(pair.request.get("input"), reader)
             reply = responses_messages(response.get("output"), reader, role="assistant")
         except UnreadableRowError:
-            return  # its row is rejected, and later rows note that earlier messages are missing
+            return  # its row is refused, and later rows note that earlier messages are missing
         self._messages.add(response["id"], [sent, reply, list(reader.dropped)])
 
     def _history(self, parent: str | None) -> tuple[list[Row], list[str]]:

@@ -20,7 +20,7 @@ from stillroom.importing.payloads.fields import as_list, as_row, text_of, withou
 from stillroom.importing.records import (
     Location,
     LoggedConversation,
-    RejectedRow,
+    RefusedRow,
     SourceRow,
     TraceFormat,
 )
@@ -77,16 +77,16 @@ def _read(paths: Sequence[Path], api: _BatchApi) -> Iterator[SourceRow]:
         for key, location in requests.locations.items():
             if key not in used:
                 detail = f"no input file has a result for {key[1]!r}"
-                yield RejectedRow(location, "no result for this request", detail)
+                yield RefusedRow(location, "no result for this request", detail)
 
 
 def _read_requests(
     paths: Sequence[Path], api: _BatchApi, requests: _Requests
-) -> Iterator[RejectedRow]:
+) -> Iterator[RefusedRow]:
     """Stores the requests of all files; yields the rows that are neither request nor result."""
     for number, path in enumerate(paths):
         for row in read_json_rows(path):
-            if isinstance(row, RejectedRow):
+            if isinstance(row, RefusedRow):
                 yield row
                 continue
             for location, item in _items(row.data, row.location):
@@ -94,12 +94,12 @@ def _read_requests(
                 if custom_id is not None and api.is_result(item):
                     requests.result_ids.setdefault(number, set()).add(custom_id)
                 elif custom_id is None or not api.is_request(item):
-                    yield RejectedRow(location, "neither a request nor a result of a batch")
+                    yield RefusedRow(location, "neither a request nor a result of a batch")
                 elif requests.bodies.add((number, custom_id), api.request(item)):
                     requests.locations[number, custom_id] = location
                 else:
                     detail = f"{custom_id!r} appears twice in this file"
-                    yield RejectedRow(location, "a custom_id that is not unique", detail)
+                    yield RefusedRow(location, "a custom_id that is not unique", detail)
 
 
 def _join_results(
@@ -117,7 +117,7 @@ def _join_results(
     except UnreadableRowError as error:
         source, problem = None, error
     for row in read_json_rows(path):
-        if isinstance(row, RejectedRow):
+        if isinstance(row, RefusedRow):
             continue  # it was yielded when the requests were read
         custom_id = text_of(row.data.get("custom_id"))
         if custom_id is None or not api.is_result(row.data):
@@ -128,14 +128,14 @@ def _join_results(
             key = (source if source is not None else -1, custom_id)
             calls = list(_calls(row.location, row.data, key, api, requests, used))
         except UnreadableRowError as error:
-            yield RejectedRow(row.location, error.reason, error.detail)
+            yield RefusedRow(row.location, error.reason, error.detail)
             if (
                 source is not None
                 and (key := (source, custom_id)) in requests.locations
                 and (key not in used)
             ):
                 used.add(key)
-                yield RejectedRow(requests.locations[key], error.reason, f"see {row.location}")
+                yield RefusedRow(requests.locations[key], error.reason, f"see {row.location}")
         else:
             yield from calls
 

@@ -41,7 +41,7 @@ from stillroom.importing.payloads.fields import (
     without_empty,
 )
 from stillroom.importing.payloads.messages import TRUNCATED
-from stillroom.importing.records import LoggedConversation, RejectedRow, SourceRow, TraceFormat
+from stillroom.importing.records import LoggedConversation, RefusedRow, SourceRow, TraceFormat
 from stillroom.importing.table_rows import read_any_rows, recognise_listed_rows
 from stillroom.teachers.providers import provider_serving
 
@@ -155,7 +155,7 @@ def _is_helicone_row(row: Row) -> bool:
 
 def _read_helicone(paths: Sequence[Path]) -> Iterator[SourceRow]:
     for row in read_any_rows(*paths):
-        items = [row] if isinstance(row, RejectedRow) else listed_rows(row, "data", part="request")
+        items = [row] if isinstance(row, RefusedRow) else listed_rows(row, "data", part="request")
         yield from convert_rows(items, _helicone_calls)
 
 

@@ -38,7 +38,7 @@ from stillroom.importing.payloads.pairs import (
     has_own_reader,
 )
 from stillroom.importing.payloads.streams import assemble_completion
-from stillroom.importing.records import LoggedConversation, RejectedRow, SourceRow, TraceFormat
+from stillroom.importing.records import LoggedConversation, RefusedRow, SourceRow, TraceFormat
 
 _CHAT_REPLIES = ("output", "reply")
 _STORED_REQUEST_FIELDS = ("model", "instructions", "tools", "previous_response_id", "conversation")
@@ -189,7 +189,7 @@ def _read_responses(paths: Sequence[Path]) -> Iterator[SourceRow]:
 
 def _response_pairs(paths: Sequence[Path]) -> Iterator[LoggedPair]:
     for row in read_json_rows(*paths):
-        if not isinstance(row, RejectedRow) and (pair := _response_pair(row.data)) is not None:
+        if not isinstance(row, RefusedRow) and (pair := _response_pair(row.data)) is not None:
             yield pair
 
 

@@ -20,7 +20,7 @@ from stillroom.importing.payloads.streams import assemble_reply, stream_events
 from stillroom.importing.records import (
     Location,
     LoggedConversation,
-    RejectedRow,
+    RefusedRow,
     SourceRow,
     TraceFormat,
 )
@@ -59,7 +59,7 @@ def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
                 try:
                     yield from list(_calls(location, line, chains))
                 except UnreadableRowError as error:
-                    yield RejectedRow(location, error.reason, error.detail)
+                    yield RefusedRow(location, error.reason, error.detail)
 
 
 def recorded_calls(paths: Sequence[Path]) -> Iterator[RecordedCall]:

@@ -27,7 +27,7 @@ from stillroom.importing.payloads.fields import (
 from stillroom.importing.records import (
     Location,
     LoggedConversation,
-    RejectedRow,
+    RefusedRow,
     SourceRow,
     TraceFormat,
 )
@@ -38,10 +38,10 @@ _Key = tuple[str, int]
 """The id of a completion, and the index of one of its messages."""
 
 
-def _list_items(paths: Sequence[Path]) -> Iterator[JsonRow | RejectedRow]:
+def _list_items(paths: Sequence[Path]) -> Iterator[JsonRow | RefusedRow]:
     """Yields the items of all pages, and the rows that are not pages."""
     for row in read_json_rows(*paths):
-        if isinstance(row, RejectedRow) or row.data.get("object", "list") != "list":
+        if isinstance(row, RefusedRow) or row.data.get("object", "list") != "list":
             yield row
         else:
             yield from listed_rows(row, "data")
@@ -82,38 +82,38 @@ def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
         yield from _read_messages(paths, messages)
         for row in _list_items(paths):
             if isinstance(row, JsonRow) and _is_completion(row.data):
-                yield from _calls_or_rejections(row.location, row.data, messages)
+                yield from _calls_or_refusals(row.location, row.data, messages)
         for completion_id, locations in messages.locations.items():
             for location in locations.values():
-                yield RejectedRow(location, "a message without its completion", completion_id)
+                yield RefusedRow(location, "a message without its completion", completion_id)
 
 
-def _read_messages(paths: Sequence[Path], messages: _Messages) -> Iterator[RejectedRow]:
+def _read_messages(paths: Sequence[Path], messages: _Messages) -> Iterator[RefusedRow]:
     """Stores the messages; yields the rows that are neither message nor completion."""
     for row in _list_items(paths):
-        if isinstance(row, RejectedRow):
+        if isinstance(row, RefusedRow):
             yield row
         elif (key := _key_of_message(row.data)) is not None:
             if messages.bodies.add(key, row.data):
                 messages.locations.setdefault(key[0], {})[key[1]] = row.location
             else:
-                yield RejectedRow(
+                yield RefusedRow(
                     row.location, "a message that appears twice", str(row.data.get("id"))
                 )
         elif not _is_completion(row.data):
-            yield RejectedRow(row.location, "neither a stored completion nor a message")
+            yield RefusedRow(row.location, "neither a stored completion nor a message")
 
 
-def _calls_or_rejections(location: Location, row: Row, messages: _Messages) -> Iterator[SourceRow]:
-    """Yields the calls of a completion, or the completion and its messages as rejected rows."""
+def _calls_or_refusals(location: Location, row: Row, messages: _Messages) -> Iterator[SourceRow]:
+    """Yields the calls of a completion, or the completion and its messages as refused rows."""
     locations = messages.locations.pop(text_of(row.get("id")) or "", {})
     message_locations = {number: locations[number] for number in sorted(locations)}
     try:
         yield from _calls(location, row, message_locations, messages)
     except UnreadableRowError as error:
-        yield RejectedRow(location, error.reason, error.detail)
+        yield RefusedRow(location, error.reason, error.detail)
         for other in message_locations.values():
-            yield RejectedRow(other, error.reason, f"see {location}")
+            yield RefusedRow(other, error.reason, f"see {location}")
 
 
 def _calls(

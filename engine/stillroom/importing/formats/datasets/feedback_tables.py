@@ -8,7 +8,7 @@ from typing import Any
 
 from stillroom.importing.json_rows import JsonRow, Row, convert_rows
 from stillroom.importing.payloads.fields import decimal_number, is_id_name
-from stillroom.importing.records import Feedback, RejectedRow, SourceRow, feedback_row
+from stillroom.importing.records import Feedback, RefusedRow, SourceRow, feedback_row
 
 _IDS = (
     "session_id", "session", "conversation_id", "conversation", "thread_id", "thread", "chat_id",
@@ -158,7 +158,7 @@ def is_feedback_row(row: Row) -> bool:
 
 
 def read_feedback(
-    rows: Iterator[JsonRow | RejectedRow], columns: FeedbackColumns
+    rows: Iterator[JsonRow | RefusedRow], columns: FeedbackColumns
 ) -> Iterator[SourceRow]:
     """Yields the feedback in the rows of a table.
 
@@ -174,15 +174,15 @@ def read_feedback(
         )
     ]
     used = FeedbackColumns(columns.target, readable or columns.score_columns)
-    all_rows: Iterable[JsonRow | RejectedRow] = itertools.chain(head, rows)
+    all_rows: Iterable[JsonRow | RefusedRow] = itertools.chain(head, rows)
     return convert_rows(all_rows, lambda row: feedback_of(row, used))
 
 
-def feedback_of(row: JsonRow, columns: FeedbackColumns) -> Iterator[Feedback | RejectedRow]:
+def feedback_of(row: JsonRow, columns: FeedbackColumns) -> Iterator[Feedback | RefusedRow]:
     """Yields the feedback in one row."""
     target_id = row.data.get(columns.target)
     if target_id in (None, "") or isinstance(target_id, bool | float | list | dict):
-        yield RejectedRow(row.location, "feedback without a target", f"{columns.target} is empty")
+        yield RefusedRow(row.location, "feedback without a target", f"{columns.target} is empty")
         return
     for name in columns.score_columns:
         value = row.data.get(name)

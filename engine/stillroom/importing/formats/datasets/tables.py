@@ -40,7 +40,7 @@ from stillroom.importing.payloads.messages import FILES_DROPPED, MessageReader
 from stillroom.importing.records import (
     Location,
     LoggedConversation,
-    RejectedRow,
+    RefusedRow,
     SourceRow,
     TraceFormat,
 )
@@ -56,7 +56,7 @@ def read_csv(paths: Sequence[Path], columns: Columns | None = None) -> Iterator[
 
     The columns that the user named apply to the tables that have one of them; others, such as a
     table of feedback, are read as if none were named. A table without columns for a conversation
-    is one rejected row. Raises InputError or DataError for named columns that are missing.
+    is one refused row. Raises InputError or DataError for named columns that are missing.
     """
     chosen = columns or {}
     has_match = any(_has_any_column(_header(path), chosen) for path in paths) if chosen else False
@@ -79,7 +79,7 @@ def _has_any_column(present: Collection[str], columns: Columns) -> bool:
 def read_parquet(paths: Sequence[Path], columns: Columns | None = None) -> Iterator[SourceRow]:
     """Yields the rows of Parquet files, in small batches.
 
-    A table without columns for a conversation is one rejected row. Raises MissingExtraError without
+    A table without columns for a conversation is one refused row. Raises MissingExtraError without
     pyarrow, and InputError or DataError if named columns are missing or the file is corrupt.
     """
     for path in paths:
@@ -101,7 +101,7 @@ def _table_rows(path: Path, table: Table, columns: Columns) -> Iterator[SourceRo
         if columns:  # the user's choice is wrong for all tables
             raise
         detail = f"{error.fix}; the table has {', '.join(map(repr, table.columns))}"
-        yield RejectedRow(Location(path, 1), NO_COLUMN, detail, tuple(table.columns))
+        yield RefusedRow(Location(path, 1), NO_COLUMN, detail, tuple(table.columns))
         return
     yield from convert_rows(table.rows, lambda row: convert_table_row(row, chosen))
 

@@ -31,7 +31,7 @@ from stillroom.importing.payloads.messages import MessageReader, tool_schemas
 from stillroom.importing.records import (
     Location,
     LoggedConversation,
-    RejectedRow,
+    RefusedRow,
     SourceRow,
     TraceFormat,
 )
@@ -64,7 +64,7 @@ def read_logs(paths: Sequence[Path]) -> Iterator[SourceRow]:
         is_zip = head.startswith(_ZIP)
         task = Row() if is_zip else _task_of(head)
         for row in _zip_members(path, *_MEMBERS) if is_zip else read_field_rows(path, "samples"):
-            if isinstance(row, RejectedRow):
+            if isinstance(row, RefusedRow):
                 yield row
             elif row.location.part in _MEMBERS:
                 task = as_row(row.data.get("eval"))
@@ -72,7 +72,7 @@ def read_logs(paths: Sequence[Path]) -> Iterator[SourceRow]:
                 try:
                     yield _conversation(row, task)
                 except UnreadableRowError as error:
-                    yield RejectedRow(row.location, error.reason, error.detail)
+                    yield RefusedRow(row.location, error.reason, error.detail)
 
 
 def _task_of(head: bytes) -> Row:
@@ -209,7 +209,7 @@ def _score(value: Any) -> float | None:
     return as_number(value)
 
 
-def _zip_members(path: Path, *prefixes: str) -> Iterator[JsonRow | RejectedRow]:
+def _zip_members(path: Path, *prefixes: str) -> Iterator[JsonRow | RefusedRow]:
     """Yields the JSON objects of a zip file whose member names have one of the prefixes, in order.
 
     In a location, `part` is the member's name, and `line` its number among those with its prefix.
@@ -225,19 +225,19 @@ def _zip_members(path: Path, *prefixes: str) -> Iterator[JsonRow | RejectedRow]:
                 for number, info in enumerate(matching, start=1):
                     location = Location(path, number, info.filename)
                     if info.file_size > MAX_ROW_BYTES:
-                        yield RejectedRow(
+                        yield RefusedRow(
                             location, "not a JSON object", f"the zip member {TOO_LONG}"
                         )
                     else:
                         yield _member_row(location, _decompress(archive, info))
     except (zipfile.BadZipFile, EOFError, OSError, struct.error, zlib.error) as error:
-        yield RejectedRow(Location(path, 1), "not a complete zip file", str(error))
+        yield RefusedRow(Location(path, 1), "not a complete zip file", str(error))
 
 
-def _member_row(location: Location, data: bytes) -> JsonRow | RejectedRow:
+def _member_row(location: Location, data: bytes) -> JsonRow | RefusedRow:
     row = decode_row(data)
     if isinstance(row, Problem):
-        return RejectedRow(location, "not a JSON object", f"the zip member {row.message}")
+        return RefusedRow(location, "not a JSON object", f"the zip member {row.message}")
     return JsonRow(location, row)
 
 

@@ -38,7 +38,7 @@ from stillroom.importing.records import (
     Feedback,
     Location,
     LoggedConversation,
-    RejectedRow,
+    RefusedRow,
     SourceRow,
     TraceFormat,
     feedback_row,
@@ -141,7 +141,7 @@ def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
         for item in _items(row.data, row.location) if isinstance(row, JsonRow) else ():
             _store_trace(item, traces)
     for row in read_any_rows(*paths):
-        if isinstance(row, RejectedRow):
+        if isinstance(row, RefusedRow):
             yield row
             continue
         for item in _items(row.data, row.location):
@@ -173,7 +173,7 @@ def _model(row: Row) -> Any:
 
 
 def _rows_of(item: _Item, traces: _Traces) -> Iterator[SourceRow]:
-    """Yields the calls or the feedback of an item, or rejects it."""
+    """Yields the calls or the feedback of an item, or refuses it."""
     match item.kind:
         case "score":
             yield _feedback(item)
@@ -181,21 +181,21 @@ def _rows_of(item: _Item, traces: _Traces) -> Iterator[SourceRow]:
             trace = text_of(_value(item.data, "traceId")) or ""
             yield from _calls(item, trace, traces.sessions.get(trace))
         case "observation":
-            yield RejectedRow(item.location, NO_CALL, str(item.data.get("type")))
+            yield RefusedRow(item.location, NO_CALL, str(item.data.get("type")))
         case "trace":
             trace = text_of(item.data.get("id")) or ""
             yield from _scores_of(item)
             if trace in traces.with_generations:
-                yield RejectedRow(
+                yield RefusedRow(
                     item.location, NO_CALL, "it is a trace; its generations are imported"
                 )
             else:
                 yield from _calls(item, trace, traces.sessions.get(trace))
         case _:
-            yield RejectedRow(item.location, "neither an observation, a trace nor a score")
+            yield RefusedRow(item.location, "neither an observation, a trace nor a score")
 
 
-def _feedback(item: _Item) -> Feedback | RejectedRow:
+def _feedback(item: _Item) -> Feedback | RefusedRow:
     """Returns the feedback in a score."""
     row = item.data
     name = text_of(row.get("name"))

@@ -34,7 +34,7 @@ from stillroom.importing.records import (
     Feedback,
     Location,
     LoggedConversation,
-    RejectedRow,
+    RefusedRow,
     SourceRow,
     TraceFormat,
     feedback_row,
@@ -46,10 +46,10 @@ _THREADS = ("session_id", "thread_id", "conversation_id")
 _PARQUET_COLUMNS = (b"run_type", b"dotted_order")
 
 
-def _runs(paths: Sequence[Path]) -> Iterator[JsonRow | RejectedRow]:
+def _runs(paths: Sequence[Path]) -> Iterator[JsonRow | RefusedRow]:
     """Yields the runs and feedback: each row, or the rows of an API response."""
     for row in read_any_rows(*paths):
-        if isinstance(row, RejectedRow) or "run_type" in row.data:
+        if isinstance(row, RefusedRow) or "run_type" in row.data:
             yield row
         else:
             yield from listed_rows(row, "runs", part="run")
@@ -69,15 +69,15 @@ def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
 
 
 def _rows_of(item: JsonRow, threads: dict[str, str]) -> Iterator[SourceRow]:
-    """Yields the calls or the feedback of a row, or rejects it."""
+    """Yields the calls or the feedback of a row, or refuses it."""
     row = item.data
     kind = row.get("run_type")
     if _is_feedback(row):
         yield _feedback(item)
     elif not isinstance(kind, str):
-        yield RejectedRow(item.location, "neither a run nor feedback")
+        yield RefusedRow(item.location, "neither a run nor feedback")
     elif kind != "llm":
-        yield RejectedRow(item.location, NO_CALL, kind)
+        yield RefusedRow(item.location, NO_CALL, kind)
         for name, score in _scores(row).items():
             location = Location(item.location.path, item.location.line, f"feedback {name}")
             yield Feedback(location, text_of(row.get("id")) or "", name, score)
@@ -85,7 +85,7 @@ def _rows_of(item: JsonRow, threads: dict[str, str]) -> Iterator[SourceRow]:
         yield from _calls(item, threads)
 
 
-def _feedback(item: JsonRow) -> Feedback | RejectedRow:
+def _feedback(item: JsonRow) -> Feedback | RefusedRow:
     """Returns the feedback in a row."""
     row = item.data
     score = row.get("score")

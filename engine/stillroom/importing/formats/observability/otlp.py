@@ -19,7 +19,7 @@ from stillroom.importing.payloads.fields import (
     usage_of,
 )
 from stillroom.importing.payloads.messages import MessageReader
-from stillroom.importing.records import Feedback, Location, RejectedRow, feedback_row
+from stillroom.importing.records import Feedback, Location, RefusedRow, feedback_row
 
 _VALUES = ("stringValue", "boolValue", "doubleValue", "bytesValue")
 _MAX_LEVELS = bounds.SPAN_LEVELS.limit
@@ -256,7 +256,7 @@ def _log_record(record: Row, location: Location, number: int) -> LogRecord:
     )
 
 
-def evaluation_results(span: Span) -> Iterator[Feedback | RejectedRow]:
+def evaluation_results(span: Span) -> Iterator[Feedback | RefusedRow]:
     """Yields the evaluation results in the events of a span."""
     for number, event in enumerate(span.events):
         if event.name == EVALUATION:
@@ -266,7 +266,7 @@ def evaluation_results(span: Span) -> Iterator[Feedback | RejectedRow]:
             )
 
 
-def evaluation_result_of(record: LogRecord) -> Feedback | RejectedRow:
+def evaluation_result_of(record: LogRecord) -> Feedback | RefusedRow:
     """Returns the evaluation result in a log record, about the span or response that it names."""
     response_id = first_text(record.event.fields, "gen_ai.response.id")
     return _evaluation_result(
@@ -276,7 +276,7 @@ def evaluation_result_of(record: LogRecord) -> Feedback | RejectedRow:
 
 def _evaluation_result(
     event: SpanEvent, location: Location, target_id: str
-) -> Feedback | RejectedRow:
+) -> Feedback | RefusedRow:
     """Returns the feedback in an evaluation event."""
     fields = event.fields
     name, score = first_text(fields, _NAME), decimal_number(fields.get(_SCORE))

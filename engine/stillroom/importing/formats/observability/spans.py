@@ -51,7 +51,7 @@ from stillroom.importing.payloads.fields import (
 from stillroom.importing.records import (
     Feedback,
     Location,
-    RejectedRow,
+    RefusedRow,
     SourceRow,
     TraceFormat,
     feedback_row,
@@ -67,7 +67,7 @@ _CONVENTIONS = (OPENINFERENCE, OPENROUTER_SPANS, AI_SDK, GENAI)
 _HEAD_LOCATION = Location(Path(), 1)
 
 
-Telemetry = Span | LogRecord | Feedback | RejectedRow
+Telemetry = Span | LogRecord | Feedback | RefusedRow
 TelemetryOf = Callable[[JsonRow], Iterator[Telemetry]]
 
 
@@ -100,9 +100,9 @@ class _Context:
 
 
 def read_spans(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[SourceRow]:
-    """Yields the calls and feedback in files, and a RejectedRow for each span that is not a call.
+    """Yields the calls and feedback in files, and a RefusedRow for each span that is not a call.
 
-    `telemetry_of` yields the spans, log records and feedback in a row, or a RejectedRow.
+    `telemetry_of` yields the spans, log records and feedback in a row, or a RefusedRow.
     """
     with DiskDict[tuple[str, int]]() as records:
         context = _Context(records)
@@ -117,11 +117,11 @@ def read_spans(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[Sou
             elif item.event.name == EVALUATION:
                 yield evaluation_result_of(item)
             elif not _has_messages(item):
-                yield RejectedRow(item.location, NO_CALL, "a log record without messages")
+                yield RefusedRow(item.location, NO_CALL, "a log record without messages")
         for span_id, number in records:
             if span_id not in used:
                 event = _stored_event(context, (span_id, number), paths)
-                yield RejectedRow(event.location, "a message without its span", f"span {span_id!r}")
+                yield RefusedRow(event.location, "a message without its span", f"span {span_id!r}")
 
 
 def _has_messages(record: LogRecord) -> bool:
@@ -131,7 +131,7 @@ def _has_messages(record: LogRecord) -> bool:
 def _telemetry(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[Telemetry]:
     """Yields the spans, log records and feedback in files."""
     for row in read_any_rows(*paths):
-        if isinstance(row, RejectedRow):
+        if isinstance(row, RefusedRow):
             yield row
         else:
             yield from telemetry_of(row)
@@ -153,7 +153,7 @@ def _collect(paths: Sequence[Path], telemetry_of: TelemetryOf, context: _Context
 
 def _otlp_telemetry(row: JsonRow) -> Iterator[Telemetry]:
     telemetry = list(telemetry_of(row.data, row.location))
-    yield from telemetry or [RejectedRow(row.location, "neither spans nor log records")]
+    yield from telemetry or [RefusedRow(row.location, "neither spans nor log records")]
 
 
 def _read(paths: Sequence[Path]) -> Iterator[SourceRow]:
@@ -168,10 +168,10 @@ def _stored_event(context: _Context, key: tuple[str, int], paths: Sequence[Path]
 def _rows_of(
     span: Span, context: _Context, used: set[str], paths: Sequence[Path]
 ) -> Iterator[SourceRow]:
-    """Yields the calls of a span, or the span and its log records as rejected rows."""
+    """Yields the calls of a span, or the span and its log records as refused rows."""
     convention = next(each for each in _CONVENTIONS if each.is_followed(span))
     if not convention.is_model_call(span):
-        yield RejectedRow(span.location, NO_CALL, span.name)
+        yield RefusedRow(span.location, NO_CALL, span.name)
         return
     num_records = 0 if span.id in used else context.num_records.get(span.id, 0)
     records = [_stored_event(context, (span.id, number), paths) for number in range(num_records)]
@@ -181,9 +181,9 @@ def _rows_of(
     try:
         calls = [_add_failure(call, span) for call in convention.read_call(span)]
     except UnreadableRowError as error:
-        yield RejectedRow(span.location, error.reason, error.detail)
+        yield RefusedRow(span.location, error.reason, error.detail)
         for location in locations:
-            yield RejectedRow(location, error.reason, f"see {span.location}")
+            yield RefusedRow(location, error.reason, f"see {span.location}")
         return
     feedback_ids = (span.trace_id, first_text(span.attributes, _RESPONSE))
     log_fields: Row = {
@@ -272,7 +272,7 @@ def _is_phoenix(row: Row) -> bool:
     return _is_span(row) or _is_table_row(row) or _is_annotation(row)
 
 
-def _phoenix_telemetry(page: JsonRow) -> Iterator[Span | Feedback | RejectedRow]:
+def _phoenix_telemetry(page: JsonRow) -> Iterator[Span | Feedback | RefusedRow]:
     """Yields the spans and annotations in a row."""
     for row in listed_rows(page, "data"):
         item, location = row.data, row.location
@@ -281,7 +281,7 @@ def _phoenix_telemetry(page: JsonRow) -> Iterator[Span | Feedback | RejectedRow]
             continue
         span = _from_columns(item) if _is_table_row(item) else item
         if not _is_span(span):
-            yield RejectedRow(location, "neither a span nor an annotation")
+            yield RefusedRow(location, "neither a span nor an annotation")
             continue
         kind = {KIND: span["span_kind"]} if "span_kind" in span else {}
         yield plain_span(span | {"attributes": kind | as_row(span["attributes"])}, location)
@@ -304,7 +304,7 @@ def _from_columns(row: Row) -> Row:
     return others | {"context": context, "attributes": attributes}
 
 
-def _annotation(row: Row, location: Location) -> Feedback | RejectedRow:
+def _annotation(row: Row, location: Location) -> Feedback | RefusedRow:
     """Returns the feedback in an annotation of Phoenix."""
     target_id = first_text(row, "span_id", "trace_id", "session_id")
     name = first_text(row, "name", "annotation_name")
@@ -365,12 +365,12 @@ def _columns_of(row: Row) -> _Columns | None:
     return None
 
 
-def _table_telemetry(page: JsonRow) -> Iterator[Span | RejectedRow]:
+def _table_telemetry(page: JsonRow) -> Iterator[Span | RefusedRow]:
     """Yields the spans in a row of a table, or of an API response with rows."""
     for row in listed_rows(page, "rows", "data"):
         columns = _columns_of(row.data)
         if columns is None:
-            yield RejectedRow(row.location, "not a span")
+            yield RefusedRow(row.location, "not a span")
         else:
             yield _span_of_table(row, columns)
 

@@ -27,7 +27,7 @@ from stillroom.importing.payloads.messages import MessageReader, tool_call, tool
 from stillroom.importing.records import (
     Location,
     LoggedConversation,
-    RejectedRow,
+    RefusedRow,
     SourceRow,
     TraceFormat,
 )
@@ -61,10 +61,10 @@ def _with_sub_agents(
     try:
         yield _conversation(data, run, location, trajectory_id, parent)
     except UnreadableRowError as error:
-        yield RejectedRow(location, error.reason, error.detail)
+        yield RefusedRow(location, error.reason, error.detail)
     sub_agents = as_list(data.get("subagent_trajectories"))
     if sub_agents and depth == _MAX_NESTING:
-        yield RejectedRow(
+        yield RefusedRow(
             location, "sub-agents are nested too deeply", "move them to separate files"
         )
         return

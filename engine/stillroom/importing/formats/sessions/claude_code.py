@@ -8,7 +8,7 @@ from pathlib import Path
 from stillroom.importing.formats.sessions.message_tree import MessageTree, Turn, fork_chain
 from stillroom.importing.json_rows import JsonRow, Row, read_json_rows, recognise_rows
 from stillroom.importing.payloads.fields import as_list, as_row, first_text, text_of
-from stillroom.importing.records import LoggedConversation, RejectedRow, SourceRow, TraceFormat
+from stillroom.importing.records import LoggedConversation, RefusedRow, SourceRow, TraceFormat
 
 _KINDS = frozenset(("user", "assistant", "system", "attachment", "progress"))
 _FORK, _NUM_HEAD_ROWS = "fork-context-ref", 50
@@ -27,7 +27,7 @@ def read_sessions(paths: Sequence[Path]) -> Iterator[SourceRow]:
     """Yields the conversations of session files, with one file in memory at a time.
 
     A session has its main conversation, abandoned branches, one conversation after each compaction,
-    and those of sub-agents. Unreadable lines and branches without a reply are rejected. Turns that
+    and those of sub-agents. Unreadable lines and branches without a reply are refused. Turns that
     a fork copies from another session, or that a forked sub-agent continues, are context there.
     """
     conversation_ids: dict[str, str] = {}
@@ -35,7 +35,7 @@ def read_sessions(paths: Sequence[Path]) -> Iterator[SourceRow]:
     for path in sessions.in_order():
         tree = MessageTree("claude_code", conversation_ids)
         for row in read_json_rows(path):
-            if isinstance(row, RejectedRow):
+            if isinstance(row, RefusedRow):
                 yield row
             elif row.data.get("type") == _FORK:
                 session = first_text(row.data, "parentSessionId") or ""
@@ -224,27 +224,27 @@ class _PrintedSession:
 def read_outputs(paths: Sequence[Path]) -> Iterator[SourceRow]:
     """Yields the conversations of printed sessions, with one file in memory at a time.
 
-    A conversation is rejected if the user's messages were not printed, which is the default.
+    A conversation is refused if the user's messages were not printed, which is the default.
     """
     for path in paths:
         sessions: dict[str | None, _PrintedSession] = {}
         for row in read_json_rows(path):
-            if isinstance(row, RejectedRow):
+            if isinstance(row, RefusedRow):
                 yield row
             else:
                 name = text_of(row.data.get("session_id"))
                 sessions.setdefault(name, _PrintedSession()).add(row)
         for session in sessions.values():
             for item in session.tree.conversations():
-                yield _reject_without_prompt(item)
+                yield _refuse_without_prompt(item)
 
 
-def _reject_without_prompt(item: SourceRow) -> SourceRow:
-    """Returns a conversation, or a RejectedRow if it begins with a reply."""
+def _refuse_without_prompt(item: SourceRow) -> SourceRow:
+    """Returns a conversation, or a RefusedRow if it begins with a reply."""
     if not isinstance(item, LoggedConversation):
         return item
     if item.messages[0]["role"] == "assistant":
-        return RejectedRow(item.location, _NO_PROMPT, _HINT)
+        return RefusedRow(item.location, _NO_PROMPT, _HINT)
     # Messages are printed before their usage is final.
     return replace(item, usage=None, finish_reason=None)
 

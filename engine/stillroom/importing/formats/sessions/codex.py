@@ -37,7 +37,7 @@ from stillroom.importing.payloads.messages import MessageReader, as_context, jso
 from stillroom.importing.records import (
     Location,
     LoggedConversation,
-    RejectedRow,
+    RefusedRow,
     SourceRow,
     TraceFormat,
 )
@@ -295,15 +295,13 @@ def read_threads(paths: Sequence[Path]) -> Iterator[SourceRow]:
     for path in forks.in_order(paths):
         thread = _Thread(Location(path, 1), forks)
         for row in read_json_rows(path):
-            if isinstance(row, RejectedRow):
+            if isinstance(row, RefusedRow):
                 yield row
             else:
                 yield from _add_row(thread, row)
         yield from _end_segment(thread)
         if thread.num_conversations == 0 and thread.segment.items:
-            yield RejectedRow(
-                thread.location, COPIED, f"its replies are in {thread.segment.parent}"
-            )
+            yield RefusedRow(thread.location, COPIED, f"its replies are in {thread.segment.parent}")
 
 
 def _end_segment(thread: _Thread) -> Iterator[SourceRow]:
@@ -313,7 +311,7 @@ def _end_segment(thread: _Thread) -> Iterator[SourceRow]:
         try:
             yield thread.conversation()
         except UnreadableRowError as error:
-            yield RejectedRow(thread.segment.location, error.reason, error.detail)
+            yield RefusedRow(thread.segment.location, error.reason, error.detail)
 
 
 def _begin(thread: _Thread, meta: Row, chain: frozenset[str]) -> None:
@@ -460,9 +458,9 @@ def _is_exec_output(path: Path, head: bytes) -> bool:
     )
 
 
-def _reject_exec_output(paths: Sequence[Path]) -> Iterator[SourceRow]:
+def _refuse_exec_output(paths: Sequence[Path]) -> Iterator[SourceRow]:
     detail = "import the thread's rollout-*.jsonl in ~/.codex/sessions instead"
-    return (RejectedRow(Location(path, 1), _NO_PROMPT, detail) for path in paths)
+    return (RefusedRow(Location(path, 1), _NO_PROMPT, detail) for path in paths)
 
 
 CODEX = TraceFormat(
@@ -475,5 +473,5 @@ CODEX_EXEC = TraceFormat(
     name="codex_exec",
     title="Output of `codex exec --json` (refused: it lacks the prompts)",
     is_recognised=_is_exec_output,
-    read=_reject_exec_output,
+    read=_refuse_exec_output,
 )

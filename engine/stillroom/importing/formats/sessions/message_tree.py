@@ -14,7 +14,7 @@ from stillroom.importing.payloads.fields import (
     usage_of,
 )
 from stillroom.importing.payloads.messages import MessageReader, as_context
-from stillroom.importing.records import Location, LoggedConversation, RejectedRow, SourceRow
+from stillroom.importing.records import Location, LoggedConversation, RefusedRow, SourceRow
 from stillroom.types import Usage
 
 CONTEXT_DROPPED = "system prompt and reminders that the agent adds are not in its file"
@@ -82,7 +82,7 @@ class MessageTree:
         """The turn of each line, by the line's id; of a line that is no message, the one before."""
         self._replies: dict[str, Turn] = {}
         self._callers: dict[str, Turn] = {}
-        self._problems: list[RejectedRow] = []
+        self._problems: list[RefusedRow] = []
         self._context: Turn | None = None
         self._copied: dict[str, str] = {}
         """The conversations of replies in the continued session."""
@@ -170,7 +170,7 @@ class MessageTree:
         try:
             turn.messages = reader.turn(message)
         except UnreadableRowError as error:
-            self._problems.append(RejectedRow(turn.location, error.reason, error.detail))
+            self._problems.append(RefusedRow(turn.location, error.reason, error.detail))
             self.add_note(turn)
             return
         turn.dropped = tuple(reader.dropped)
@@ -203,7 +203,7 @@ class MessageTree:
         added.kept_after = kept_after
 
     def conversations(self) -> Iterator[SourceRow]:
-        """Yields all conversations, including branches; a branch without a reply is rejected."""
+        """Yields all conversations, including branches; a branch without a reply is refused."""
         yield from self._problems
         for turn in self._turns:
             turn.conversation = turn.conversation or self._earlier_conversation(turn)
@@ -245,15 +245,15 @@ class MessageTree:
         return turn
 
     def _conversation(self, last: Turn) -> SourceRow:
-        """Returns the conversation that ends with a turn, or rejects it if it has no new reply."""
+        """Returns the conversation that ends with a turn, or refuses it if it has no new reply."""
         path = _path(last)
         new_turns = [turn for turn in path if turn.conversation is None]
         last_reply = next((turn for turn in reversed(new_turns) if turn.is_reply), None)
         if last_reply is None and path[-1].conversation is not None:
             detail = f"its replies are in {path[-1].conversation}"
-            return RejectedRow(last.location, COPIED, detail)
+            return RefusedRow(last.location, COPIED, detail)
         if last_reply is None or last_reply.is_answered:
-            return RejectedRow(
+            return RefusedRow(
                 last.location, NO_REPLY, "it was interrupted, or continued in another session"
             )
         conversation_id = self._id_of(last, path)
@@ -269,7 +269,7 @@ class MessageTree:
         try:
             messages = list(_join_user_messages(_messages(path, context, dropped)))
         except UnreadableRowError as error:
-            return RejectedRow(last.location, error.reason, error.detail)
+            return RefusedRow(last.location, error.reason, error.detail)
         replies = [turn for turn in path if turn.is_reply and turn.model]
         models = list(dict.fromkeys(turn.model for turn in replies if turn.model))
         usages = [turn.usage for turn in new_turns if turn.usage is not None]

@@ -22,7 +22,7 @@ from stillroom.importing.payloads.fields import (
     usage_of,
     without_empty,
 )
-from stillroom.importing.records import RejectedRow, SourceRow, TraceFormat
+from stillroom.importing.records import RefusedRow, SourceRow, TraceFormat
 from stillroom.importing.table_rows import recognise_listed_rows
 
 _NO_CONTENT = "a response span without its messages"
@@ -56,7 +56,7 @@ class _Traces:
                 trace, thread = first_text(item, "id"), first_text(item, "group_id")
                 if trace and thread:
                     self._threads[trace] = thread
-                yield RejectedRow(row.location, NO_CALL, str(kind or item.get("object")))
+                yield RefusedRow(row.location, NO_CALL, str(kind or item.get("object")))
                 return
         log_fields: Row = {
             "group": self._threads.get(trace or "", trace),

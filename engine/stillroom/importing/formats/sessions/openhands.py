@@ -31,7 +31,7 @@ from stillroom.importing.payloads.messages import (
 from stillroom.importing.records import (
     Location,
     LoggedConversation,
-    RejectedRow,
+    RefusedRow,
     SourceRow,
     TraceFormat,
 )
@@ -120,14 +120,14 @@ class EventLog:
             self._problem = self._problem or error
 
     def end(self) -> Iterator[SourceRow]:
-        """Yields the current conversation, or a RejectedRow if it has no reply."""
+        """Yields the current conversation, or a RefusedRow if it has no reply."""
         new_entries = [entry for entry in self._messages if not entry.is_context]
         if not new_entries:
             return
         replies = [entry for entry in new_entries if entry.is_reply]
         if self._problem is not None or not replies:
             problem = self._problem or UnreadableRowError(NO_REPLY, "it was interrupted")
-            yield RejectedRow(self.location, problem.reason, problem.detail)
+            yield RefusedRow(self.location, problem.reason, problem.detail)
         else:
             yield self._conversation([entry.response for entry in replies])
         self._number += 1
@@ -324,7 +324,7 @@ def read_conversations(paths: Sequence[Path]) -> Iterator[SourceRow]:
             yield from log.end()
             log = None
         for row in read_json_rows(path):
-            if isinstance(row, RejectedRow):
+            if isinstance(row, RefusedRow):
                 yield row
             elif isinstance(row.data.get("history"), list):
                 yield from _history(row)
