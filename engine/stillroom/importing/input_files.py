@@ -24,7 +24,7 @@ from stillroom.secrecy.readable import check_readable
 from stillroom.settings import Workspace
 
 _SIDE_FILE_SUFFIXES = (".manifest.json", ".lock", ".refused", ".dropped")
-_GLOB = frozenset("*?[")
+_GLOB_CHARACTERS = frozenset("*?[")
 
 
 def input_files(workspace: Workspace, inputs: Sequence[str]) -> dict[Path, bool]:
@@ -50,7 +50,7 @@ def input_files(workspace: Workspace, inputs: Sequence[str]) -> dict[Path, bool]
 def _files_of(workspace: Workspace, name: str) -> Iterator[tuple[Path, bool]]:
     """Yields the files of one input, each with whether the input names it directly."""
     path = workspace.path(name)
-    if not path.exists() and _GLOB.intersection(name):
+    if not path.exists() and _GLOB_CHARACTERS.intersection(name):
         # Path.glob does not accept absolute patterns.
         matches = map(Path, sorted(glob.glob(str(path), recursive=True)))  # noqa: PTH207
         yield from ((match, False) for match in matches if match.is_file())
@@ -66,7 +66,6 @@ def _files_of(workspace: Workspace, name: str) -> Iterator[tuple[Path, bool]]:
 
 
 STDIN = "-"
-_READ_BLOCK = 1 << 20
 
 
 def with_standard_input(
@@ -97,7 +96,7 @@ def _save_input(output: Path, stream: BinaryIO) -> Path:
         handle = folder.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             with os.fdopen(handle, "wb") as file:
-                while block := stream.read(_READ_BLOCK):
+                while block := stream.read(_BLOCK):
                     digest.update(block)
                     file.write(block)
                 if not file.tell():
@@ -112,7 +111,7 @@ def _save_input(output: Path, stream: BinaryIO) -> Path:
 
 
 _BLOCK = 1 << 20
-_BEGINNING = 2 << 20
+_MAX_BEGINNING_BYTES = 2 << 20
 _MAX_RATIO, _MIN_LIMIT = 200, bounds.UNPACKED.limit
 """Limits against decompression bombs: the maximum ratio of sizes (logs have 5 to 50), and a size in
 bytes that is always allowed."""
@@ -159,7 +158,9 @@ def open_beginning(file: Path) -> Generator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, file.stem)
         check_readable(path)
-        if (problem := _decompress(file, path, max_bytes=_BEGINNING)) and not path.stat().st_size:
+        if (
+            problem := _decompress(file, path, max_bytes=_MAX_BEGINNING_BYTES)
+        ) and not path.stat().st_size:
             raise InputError(
                 f"{file} cannot be decompressed: {problem}",
                 f"download or create it again; if it is not compressed, rename it without "
@@ -176,7 +177,7 @@ def decompressed_files(files: Sequence[Path], output: Path) -> Generator[Decompr
     """
     prefix = f".{output.name}.unpacked-"
     for leftover in output.parent.glob(f"{glob.escape(prefix)}*"):
-        shutil.rmtree(leftover)  # what a killed process left
+        shutil.rmtree(leftover)  # left by a killed process
     compressed = [file for file in files if is_compressed(file)]
     if not compressed:
         yield DecompressedFiles({}, {})

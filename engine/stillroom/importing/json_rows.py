@@ -20,7 +20,7 @@ Row = dict[str, Any]
 _BLOCK = 1 << 20
 _BLANKS = b" \t\r\n"
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|["\[\]{},]', re.DOTALL)
-"""A complete string, a bracket or a comma; a single quote is a string that is not complete yet."""
+"""A complete string, a bracket or a comma; or the quote that opens an incomplete string."""
 _CLOSING = {b"{": b"}", b"[": b"]"}
 _MAX_HEAD_ROWS = 20
 _HEAD = 64 << 10

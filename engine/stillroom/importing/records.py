@@ -112,7 +112,7 @@ class RefusedRow:
 INCOMPLETE = "not completed"
 """The phrase in `dropped` of a conversation that ends with an answer, but did not complete."""
 NO_NUMBER = "feedback without a number"
-NO_CALL_FOUND = "feedback on no imported call"
+NO_CALL_FOUND = "feedback on a call that was not imported"
 """Reasons for which feedback is refused."""
 
 

@@ -10,12 +10,12 @@ from stillroom.secrecy.key_fields import holds_keys, keys_in_fields
 from stillroom.secrecy.patterns import PERSONAL_DATA, SECRETS, replace_kinds
 from stillroom.secrecy.redaction import Redactor
 
-_LOCAL_KEY = "key of this machine"
+_LOCAL_KEY = "API key of this machine"
 _FIELD_KEY = "API key in a field"
 _KEY_MARK = "[key]"
 _ANSWERS = frozenset(("answer", "expected_answer", "label"))
-"""The fields that rewards compare with a conversation, in which equal values stay."""
-_NAMES_REMEMBERED = 1 << 14
+"""The fields that rewards compare with replies; only fields of requests are removed from these."""
+_MAX_CACHED_NAMES = 1 << 14
 
 
 class Redaction:
@@ -28,14 +28,14 @@ class Redaction:
 
     def __init__(self, key_redactor: Redactor, *, keep_secrets: bool, keep_personal: bool) -> None:
         """`key_redactor` redacts the API keys in this process's environment and files."""
-        removed = [] if keep_secrets else [*SECRETS]
-        removed += [] if keep_personal else PERSONAL_DATA
-        self._kinds = tuple(removed)
+        kinds = [] if keep_secrets else [*SECRETS]
+        kinds += [] if keep_personal else PERSONAL_DATA
+        self._kinds = tuple(kinds)
         self._keep_secrets = keep_secrets
         self._key_redactor = None if keep_secrets or not key_redactor.secrets else key_redactor
         self._numbers: dict[tuple[str, int], int] = {}
         self._name_numbers: dict[tuple[str, int], int] = {}
-        self.name = lru_cache(_NAMES_REMEMBERED)(self._name)
+        self.name = lru_cache(_MAX_CACHED_NAMES)(self._name)
         """Redacts a name (of a model, tool, parameter, field or score).
 
         Placeholders in names are the same in the whole import, so that calls still match their

@@ -79,7 +79,7 @@ def import_rollouts(
     """Writes the rollouts of the sources, and returns the counts.
 
     Raises InputError for sources that cannot be read and, unless `accepts_ratings`, for scores that
-    do not say what is right, and DataError if there are no rollouts.
+    do not tell right answers from wrong ones, and DataError if there are no rollouts.
     """
     outputs = ImportOutputs.of(workspace, request)
     written = [*outputs.row_files, outputs.refused]
@@ -189,15 +189,15 @@ class _Import:
     def write(self, *, accepts_ratings: bool) -> None:
         """Joins the rows and writes the rollouts.
 
-        Raises DataError if there are none, and, unless `accepts_ratings`, InputError if scores do
-        not say what is right.
+        Raises DataError if there are no rollouts, and, unless `accepts_ratings`, InputError if
+        scores do not tell right answers from wrong ones.
         """
         joined = join_rows(self._collected.rows, self._collected.tree)
         if not joined.kept:
             raise self._no_rollouts_error()
         if (share := self._request.split_heldout) is not None:
-            as_logged = RolloutBuilder(self._collected, joined, None)
-            self._split = split_rollouts(joined, as_logged, share=share)
+            unredacted = RolloutBuilder(self._collected, joined, None)
+            self._split = split_rollouts(joined, unredacted, share=share)
         id_field = self._request.feedback_by
         feedback = scores_from_feedback(self._collected, joined, self._tally, id_field=id_field)
         builder = RolloutBuilder(self._collected, joined, self._redaction)

@@ -17,7 +17,7 @@ from stillroom.secrecy.readable import check_readable
 PARQUET_MARK = b"PAR1"
 """The first and last bytes of a Parquet file."""
 _BATCH = 256
-_TAIL = 256 << 10
+_FOOTER_BYTES = 256 << 10
 _MAX_HEAD_ROWS = 5
 
 
@@ -138,7 +138,7 @@ def parquet_footer(path: Path, head: bytes) -> bytes:
     if not head.startswith(PARQUET_MARK):
         return b""
     with path.open("rb") as stream:
-        stream.seek(max(0, path.stat().st_size - _TAIL))
+        stream.seek(max(0, path.stat().st_size - _FOOTER_BYTES))
         return stream.read()
 
 

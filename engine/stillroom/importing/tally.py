@@ -58,7 +58,7 @@ class FileTally:
     """Tracks the files of which no row was read, and the tables that were read as feedback."""
 
     def __init__(self, show_path: Callable[[Path], str]) -> None:
-        """`show_path` formats a path for users; of a decompressed copy, the compressed file's."""
+        """`show_path` formats a path for users; it shows a decompressed copy as its original."""
         self._show_path = show_path
         self._read: set[str] = set()
         self.refused: dict[str, RefusedFile] = {}
@@ -112,7 +112,7 @@ class ImportTally:
         self.reasons: Counter[str] = Counter()
         self.first_refused: list[str] = []
         """The first 5 refused rows, each as one line with its location and the problem."""
-        self.disagreeing: set[int] = set()
+        self.conflicting_rows: set[int] = set()
         """The kept rows of rollouts whose feedback or copies of a call disagree on a score."""
 
     def show_path(self, path: Path) -> str:

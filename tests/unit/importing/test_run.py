@@ -343,7 +343,7 @@ def test_a_reward_that_the_source_itself_gives_needs_no_option(tmp_path, name):
     ]
     made = imported(tmp_path, rows)
     assert [row["success"] for row in rows_of(tmp_path)] == [True, False]
-    assert "2 rollouts have the reward from their source" in made.notes
+    assert "2 rollouts have a reward from their source" in made.notes
     imported(tmp_path, rows, reward_from=("turns>=3",))
     assert [row["reward"] for row in rows_of(tmp_path)] == [1, 1]
 
@@ -546,7 +546,7 @@ def test_the_operation_imports_small_logs_at_once_in_a_child(tmp_path, monkeypat
     request = ImportRollouts(input="*.jsonl", output="out.jsonl")
     made = api.carry_out(Workspace(tmp_path), operation, request)
     assert isinstance(made, api.ImportResult)
-    assert (made.kept, set(made.removed)) == (1, {"key of this machine"})
+    assert (made.kept, set(made.removed)) == (1, {"API key of this machine"})
     written = (tmp_path / "out.jsonl").read_bytes()
     assert b"correct-horse" not in written
     assert b"There are 3 of [key]" in written

@@ -14,7 +14,7 @@ from stillroom.importing.conversations.message_store import ASSISTANT, TOOL, USE
 from stillroom.importing.json_rows import UnreadableRowError
 
 NONE = -1
-ORPHAN = "a tool message answers no tool call"
+ORPHAN = "a tool message without its tool call"
 
 
 class CallTree:
@@ -28,12 +28,12 @@ class CallTree:
         self._parents, self._messages = array("i"), array("I")
         self._answered_calls, self._has_user = array("i"), array("B")
         """The position of the answered tool call; whether a user message is on the path."""
-        self._first_rows, self._fullest_replies = array("i"), array("i")
+        self._first_rows, self._longest_replies = array("i"), array("i")
         """The first row that ends at the node, and its reply's longest form, or NONE."""
         self._next_rows = array("i")
         """For each row, the next row that ends at the same node: a linked list."""
         columns = (self._parents, self._messages, self._answered_calls, self._has_user,
-                   self._first_rows, self._fullest_replies)  # fmt: skip
+                   self._first_rows, self._longest_replies)  # fmt: skip
         self._appends = tuple([column.append for column in columns])
 
     @property
@@ -93,9 +93,9 @@ class CallTree:
         """Records that a row's call ends at a node, with this message as its reply."""
         while len(self._next_rows) <= row:
             self._next_rows.append(NONE)
-        best = self._fullest_replies[node]
-        if best == NONE or self._store.sizes[reply] > self._store.sizes[best]:
-            self._fullest_replies[node] = reply
+        longest = self._longest_replies[node]
+        if longest == NONE or self._store.sizes[reply] > self._store.sizes[longest]:
+            self._longest_replies[node] = reply
         first = self._first_rows[node]
         if first == NONE:
             self._first_rows[node] = row
@@ -132,7 +132,7 @@ class CallTree:
         If the node is a logged reply, returns its longest logged form, since histories leave out
         parts such as reasoning. Any other message is returned in its first logged form.
         """
-        reply = self._fullest_replies[node]
+        reply = self._longest_replies[node]
         return self._messages[node] if reply == NONE else reply
 
     def answered_call(self, node: int) -> int:

@@ -113,7 +113,7 @@ class MessageStore:
 
 
 _ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
-_IDS_REMEMBERED = 4096
+_MAX_CACHED_IDS = 4096
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 SYSTEM, USER, ASSISTANT, TOOL = range(4)
 _ROLES = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": TOOL}
@@ -182,7 +182,7 @@ def _digest_of(*parts: str) -> int:
     return int.from_bytes(sha256(data).digest()[:8], "little", signed=True)
 
 
-@lru_cache(maxsize=_IDS_REMEMBERED)
+@lru_cache(maxsize=_MAX_CACHED_IDS)
 def _id_digest(name: str) -> int:
     """Returns a digest of a call id, never 0."""
     return _digest_of(name) or 1

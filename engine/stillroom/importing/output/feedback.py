@@ -32,7 +32,7 @@ def scores_from_feedback(
     Feedback on a row applies to its rollout, and feedback on a group to all rollouts of the group.
     An id that is neither is looked up in the other ids and the metadata of rows. With `id_field`,
     ids are looked up in that field first. Of several values of a score, the lowest one is returned,
-    and the rollout is added to `tally.disagreeing` if they differ. Feedback without a matching
+    and the rollout is added to `tally.conflicting_rows` if they differ. Feedback without a matching
     rollout is refused.
     """
     scores: defaultdict[int, dict[str, float]] = defaultdict(dict)
@@ -63,7 +63,7 @@ def scores_from_feedback(
         tally.count_merged(name)
         for row in matching:
             if add_lowest(scores[row], {feedback.name: feedback.value}):
-                tally.disagreeing.add(row)
+                tally.conflicting_rows.add(row)
     return scores
 
 
@@ -96,7 +96,7 @@ class _UsedScore:
     name: str
     score: float
     lowest_good: float | None
-    """The score from which on it counts as 1, and below as 0; None if it counts as it is."""
+    """The limit from which a score counts as 1, and below as 0; None uses the score unchanged."""
 
     @property
     def reward(self) -> float:
@@ -117,8 +117,8 @@ def reward_of(scores: Mapping[str, float], names: Sequence[str]) -> float | None
     return sum(lowest) / len(lowest) if len(lowest) == len(names) else None
 
 
-def have_different_scores(scores: Mapping[str, float], names: Sequence[str]) -> bool:
-    """Returns whether the scores under the names of one `a|b` differ."""
+def alternatives_differ(scores: Mapping[str, float], names: Sequence[str]) -> bool:
+    """Returns whether the alternatives of an `a|b` among the names have different scores."""
     return any(len({each.reward for each in _used_scores(scores, name)}) > 1 for name in names)
 
 
@@ -133,10 +133,10 @@ def _used_scores(scores: Mapping[str, float], names: str) -> list[_UsedScore]:
 
 def _used_score(scores: Mapping[str, float], name: str) -> _UsedScore | None:
     limited = _AT_LEAST.fullmatch(name)
-    readings: list[tuple[str, float | None]] = [(name, None)]
+    candidates: list[tuple[str, float | None]] = [(name, None)]
     if limited is not None:
-        readings.append((limited[1], float(limited[2])))
-    for full_name, lowest_good in readings:
+        candidates.append((limited[1], float(limited[2])))
+    for full_name, lowest_good in candidates:
         for plain in (full_name, full_name.rpartition(_PREFIX)[2]):
             if plain in scores:
                 return _UsedScore(plain, scores[plain], lowest_good)
@@ -145,7 +145,7 @@ def _used_score(scores: Mapping[str, float], name: str) -> _UsedScore | None:
 
 @dataclass(slots=True)
 class _Scale:
-    """The scores of one name that rewards are taken from as they are."""
+    """The range of a score that rewards use unchanged."""
 
     lowest: float = math.inf
     highest: float = -math.inf
@@ -153,7 +153,7 @@ class _Scale:
     num_scores: int = 0
 
     def lowest_good(self, name: str) -> float:
-        """Returns a score above the middle: of five or more stars, or of the scores that occur."""
+        """Suggests a limit above the middle of the stars (five or more) or of the scores found."""
         if _RATING.search(name):
             return (1 + max(self.highest, _COMMON_STARS)) // 2 + 1
         middle = (self.lowest + self.highest) / 2
@@ -181,7 +181,7 @@ class RewardScales:
                 scale.num_scores += 1
 
     def check(self) -> None:
-        """Raises InputError if a rating, such as 1 to 5 stars, has no limit or an unreadable one.
+        """Raises InputError if a rating, such as 1 to 5 stars, has no limit or an invalid one.
 
         A source's own reward may have any scale.
         """
@@ -190,8 +190,9 @@ class RewardScales:
             found = not self._scales.keys().isdisjoint((part, part.rpartition(_PREFIX)[2]))
             if compared is not None and not found and not _AT_LEAST.fullmatch(part):
                 raise InputError(
-                    f"{safe_name(part)} in reward_from is no score of the sources, and no limit",
-                    f"write a limit as {safe_name(compared[1])}>=NUMBER, the lowest good score",
+                    f"{safe_name(part)} in reward_from is neither a score of the sources nor a "
+                    "valid limit",
+                    f"write {safe_name(compared[1])}>=NUMBER, with the lowest good score",
                 )
         for name, scale in self._scales.items():
             if name in _SOURCE_REWARDS and not scale.is_feedback:
@@ -199,8 +200,8 @@ class RewardScales:
             if scale.highest > 1 or (scale.lowest >= 1 and _STARS.search(name)):
                 shown = safe_name(name)
                 raise InputError(
-                    f"the score {shown} goes from {scale.lowest:g} to {scale.highest:g} (in "
-                    f"{scale.num_scores} rollouts), but a reward of 0.5 is already a success",
+                    f"the score {shown} ranges from {scale.lowest:g} to {scale.highest:g} (in "
+                    f"{scale.num_scores} rollouts), but any reward from 0.5 on is a success",
                     "name the lowest good score in reward_from of import_rollouts, such as "
                     f'["{shown}>={scale.lowest_good(name):.10g}"]: it counts as 1, and lower ones '
                     "as 0. run_recipe then takes the output of that import as its input",

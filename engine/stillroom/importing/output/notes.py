@@ -71,8 +71,8 @@ def _advice_on(reason: str, columns: Sequence[str]) -> str:
         return f"; if it is feedback: {_COLUMNS_OF_FEEDBACK}; its columns are {names}"
     if reason == NO_CALL_FOUND:
         return (
-            "; set feedback_by to the field of the log that has its ids. If these are in another "
-            f"column: {_COLUMNS_OF_FEEDBACK}"
+            "; set feedback_by to the log's field that has the feedback's ids. If the ids are in "
+            f"another column: {_COLUMNS_OF_FEEDBACK}"
         )
     if reason == NO_NUMBER:
         return "; a score is a number or a word such as up and down, good and bad, yes and no"
@@ -94,9 +94,9 @@ def import_notes(
             "drop the rows, use not_contains of filter_dataset with match=conversation"
         )
     yield from _notes_on_scores(request, counts)
-    if request.prompts and counts.differently_answered:
+    if request.prompts and counts.ambiguous_prompts:
         yield (
-            f"{counts.differently_answered} prompts have no expected_answer, because their correct "
+            f"{counts.ambiguous_prompts} prompts have no expected_answer, because their correct "
             "answers differ: set reward_from, so that the best answer counts, or score them with a "
             "judge or rewards.py"
         )
@@ -131,8 +131,8 @@ def _notes_on_content(counts: RolloutCounts) -> Iterator[str]:
         )
     if incomplete := counts.dropped[INCOMPLETE]:
         yield (
-            f"{incomplete} rollouts end with an answer although their source calls them not "
-            f'completed ("{INCOMPLETE}" in losses): they are kept, with stop_reason "answered"'
+            f"{incomplete} rollouts end with an answer although their source marks them as "
+            f'not completed ("{INCOMPLETE}" in losses): they are kept, with stop_reason "answered"'
         )
     yield from later_system_notes(counts.later_system, counts.calls.count)
     if counts.unlogged_turns:
@@ -148,8 +148,8 @@ def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator
     names = _join_names(name for name, _ in counts.scores.most_common(_MAX_NAMES)) or "none"
     if not request.reward_from and counts.rewarded:
         unjudged = counts.calls.count - counts.rewarded
-        yield f"{counts.rewarded} rollouts have the reward from their source" + (
-            f", and {unjudged} have none (nothing judged them, or their reward failed): score "
+        yield f"{counts.rewarded} rollouts have a reward from their source" + (
+            f", and {unjudged} have none (they were not scored, or scoring failed): score "
             "these with score_rollouts"
             if unjudged
             else ""
@@ -159,15 +159,15 @@ def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator
             f"the sources have scores ({names}) but no reward: to leave out wrong answers, import "
             "again and name the scores for correctness in reward_from (ratings as stars>=4)"
         )
-    if counts.disagreeing:
+    if counts.conflicting_feedback:
         yield (
-            f"{counts.disagreeing} rollouts have feedback that disagrees with other feedback or "
-            "with a score in their log: the lowest value is used"
+            f"{counts.conflicting_feedback} rollouts have feedback that disagrees with other "
+            "feedback or with a score in their log: the lowest value is used"
         )
-    if counts.differently_named:
+    if counts.differing_alternatives:
         yield (
-            f"{counts.differently_named} rollouts have different scores under the names that "
-            "reward_from joins with |: the lowest of them is used"
+            f"{counts.differing_alternatives} rollouts have different scores under the names that "
+            "reward_from joins with |: the lowest one is used"
         )
     if counts.changing_scores:
         yield (
@@ -185,8 +185,8 @@ def _notes_on_scores(request: ImportRollouts, counts: RolloutCounts) -> Iterator
     if request.reward_from and not counts.rewarded:
         yield (
             f"no rollout has all scores of reward_from; the sources have: {names}. If their names "
-            "differ between sources, write a|b to accept either; a table's column of another name "
-            "becomes a score with score=COLUMN in columns"
+            "differ between sources, write a|b to accept either; to use another column of a "
+            "table as a score, set score=COLUMN in columns"
         )
 
 
@@ -289,8 +289,8 @@ def terms_notes(models: Mapping[tuple[str, str], int]) -> Iterator[str]:
     for provider, model in models:
         if (terms := terms_for(provider, model)) is not None:
             answered.setdefault(terms.title, {})[model] = None
-    for title, models_of in answered.items():
-        names, terms = list(models_of), by_title[title]
+    for title, names_of_models in answered.items():
+        names, terms = list(names_of_models), by_title[title]
         more = len(names) - 3
         first = _join_names(names[:3])
         shown = first + (f" and {more} more" if more > 0 else "")

@@ -21,7 +21,7 @@ from stillroom.importing.conversations.row_table import StoredRow
 from stillroom.importing.output.feedback import (
     RewardScales,
     add_lowest,
-    have_different_scores,
+    alternatives_differ,
     reward_of,
 )
 from stillroom.importing.output.prompts import PromptStore
@@ -32,7 +32,7 @@ from stillroom.rollout.rewards.rewards import SUCCESS_THRESHOLD
 from stillroom.secrecy.patterns import has_reserved_address
 from stillroom.types import Answerer, StopReason, Usage, total_usd
 
-_LONGEST_ERROR = 500
+_MAX_ERROR_LENGTH = 500
 UNKNOWN_PROVIDER = "unknown"
 """The provider if the source does not name it."""
 
@@ -83,7 +83,10 @@ def rollout_row(
 def _error_field(kept: StoredRow) -> dict[str, str] | None:
     if kept.error is None:
         return None
-    return {"class": kept.failure or FailureClass.INTERNAL, "message": kept.error[:_LONGEST_ERROR]}
+    return {
+        "class": kept.failure or FailureClass.INTERNAL,
+        "message": kept.error[:_MAX_ERROR_LENGTH],
+    }
 
 
 def _optional_fields(calls: Sequence[StoredRow]) -> dict[str, Any]:
@@ -144,7 +147,7 @@ class SplitPart:
     prompts: LineWriter | None = None
     models: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     """The number of rows by provider and model."""
-    waiting: "array[int]" = field(default_factory=lambda: array("q"))
+    pending_rows: "array[int]" = field(default_factory=lambda: array("q"))
     """Three numbers for each row to be written: its offset and size in the spill, and its prompt's
     number."""
     new_prompts: "array[int]" = field(default_factory=lambda: array("q"))
@@ -164,16 +167,16 @@ class RolloutCounts:
     branches: int = 0
     unlogged_turns: int = 0
     """The assistant turns that are not the reply of any logged call, and are not trained on."""
-    differently_answered: int = 0
+    ambiguous_prompts: int = 0
     """The prompts whose correct answers differ."""
     unanswered_prompts: int = 0
     """The prompts whose rollouts are all wrong or truncated."""
     contradicted_prompts: int = 0
     """The prompts with a correct rollout that does not match the source's answer."""
-    disagreeing: int = 0
+    conflicting_feedback: int = 0
     """The rollouts whose feedback or copies of a call disagree on the value of a score."""
-    differently_named: int = 0
-    """The rollouts whose scores differ under the names of one `a|b` of `reward_from`."""
+    differing_alternatives: int = 0
+    """The rollouts whose scores differ between the alternatives of an `a|b` in `reward_from`."""
     changing_scores: int = 0
     """The rollouts whose calls have different values of a score."""
     reserved_addresses: int = 0
@@ -212,10 +215,10 @@ class RolloutWriter:
         scores = {name: value for call in calls for name, value in call.scores.items()}
         named_values = _named_values(calls)
         self.counts.changing_scores += len(named_values) > len(scores)
-        # The merged calls lack the values on which their copies disagree.
+        # Merging the copies of a call drops the scores on which they disagree.
         if add_lowest(scores, feedback) or _named_values(rollout.rows) != named_values:
-            self._tally.disagreeing.add(rollout.row)
-        self.counts.differently_named += have_different_scores(scores, self._reward_from)
+            self._tally.conflicting_rows.add(rollout.row)
+        self.counts.differing_alternatives += alternatives_differ(scores, self._reward_from)
         self._scales.add(scores, feedback)
         reward = reward_of(scores, self._reward_from)
         tools, tools_note = self._tools(rollout)
@@ -232,7 +235,7 @@ class RolloutWriter:
         if prompt == num_prompts:
             part.new_prompts.append(prompt)
         data = msgspec.json.encode(row)
-        part.waiting.extend((self._spill.append(data), len(data), prompt))
+        part.pending_rows.extend((self._spill.append(data), len(data), prompt))
         providers = {call.model: call.provider or UNKNOWN_PROVIDER for call in calls if call.model}
         part.models.update((provider, model) for model, provider in providers.items())
         self._count(rollout, dropped, scores, reward)
@@ -252,10 +255,10 @@ class RolloutWriter:
             for row in self.rows_of(part):
                 if part.rows is not None:
                     part.rows.write_raw(row)
-        self.counts.differently_answered = self._prompts.num_different
+        self.counts.ambiguous_prompts = self._prompts.num_different
         self.counts.unanswered_prompts = self._prompts.num_unanswered
         self.counts.contradicted_prompts = self._prompts.num_contradicted
-        self.counts.disagreeing = len(self._tally.disagreeing)
+        self.counts.conflicting_feedback = len(self._tally.conflicting_rows)
 
     def assign_task_ids(self, part: SplitPart) -> None:
         """Assigns task ids to a part's prompts, and writes the prompts."""
@@ -267,8 +270,8 @@ class RolloutWriter:
 
     def rows_of(self, part: SplitPart) -> Iterator[bytes]:
         """Yields the rows of a part, in the order in which they were added."""
-        waiting = iter(part.waiting)
-        for offset, size, number in zip(waiting, waiting, waiting, strict=True):
+        pending = iter(part.pending_rows)
+        for offset, size, number in zip(pending, pending, pending, strict=True):
             row = self._spill.read(offset, size)
             end = row.index(_TASK_ID) + len(_TASK_ID)
             yield row[:end] + self._task_ids[number] + row[end:]

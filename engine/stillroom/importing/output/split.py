@@ -18,10 +18,10 @@ from stillroom.files import content_hash
 from stillroom.importing.conversations.rollouts import JoinedRows, RolloutBuilder
 from stillroom.importing.payloads.fields import iso_seconds
 
-_SAMPLE = 400
+_SAMPLE_SIZE = 400
 """The number of texts that are sampled to find shared shingles."""
-_SHARED, _MIN_SHARED = 0.2, 5
-"""A shingle is shared if this share of the texts, and at least this many, have it."""
+_SHARED_FRACTION, _MIN_SHARED_TEXTS = 0.2, 5
+"""A shingle is shared if this fraction of the texts, and at least this many, have it."""
 _TextAt = Callable[[int], str]
 """Returns the text of the rollout with this index."""
 
@@ -159,8 +159,8 @@ def _shared_shingles(num_texts: int, text_at: _TextAt) -> frozenset[str]:
 
     With these, any two prompts of the app would be near duplicates.
     """
-    step = max(1, num_texts // _SAMPLE)
+    step = max(1, num_texts // _SAMPLE_SIZE)
     sample = {text_at(index) for index in range(0, num_texts, step)}
     counts = Counter(shingle for text in sample for shingle in shingles_of(text))
-    min_count = max(_MIN_SHARED, _SHARED * len(sample))
+    min_count = max(_MIN_SHARED_TEXTS, _SHARED_FRACTION * len(sample))
     return frozenset(shingle for shingle, count in counts.items() if count >= min_count)

@@ -24,7 +24,7 @@ _DETAILS = {
     "reasoning": "reasoning_tokens",
 }
 _ID_NAME = re.compile(r"(?:^|[^A-Za-z])(?:uu|gu)?id$|[a-z](?:Id|ID|Uuid|UUID)$", re.ASCII)
-_LONGEST_ANSWER = 60
+_MAX_ANSWER_LENGTH = 60
 """The maximum length of an answer for matching; a longer target is a reference solution or grading
 instructions."""
 _FINISH_REASONS = {
@@ -81,7 +81,7 @@ def usage_details(value: Any) -> dict[str, int]:
 def short_answer(value: Any) -> str | None:
     """Returns a reference answer if it is short enough to be matched in a reply, else None."""
     text = value.strip() if isinstance(value, str) else ""
-    return text if 0 < len(text) <= _LONGEST_ANSWER and "\n" not in text else None
+    return text if 0 < len(text) <= _MAX_ANSWER_LENGTH and "\n" not in text else None
 
 
 def finish_reason_of(value: Any) -> str | None:

@@ -46,7 +46,7 @@ def free_form_prompt(value: Any, reader: MessageReader) -> list[Row]:
         note_truncation(value, reader)
         return _prompt_of_text(value, reader)
     if isinstance(value, list):
-        return _list_input(cast("list[Any]", value), reader)
+        return _messages_of_list(cast("list[Any]", value), reader)
     messages = _prompt_of_object(as_row(value), reader)
     if messages is None:
         raise UnreadableRowError(NO_MESSAGES, f"the input is {describe(value)}")
@@ -182,10 +182,10 @@ def _is_batch(value: Any) -> bool:
     return bool(items) and not all(isinstance(item, str) for item in items)
 
 
-def _list_input(items: list[Any], reader: MessageReader) -> list[Row]:
+def _messages_of_list(items: list[Any], reader: MessageReader) -> list[Row]:
     """Returns the messages in an input that is a list of messages or items."""
     if len(items) == 1 and _is_batch(items[0]):
-        return _list_input(as_list(items[0]), reader)
+        return _messages_of_list(as_list(items[0]), reader)
     kinds = {text_of(as_row(item).get("type")) for item in items}
     if kinds & _ITEM_KINDS and not any("lc" in as_row(item) for item in items):
         return responses_messages(items, reader)
@@ -201,7 +201,7 @@ def _reply_of_list(items: list[Any], reader: MessageReader) -> list[Row]:
         return reader.turn({"role": "assistant", "content": items})
     if not items:
         raise UnreadableRowError(NO_REPLY, "the output is an empty list")
-    messages = _list_input(items, reader)
+    messages = _messages_of_list(items, reader)
     return messages if kinds & _ITEM_KINDS else messages[-1:]
 
 

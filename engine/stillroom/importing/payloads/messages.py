@@ -44,7 +44,7 @@ _DROPPED_PARTS = {
 _JSON = json.JSONEncoder(ensure_ascii=False)
 
 
-_TYPE_ROLES = {
+_LANGCHAIN_ROLES = {
     "human": "user",
     "ai": "assistant",
     "AIMessageChunk": "assistant",
@@ -55,7 +55,7 @@ _TYPE_ROLES = {
     "function": "tool",
 }
 """The roles of LangChain's message types."""
-_CLASSES = {
+_LANGCHAIN_CLASSES = {
     "HumanMessage": "human",
     "AIMessage": "ai",
     "SystemMessage": "system",
@@ -121,14 +121,14 @@ class MessageReader:
         return converted
 
     def text(self, content: Any) -> str:
-        """Returns the text of a content; parts that are not text are recorded as dropped."""
+        """Returns the text of a message's content; records other parts as dropped."""
         if content is None or isinstance(content, str):
             return content or ""
         parts = cast("list[Any]", content) if isinstance(content, list) else [content]
         return "".join(self._part_text(part) for part in parts)
 
     def drop(self, reason: str) -> None:
-        """Records what the messages lack of their source, as a fixed phrase."""
+        """Records that content was left out; `reason` is a fixed phrase."""
         self.dropped[reason] = None
 
     def _part_text(self, part: Any) -> str:
@@ -294,7 +294,7 @@ def tool_schemas(value: Any) -> list[Row] | None:
     """Converts tool schemas; returns None if there are none.
 
     They may be JSON text, in the flat form of the Responses API, in Anthropic's form, or legacy
-    functions. Names alone, as rnow's rows have, are no schemas. Raises UnreadableRowError for
+    functions. Bare names, as in rnow's rows, are not schemas. Raises UnreadableRowError for
     anything else.
     """
     tools: Any = value
@@ -362,16 +362,16 @@ def _drop_reason(kind: str, block: Row) -> str | None:
     if kind in _MEDIA_KINDS:
         modality = str(block.get("modality") or block.get("mime_type") or "").partition("/")[0]
         return _MODALITIES.get(modality, FILES_DROPPED)
-    starts = ("server_tool", "mcp_", "web_search", "code_execution")
-    is_of_provider = kind.startswith(starts) or kind.endswith("_tool_result")
-    return SERVER_TOOLS_DROPPED if is_of_provider else None
+    prefixes = ("server_tool", "mcp_", "web_search", "code_execution")
+    is_run_by_provider = kind.startswith(prefixes) or kind.endswith("_tool_result")
+    return SERVER_TOOLS_DROPPED if is_run_by_provider else None
 
 
 def _unwrap_langchain(value: Any) -> Row:
     """Removes LangChain's serialization around a message, and sets its role."""
     if isinstance(value, list) and len(cast("list[Any]", value)) == 2:
         role, content = cast("list[Any]", value)
-        return {"role": _TYPE_ROLES.get(role, role) if isinstance(role, str) else role,
+        return {"role": _LANGCHAIN_ROLES.get(role, role) if isinstance(role, str) else role,
                 "content": content}  # fmt: skip
     message = cast("Row", value) if isinstance(value, dict) else {}
     kind = message.get("type")
@@ -379,12 +379,12 @@ def _unwrap_langchain(value: Any) -> Row:
         path = message.get("id")
         name = str(cast("list[Any]", path)[-1]) if isinstance(path, list) and path else ""
         message = cast("Row", message["kwargs"])
-        kind = message.get("type") or _CLASSES.get(name.removesuffix("Chunk"))
+        kind = message.get("type") or _LANGCHAIN_CLASSES.get(name.removesuffix("Chunk"))
     elif isinstance(message.get("data"), dict) and "content" not in message:
         message = cast("Row", message["data"])
     if isinstance(message.get("role"), str) or not isinstance(kind, str):
         return message
-    converted = message | {"role": _TYPE_ROLES.get(kind, kind)}
+    converted = message | {"role": _LANGCHAIN_ROLES.get(kind, kind)}
     extra = message.get("additional_kwargs")
     if isinstance(extra, dict) and not converted.get("tool_calls"):
         names = ("tool_calls", "reasoning_content", "refusal")

@@ -129,10 +129,14 @@ def api_of(request: Row, response: Any = None, path: str = "") -> Api:
     if reply.get("type") == "message" and reply.get("role") == "assistant":
         return "anthropic"
     if path:
-        ends = {"/responses": "responses", "/messages": "anthropic", "/completions": "chat"}
+        apis_by_suffix = {
+            "/responses": "responses",
+            "/messages": "anthropic",
+            "/completions": "chat",
+        }
         plain = path.partition("?")[0].rstrip("/")
-        for end, api in ends.items():
-            if plain.endswith(end):
+        for suffix, api in apis_by_suffix.items():
+            if plain.endswith(suffix):
                 return api  # pyright: ignore[reportReturnType]
     if "messages" not in request:
         return "responses" if "input" in request else "chat"

@@ -104,7 +104,7 @@ def test_the_columns_of_feedback_that_were_taken_are_said(tmp_path: Path) -> Non
         ),
         (
             "call_id,thumb\nx,up\ny,down\n",
-            "all 2 rows were refused (feedback on no imported call); set feedback_by to",
+            "all 2 rows were refused (feedback on a call that was not imported); set feedback_by",
         ),
         (
             "call_id,thumb\na,A\nb,B\nc,\n",
@@ -147,7 +147,7 @@ def test_other_columns_and_json_rows_of_feedback_are_read_if_they_are_named(tmp_
     assert scores(tmp_path) == [{"happy": 5.0}, {}, {}]
     refused = (tmp_path / "out.jsonl.refused").read_text("utf-8")
     assert "feedback without a number" in refused
-    assert "feedback on no imported call" in refused
+    assert "feedback on a call that was not imported" in refused
 
     (tmp_path / "json").mkdir()
     imported(tmp_path / "json", '{"chat": "c", "happy": 2}\n', "votes.jsonl", columns=columns)
@@ -218,7 +218,7 @@ def test_the_reward_is_the_mean_of_the_named_scores_if_none_lacks(names, expecte
 @pytest.mark.parametrize(
     ("table", "reward_from", "shown"),
     [
-        ("session,stars\na,1\nb,5\n", "stars", "stars goes from 1 to 5 (in 2 rollouts)"),
+        ("session,stars\na,1\nb,5\n", "stars", "stars ranges from 1 to 5 (in 2 rollouts)"),
         ("session,stars\na,1\nb,1\n", "stars", '"stars>=4"'),
         ("session,rating\na,0\nb,1\nc,5\n", "rating", '"rating>=4"'),
         ("session,rating\na,up\nb,3\n", "thumb|rating", '"rating>=4"'),
@@ -353,7 +353,7 @@ def test_feedback_finds_its_call_by_any_id_of_the_row_and_says_where_it_looked(
 ) -> None:
     made = observations(tmp_path, "response_id,thumb\nresp_0,1\no1,0\nt2,1\nresp_9,1\n")
     assert thumbs(tmp_path) == [1.0, 0.0, 1.0, None]
-    assert made.refused_by_reason == {"feedback on no imported call": 1}
+    assert made.refused_by_reason == {"feedback on a call that was not imported": 1}
     assert "resp_9 was not found in: id, session, trace, " in made.problems[0]
     assert "metadata.response_id" in made.problems[0]
     assert "feedback_by" in made.problems[0]
@@ -362,7 +362,7 @@ def test_feedback_finds_its_call_by_any_id_of_the_row_and_says_where_it_looked(
 def test_a_named_field_is_searched_before_the_ids_that_are_searched_anyway(tmp_path: Path) -> None:
     made = observations(tmp_path, "id,thumb\n3,1\no1,0\nt2,1\nx,1\n", feedback_by="ticket")
     assert thumbs(tmp_path) == [None, 0.0, 1.0, 1.0]
-    assert made.refused_by_reason == {"feedback on no imported call": 1}
+    assert made.refused_by_reason == {"feedback on a call that was not imported": 1}
     assert "x was not found in: metadata.ticket, id, session, trace, " in made.problems[0]
     assert "set feedback_by to another field" in made.problems[0]
     observations(tmp_path, "id,thumb\no1,1\n", feedback_by="user_id")

@@ -157,7 +157,7 @@ def _requests_file_of(number: int, requests: _Requests, paths: Sequence[Path]) -
         return candidates[0]
     names = ", ".join(paths[file].name for file in candidates)
     detail = f"{names} have the same custom_ids: import each batch separately"
-    raise UnreadableRowError("several request files have its custom_id", detail)
+    raise UnreadableRowError("several request files have this custom_id", detail)
 
 
 def _calls(

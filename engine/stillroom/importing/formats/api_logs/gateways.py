@@ -55,8 +55,8 @@ _CHAT_CALLS = frozenset(
         "pass_through_endpoint",
     }
 )
-_REDACTED = b"redacted-by-litellm"
-_CUT = b"litellm_truncated"
+_REDACTION_MARK = b"redacted-by-litellm"
+_TRUNCATION_MARK = b"litellm_truncated"
 _ENCODER = msgspec.json.Encoder(enc_hook=str)
 
 
@@ -78,7 +78,7 @@ def _litellm_calls(row: JsonRow) -> Iterator[LoggedConversation]:
     if response in (None, "", {}, []):
         raise UnreadableRowError(NO_REPLY, "the row has no response")
     calls = read_calls(request, response)
-    if _CUT in _ENCODER.encode(request):
+    if _TRUNCATION_MARK in _ENCODER.encode(request):
         calls = [replace(call, dropped=(*call.dropped, TRUNCATED)) for call in calls]
     yield from logged_calls(
         row.location,
@@ -105,7 +105,7 @@ def _request(row: Row) -> Row:
     if messages in (None, "", {}, []):
         detail = "enable store_prompts_in_spend_logs in LiteLLM, or log the payloads"
         raise UnreadableRowError(NO_CONTENTS, detail)
-    if _REDACTED in _ENCODER.encode(messages):
+    if _REDACTION_MARK in _ENCODER.encode(messages):
         detail = "disable turn_off_message_logging and redact_user_messages in LiteLLM"
         raise UnreadableRowError("contents were redacted", detail)
     is_input = isinstance(messages, str) or "responses" in str(row["call_type"])

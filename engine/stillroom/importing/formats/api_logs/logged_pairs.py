@@ -1,8 +1,8 @@
 """Reads logs that have the bodies of a request and of its response in one row.
 
 For OpenAI's chat completions, the messages may also be next to the reply or in the
-`chat.completion` object, and a streamed reply may be a list of chunks. To calls of the Responses
-API, the history that they continue is added (`payloads/pairs.py`).
+`chat.completion` object, and a streamed reply may be a list of chunks. Calls of the Responses API
+get the history that they continue (`payloads/pairs.py`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -43,7 +43,7 @@ _INCOMPLETE = {
 }
 _STREAM = "text/event-stream"
 _MAX_ERROR_BYTES = 500
-_RESPONSES, _KIND_WITHIN = b'"kind":"responses"', 128
+_RESPONSES_MARK, _MARK_WITHIN_BYTES = b'"kind":"responses"', 128
 """The mark of a Responses call, which is in the first 128 bytes of its line."""
 
 
@@ -74,7 +74,7 @@ def _responses(paths: Sequence[Path]) -> Iterator[LoggedPair]:
     """Yields the calls of the Responses API, any of which may continue another one."""
     for path in paths:
         for line in read_row_lines(path):
-            if _RESPONSES in bytes(line.view[:_KIND_WITHIN]):
+            if _RESPONSES_MARK in bytes(line.view[:_MARK_WITHIN_BYTES]):
                 with suppress(UnreadableRowError):
                     yield _pair(_decode_line(line))
 
@@ -162,7 +162,7 @@ def _text(content: Content) -> str:
             f"{content.cut}; for larger bodies, set --max-body-mb of `stillroom record`",
         )
     if content.text is None:
-        raise UnreadableRowError("not UTF-8")
+        raise UnreadableRowError("not UTF-8 text")
     return content.text
 
 

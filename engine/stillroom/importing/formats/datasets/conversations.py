@@ -39,7 +39,7 @@ from stillroom.importing.payloads.messages import (
 from stillroom.importing.records import LoggedConversation, SourceRow, TraceFormat
 from stillroom.rollout.rewards.rewards import SUCCESS_THRESHOLD
 
-_OF_OTHER_FORMATS = frozenset(
+_OTHER_FORMAT_FIELDS = frozenset(
     (
         "body", "choices", "chosen", "completion", "events", "history", "kind", "object", "output",
         "outputs", "rejected", "request", "response", "scores", "steps", "stop_reason",
@@ -84,7 +84,7 @@ def _pop_score(fields: Row) -> dict[str, float]:
     is_success = bool(success) if success in (0, 1) else None
     if reward is not None:
         del fields["reward"]
-        # It may only say that an episode or a call was completed, so it makes no reward higher.
+        # `success` may only mean that an episode or a call completed, so it never raises a reward.
         is_success = None if is_success else is_success
     elif is_success is not None:
         del fields["success"]
@@ -108,7 +108,7 @@ def turns_of(value: Any, role: str, reader: MessageReader) -> list[Row]:
 
 def is_chat_row(row: Row) -> bool:
     """Returns whether a row has a conversation in `messages` and is not a logged call."""
-    return not _OF_OTHER_FORMATS & row.keys() and _are_messages(row.get("messages"))
+    return not _OTHER_FORMAT_FIELDS & row.keys() and _are_messages(row.get("messages"))
 
 
 def is_completion_row(row: Row) -> bool:

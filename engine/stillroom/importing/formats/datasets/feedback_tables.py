@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stillroom.data.checks import describe
 from stillroom.importing.json_rows import JsonRow, Row, convert_rows
 from stillroom.importing.payloads.fields import decimal_number, is_id_name
 from stillroom.importing.records import Feedback, RefusedRow, SourceRow, feedback_row
@@ -30,11 +31,11 @@ _OTHER_IDS = _words(
     "account agent annotator author customer feedback labeler label order org organization project "
     "rater reviewer score team tenant ticket user workspace"
 )
-"""The first words of ids that many calls share, such as a user's, or that feedback has itself."""
+"""The first words of ids that name no call: a user's id, for example, or the feedback's own."""
 _GENERAL_SCORES = _words("score reward value")
 _SCORE_WORDS = _words("thumb thumbs vote rating stars feedback score verdict reaction")
 _CLEAR_SCORE_WORDS = _words("thumb thumbs vote")
-"""Words that name a score in any table, even next to an id that could be of anything."""
+"""Words that name a score in any table, even next to an id of unknown kind."""
 _THUMB_WORDS = _words("thumb thumbs thumbsup vote upvote feedback")
 _DOWN_WORDS = _words("against down downvote dislike no not thumbsdown")
 _NOT_SCORES = _words(
@@ -87,7 +88,7 @@ def feedback_columns(present: Sequence[str], chosen: Mapping[str, str]) -> Feedb
         for normalized, name in by_name.items()
         if _is_score_name(normalized) and name != target
     ]
-    if {"name", "value"} <= by_name.keys():  # a row for each of several scores, by their names
+    if {"name", "value"} <= by_name.keys():  # each row names its score in `name`
         scores = [name for name in scores if _normalize(name) != "value"]
     if target is None or not scores:
         return None
@@ -182,7 +183,9 @@ def feedback_of(row: JsonRow, columns: FeedbackColumns) -> Iterator[Feedback | R
     """Yields the feedback in one row."""
     target_id = row.data.get(columns.target)
     if target_id in (None, "") or isinstance(target_id, bool | float | list | dict):
-        yield RefusedRow(row.location, "feedback without a target", f"{columns.target} is empty")
+        is_empty = target_id in (None, "")
+        problem = "is empty" if is_empty else f"must be an id, not {describe(target_id)}"
+        yield RefusedRow(row.location, "feedback without a target", f"{columns.target} {problem}")
         return
     for name in columns.score_columns:
         value = row.data.get(name)

@@ -73,7 +73,9 @@ def _header(path: Path) -> Sequence[str]:
 
 def _has_any_column(present: Collection[str], columns: Columns) -> bool:
     """Returns whether a table has one of the columns that the user named."""
-    return any(part in present for name in columns.values() for part in name.split(_AND))
+    return any(
+        part in present for name in columns.values() for part in name.split(_COLUMN_SEPARATOR)
+    )
 
 
 def read_parquet(paths: Sequence[Path], columns: Columns | None = None) -> Iterator[SourceRow]:
@@ -194,7 +196,7 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
 }
 """The roles of columns, each with its common names, which are used if the user names none."""
 _EXAMPLE = "columns user=question assistant=answer"
-_AND = "+"
+_COLUMN_SEPARATOR = "+"
 """The separator of the columns that together form one answer."""
 
 
@@ -282,7 +284,7 @@ def _parse_messages(value: Any, name: str) -> Any:
 
 def _answer_columns(name: str, present: Collection[str]) -> list[str]:
     """Returns the columns of an answer: one, or several joined by `+`."""
-    return [name] if name in present else name.split(_AND)
+    return [name] if name in present else name.split(_COLUMN_SEPARATOR)
 
 
 def _answer(data: Row, name: str) -> Any:

@@ -298,7 +298,7 @@ def _converter_of(layout: RolloutLayout) -> Callable[[JsonRow], Iterator[SourceR
     """Returns a converter of rows in this layout."""
     rules = RULES[layout]
 
-    def conversation(row: JsonRow) -> Iterator[SourceRow]:
+    def convert(row: JsonRow) -> Iterator[SourceRow]:
         if layout_of(row.data) is not layout:
             raise UnreadableRowError(f"not a rollout of {layout}", "required fields are missing")
         problem = next(rules.problems(row.data), None)
@@ -307,7 +307,7 @@ def _converter_of(layout: RolloutLayout) -> Callable[[JsonRow], Iterator[SourceR
             raise UnreadableRowError("the rollout cannot be read", detail)
         yield _conversation(row, rules.to_stillroom(row.data))
 
-    return conversation
+    return convert
 
 
 def _read_rnow(paths: Sequence[Path]) -> Iterator[SourceRow]:

@@ -118,7 +118,7 @@ def _prompt(attributes: Row, events: tuple[SpanEvent, ...], reader: MessageReade
     system_messages = _system(system, reader)
     sent = _messages_in(attributes, "gen_ai.input.messages")
     if sent is None:
-        sent = _messages_event(events, "gen_ai.content.prompt", "gen_ai.prompt")
+        sent = _messages_in_event(events, "gen_ai.content.prompt", "gen_ai.prompt")
     if sent is None:
         sent = attribute_tree(attributes, "gen_ai.prompt")
     if sent is None:
@@ -150,7 +150,7 @@ def _system(value: Any, reader: MessageReader) -> list[Row]:
     return system_message(value, reader)
 
 
-def _messages_event(events: tuple[SpanEvent, ...], name: str, key: str) -> Any:
+def _messages_in_event(events: tuple[SpanEvent, ...], name: str, key: str) -> Any:
     """Returns the messages in the first event with this name; None if there is none."""
     for event in events:
         if event.name == name:
@@ -175,7 +175,7 @@ def _replies(
     """Yields the replies of a call; output messages that share a finish reason form one reply."""
     outputs = _messages_in(attributes, "gen_ai.output.messages")
     if outputs is None:
-        outputs = _messages_event(events, "gen_ai.content.completion", "gen_ai.completion")
+        outputs = _messages_in_event(events, "gen_ai.content.completion", "gen_ai.completion")
     if outputs is None:
         outputs = attribute_tree(attributes, "gen_ai.completion")
     if outputs is None:
@@ -298,7 +298,7 @@ def _read_openrouter_call(span: Span) -> Iterator[ApiCall]:
     reply = parse_if_json(attributes.get("gen_ai.completion", attributes.get("span.output")))
     prompt = request if isinstance(request, list) else as_row(request).get("messages")
     if not prompt:
-        detail = "disable privacy mode of this destination in OpenRouter, so that it gets contents"
+        detail = "disable privacy mode for this destination in OpenRouter to record contents"
         raise UnreadableRowError(NO_CONTENTS, detail)
     reader = MessageReader()
     messages = read_messages(prompt, reader)

@@ -133,7 +133,7 @@ def _calls(item: JsonRow, threads: dict[str, str]) -> Iterator[LoggedConversatio
         "id": row_id,
         "feedback_ids": _ancestors(row),
         "model": _model(row, metadata, as_row(output)),
-        # If the SDK sent no usage, the counts of LangSmith.
+        # LangSmith counts tokens itself if the SDK sent no usage.
         "usage": usage_of(usage) or usage_of(row),
         "cost_usd": decimal_number(row.get("total_cost")),
         "started_at": iso_time(row.get("start_time")),

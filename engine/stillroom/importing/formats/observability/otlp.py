@@ -196,7 +196,7 @@ def _span(span: Row, location: Location, resource: Row) -> Span:
     )
 
 
-def plain_span(span: Row, location: Location) -> Span:
+def span_with_context(span: Row, location: Location) -> Span:
     """Parses a span with a `context`, the format of Phoenix's API and of console exporters."""
     context = as_row(span["context"])
     span_id = text_of(context.get("span_id")) or ""
@@ -218,7 +218,7 @@ def plain_span(span: Row, location: Location) -> Span:
 
 
 def _seconds_from_nanoseconds(value: Any) -> float | None:
-    """Converts nanoseconds to seconds, rounded to microseconds; None if they are no number."""
+    """Converts nanoseconds to seconds, rounded to microseconds; None for another value."""
     try:
         number = int(value) if isinstance(value, str) else as_number(value)
     except ValueError:

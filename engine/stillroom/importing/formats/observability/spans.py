@@ -26,7 +26,7 @@ from stillroom.importing.formats.observability.otlp import (
     evaluation_result_of,
     evaluation_results,
     flat_attributes,
-    plain_span,
+    span_with_context,
     telemetry_of,
 )
 from stillroom.importing.json_rows import (
@@ -284,7 +284,7 @@ def _phoenix_telemetry(page: JsonRow) -> Iterator[Span | Feedback | RefusedRow]:
             yield RefusedRow(location, "neither a span nor an annotation")
             continue
         kind = {KIND: span["span_kind"]} if "span_kind" in span else {}
-        yield plain_span(span | {"attributes": kind | as_row(span["attributes"])}, location)
+        yield span_with_context(span | {"attributes": kind | as_row(span["attributes"])}, location)
         for annotation in as_list(span.get("annotations")):
             span_id = as_row(span["context"]).get("span_id")
             yield _annotation({"span_id": span_id} | as_row(annotation), location)

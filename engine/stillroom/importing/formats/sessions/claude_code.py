@@ -258,7 +258,7 @@ def _is_printed_line(row: Row) -> bool:
 
 CLAUDE_CODE_OUTPUT = TraceFormat(
     name="claude_code_output",
-    title="What `claude -p --output-format stream-json` prints",
+    title="Output of `claude -p --output-format stream-json`",
     is_recognised=recognise_rows(_is_printed_line),
     read=read_outputs,
 )

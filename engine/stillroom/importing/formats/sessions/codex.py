@@ -48,7 +48,7 @@ _ENVELOPES = frozenset(
 )
 _IMAGE = "input_image"
 _UNSENT = frozenset(("ghost_snapshot", "compaction", "other"))
-_NO_PROMPT = "the output of `codex exec --json` lacks the prompts and the tools' calls"
+_NO_PROMPT = "the output of `codex exec --json` lacks the prompts and the tool calls"
 
 
 _NUM_HEAD_ROWS = 20
@@ -57,8 +57,8 @@ _NUM_HEAD_ROWS = 20
 class ThreadForks:
     """The forks among the threads of an import.
 
-    A thread's family are the threads that it was forked from, and those forked from it. An item
-    that several files of a family have belongs to the first file that is read.
+    A thread's family is the threads that it was forked from, and those forked from it. An item in
+    several files of a family belongs to the first of them that is read.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:

@@ -79,7 +79,7 @@ class MessageTree:
         self._conversation_ids = {} if conversation_ids is None else conversation_ids
         self._turns: list[Turn] = []
         self._turn_of_line: dict[str, Turn | None] = {}
-        """The turn of each line, by the line's id; of a line that is no message, the one before."""
+        """The turn of each line, by the line's id; for a line without a message, the last turn."""
         self._replies: dict[str, Turn] = {}
         self._callers: dict[str, Turn] = {}
         self._problems: list[RefusedRow] = []
@@ -126,7 +126,7 @@ class MessageTree:
         }
 
     def text(self, content: Any) -> str:
-        """Returns the text of a content."""
+        """Returns the text of a message's content."""
         return self._reader.text(content)
 
     def add_note(self, turn: Turn) -> None:

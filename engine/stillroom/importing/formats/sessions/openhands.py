@@ -175,13 +175,17 @@ class EventLog:
         yield from self.end()
         forgotten = {*map(str, as_list(condensation.get("forgotten_event_ids")))}
         first, last = (condensation.get(f"forgotten_events_{end}_id") for end in ("start", "end"))
-        span = range(first, last + 1) if isinstance(first, int) and isinstance(last, int) else ()
+        forgotten_range = (
+            range(first, last + 1) if isinstance(first, int) and isinstance(last, int) else ()
+        )
         kept = [
             _EventMessages(
                 entry.event_ids, [as_context(m) for m in entry.messages], is_context=True
             )
             for entry in entries
-            if not any(str(event) in forgotten or event in span for event in entry.event_ids)
+            if not any(
+                str(event) in forgotten or event in forgotten_range for event in entry.event_ids
+            )
         ]
         summary, offset = first_text(condensation, "summary"), condensation.get("summary_offset")
         if summary is not None:

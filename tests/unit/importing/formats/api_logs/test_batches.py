@@ -57,7 +57,7 @@ def test_batches_with_the_same_ids_are_told_apart_by_folder_or_refused(tmp_path)
     assert sorted(reason for _, reason in refusals(rows)) == [
         "no result for this request",
         "no result for this request",
-        "several request files have its custom_id",
+        "several request files have this custom_id",
     ]
     assert len(calls_of(rows)) == 1
 
