@@ -262,9 +262,9 @@ def head_rows(head: bytes) -> tuple[Row, ...]:
     return tuple(_objects(elements[:_MAX_HEAD_ROWS]))
 
 
-def recognise_rows(is_wanted: Callable[[Row], bool]) -> Callable[[Path, bytes], bool]:
-    """Returns a recogniser: whether `is_wanted` holds for one of a file's first rows."""
-    return lambda _path, head: any(is_wanted(row) for row in head_rows(head))
+def recognise_rows(matches: Callable[[Row], bool]) -> Callable[[Path, bytes], bool]:
+    """Returns a recogniser of files in which one of the first rows `matches`."""
+    return lambda _path, head: any(matches(row) for row in head_rows(head))
 
 
 def _objects(values: Iterable[Any]) -> Iterator[Row]:

@@ -89,18 +89,18 @@ def _csv_rows(
 
 
 def recognise_listed_rows(
-    is_wanted: Callable[[Row], bool], *fields: str
+    matches: Callable[[Row], bool], *fields: str
 ) -> Callable[[Path, bytes], bool]:
     """Returns a recogniser like that of `recognise_rows`, but also for CSV files and for lists.
 
-    If a row has a list in one of `fields`, `is_wanted` is called with the list's elements instead.
+    If a row has a list in one of `fields`, `matches` is called with the list's elements instead.
     """
 
     def is_recognised(path: Path, head: bytes) -> bool:
         rows = (*head_rows(head), *csv_head(path, head))
         lists = (next((row[name] for name in fields if row.get(name)), [row]) for row in rows)
         return any(
-            is_wanted(cast("Row", item))
+            matches(cast("Row", item))
             for items in lists
             if isinstance(items, list)
             for item in cast("list[Any]", items)

@@ -59,9 +59,7 @@ def notes_on_files(
         yield f"{len(grown)} files grew during the import: import again to get the new rows"
 
 
-_COLUMNS_OF_FEEDBACK = (
-    'columns=["id=COLUMN", "score=COLUMN"] names the columns of the id and the thumb'
-)
+_COLUMNS_OF_FEEDBACK = 'set columns=["id=COLUMN", "score=COLUMN"]'
 
 
 def _advice_on(reason: str, columns: Sequence[str]) -> str:

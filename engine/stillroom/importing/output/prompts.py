@@ -16,7 +16,7 @@ from stillroom.types import StopReason
 
 _UNTRAINED = b',"weight":0}'
 _EXPECTED = "expected_answer"
-_NO_ANSWER, _FROM_SOURCE, _AGREED, _DIFFERENT = range(4)
+_NO_ANSWER, _FROM_SOURCE, _AGREED, _AMBIGUOUS = range(4)
 """The state of a prompt's expected answer: no correct answer yet, given by the source, all correct
 answers agree, or correct answers differ."""
 _UNSCORED = float("-inf")
@@ -44,9 +44,9 @@ class PromptStore:
         return len(self._counts)
 
     @property
-    def num_different(self) -> int:
+    def num_ambiguous(self) -> int:
         """The number of prompts whose correct answers differ."""
-        return self._states.count(_DIFFERENT)
+        return self._states.count(_AMBIGUOUS)
 
     @property
     def num_unanswered(self) -> int:
@@ -116,7 +116,7 @@ class PromptStore:
             if _accepts(metadata, as_expected_answer(answer), expected):
                 self._set_answer(number, answer, reward)
             else:
-                self._states[number] = _DIFFERENT
+                self._states[number] = _AMBIGUOUS
 
     def _set_answer(self, number: int, answer: str, reward: float) -> None:
         data = answer.encode()

@@ -255,7 +255,7 @@ class RolloutWriter:
             for row in self.rows_of(part):
                 if part.rows is not None:
                     part.rows.write_raw(row)
-        self.counts.ambiguous_prompts = self._prompts.num_different
+        self.counts.ambiguous_prompts = self._prompts.num_ambiguous
         self.counts.unanswered_prompts = self._prompts.num_unanswered
         self.counts.contradicted_prompts = self._prompts.num_contradicted
         self.counts.conflicting_feedback = len(self._tally.conflicting_rows)

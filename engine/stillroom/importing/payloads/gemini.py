@@ -58,7 +58,7 @@ def gemini_calls(request: Row, response: Any, path: str) -> list[ApiCall]:
         | _snake_case_fields(request.get("config"))
         | _snake_case_fields(request.get("generation_config"))
     )
-    reader = _Conversation()
+    reader = _ContentsReader()
     reader.add_system(config.get("system_instruction"))
     reader.add_contents(request.get("contents"))
     reply = _assemble_reply(response)
@@ -87,7 +87,7 @@ def gemini_calls(request: Row, response: Any, path: str) -> list[ApiCall]:
     return [_with_reply(call, reader.copy(), candidate) for candidate in candidates]
 
 
-def _with_reply(call: ApiCall, reader: "_Conversation", candidate: Row) -> ApiCall:
+def _with_reply(call: ApiCall, reader: "_ContentsReader", candidate: Row) -> ApiCall:
     """Returns a call with the reply of one candidate."""
     reader.add_turn({"role": "model"} | as_row(candidate.get("content")))
     finish_reason = finish_reason_of(candidate.get("finish_reason"))
@@ -104,7 +104,7 @@ def _with_reply(call: ApiCall, reader: "_Conversation", candidate: Row) -> ApiCa
     )
 
 
-class _Conversation:
+class _ContentsReader:
     """Converts Gemini's contents to chat messages; a call without an id gets `call_{number}`."""
 
     def __init__(self) -> None:
@@ -114,9 +114,9 @@ class _Conversation:
         self._unanswered_calls: list[tuple[str, str]] = []
         """The names and ids of the calls without a result so far."""
 
-    def copy(self) -> "_Conversation":
+    def copy(self) -> "_ContentsReader":
         """Returns an independent copy."""
-        other = _Conversation()
+        other = _ContentsReader()
         other.messages, other.dropped = list(self.messages), dict(self.dropped)
         other._num_calls, other._unanswered_calls = self._num_calls, list(self._unanswered_calls)
         return other

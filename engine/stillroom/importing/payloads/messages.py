@@ -18,7 +18,7 @@ AUDIO_DROPPED = "audio left out"
 FILES_DROPPED = "files left out"
 PARTS_DROPPED = "content of an unknown kind left out"
 REASONING_DROPPED = "reasoning is encrypted or redacted"
-SERVER_TOOLS_DROPPED = "calls of tools that the provider runs left out"
+SERVER_TOOLS_DROPPED = "calls of provider-run tools left out"
 TRUNCATED = "content truncated by the log"
 
 NO_MESSAGES = "no messages"

@@ -75,7 +75,7 @@ def test_json_rows_of_thumbs_are_read_as_a_table_of_them_is(tmp_path: Path) -> N
     (tmp_path / "other").mkdir()
     made = imported(tmp_path / "other", json.dumps(other), "other.jsonl")
     assert (made.unread_files, made.refused) == (["logs/other.jsonl"], 1)
-    assert "unknown format: other.jsonl; if one has feedback: columns=" in made.notes[0]
+    assert "unknown format: other.jsonl; if one has feedback: set columns=" in made.notes[0]
 
 
 def test_the_columns_of_feedback_that_were_taken_are_said(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_the_columns_of_feedback_that_were_taken_are_said(tmp_path: Path) -> Non
             "ref,opinion\na,up\n",
             (
                 "its table was refused (no column has the conversation); if it is feedback: "
-                'columns=["id=COLUMN", "score=COLUMN"] names the columns of the id and the thumb; '
+                'set columns=["id=COLUMN", "score=COLUMN"]; '
                 "its columns are ref, opinion"
             ),
         ),

@@ -70,12 +70,12 @@ def _read(paths: Sequence[Path], api: _BatchApi) -> Iterator[SourceRow]:
     with DiskDict[_Key]() as bodies:
         requests = _Requests(bodies)
         yield from _read_requests(paths, api, requests)
-        used: set[_Key] = set()
+        answered: set[_Key] = set()
         for number, path in enumerate(paths):
             if number in requests.result_ids:
-                yield from _join_results(number, path, api, requests, used, paths)
+                yield from _join_results(number, path, api, requests, answered, paths)
         for key, location in requests.locations.items():
-            if key not in used:
+            if key not in answered:
                 detail = f"no input file has a result for {key[1]!r}"
                 yield RefusedRow(location, "no result for this request", detail)
 
@@ -107,10 +107,10 @@ def _join_results(
     path: Path,
     api: _BatchApi,
     requests: _Requests,
-    used: set[_Key],
+    answered: set[_Key],
     paths: Sequence[Path],
 ) -> Iterator[SourceRow]:
-    """Yields the call of each result in a file; `used` gets the requests that have a result."""
+    """Yields the call of each result in a file; `answered` gets the requests that have a result."""
     try:
         source = _requests_file_of(number, requests, paths)
         problem = None
@@ -126,15 +126,15 @@ def _join_results(
             if problem is not None:
                 raise problem
             key = (source if source is not None else -1, custom_id)
-            calls = list(_calls(row.location, row.data, key, api, requests, used))
+            calls = list(_calls(row.location, row.data, key, api, requests, answered))
         except UnreadableRowError as error:
             yield RefusedRow(row.location, error.reason, error.detail)
             if (
                 source is not None
                 and (key := (source, custom_id)) in requests.locations
-                and (key not in used)
+                and (key not in answered)
             ):
-                used.add(key)
+                answered.add(key)
                 yield RefusedRow(requests.locations[key], error.reason, f"see {row.location}")
         else:
             yield from calls
@@ -161,17 +161,22 @@ def _requests_file_of(number: int, requests: _Requests, paths: Sequence[Path]) -
 
 
 def _calls(
-    location: Location, result: Row, key: _Key, api: _BatchApi, requests: _Requests, used: set[_Key]
+    location: Location,
+    result: Row,
+    key: _Key,
+    api: _BatchApi,
+    requests: _Requests,
+    answered: set[_Key],
 ) -> Iterator[LoggedConversation]:
     """Yields the calls of a result, joined with its request."""
     body = requests.bodies.get(key)
     if body is None:
         detail = f"no input file has the request {key[1]!r}"
         raise UnreadableRowError(NO_REQUEST, detail)
-    if key in used:
+    if key in answered:
         raise UnreadableRowError("a second result of the same request", repr(key[1]))
     calls = read_calls(body, api.response(result))
-    used.add(key)
+    answered.add(key)
     yield from logged_calls(
         location,
         calls,

@@ -54,7 +54,7 @@ _NEGATIVE = (
     "down thumbs_down thumb_down thumbsdown downvote dislike disliked bad poor negative no n false "
     "incorrect wrong unhelpful not_helpful rejected fail failed 👎 ❌"
 )
-_WORDS: dict[str, float] = {
+_WORD_SCORES: dict[str, float] = {
     word: score for words, score in ((_POSITIVE, 1.0), (_NEGATIVE, 0.0)) for word in words.split()
 }
 """The scores of common feedback words, as `_normalize` returns them."""
@@ -201,7 +201,9 @@ def score_of(value: Any) -> float | None:
         return float(value)
     if isinstance(value, str):
         word = _normalize(_MODIFIERS.sub("", value).strip().strip(":"))
-        return _WORDS[word] if word in _WORDS else decimal_number(value.strip().strip(":"))
+        return (
+            _WORD_SCORES[word] if word in _WORD_SCORES else decimal_number(value.strip().strip(":"))
+        )
     return decimal_number(value)
 
 

@@ -45,7 +45,7 @@ _LOCAL_HEADER = struct.Struct("<26xHH")
 _HEAD = 64 << 10
 _ATTACHED = "attachment://"
 _GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
-_WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
+_WORD_SCORES = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 _MEMBERS = ("_journal/start.json", "header.json", "samples/")
 _MAX_DEPTH = bounds.ZIP_LEVELS.limit
 _INPUT_KEYS = ("input_tokens", "input_tokens_cache_read", "input_tokens_cache_write")
@@ -205,7 +205,7 @@ def _score(value: Any) -> float | None:
     if isinstance(value, bool):
         return float(value)
     if isinstance(value, str):
-        return _GRADES.get(value, _WORDS.get(value.lower()))
+        return _GRADES.get(value, _WORD_SCORES.get(value.lower()))
     return as_number(value)
 
 

@@ -107,10 +107,10 @@ def read_spans(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[Sou
     with DiskDict[tuple[str, int]]() as records:
         context = _Context(records)
         _collect(paths, telemetry_of, context)
-        used: set[str] = set()
+        joined_spans: set[str] = set()
         for item in _telemetry(paths, telemetry_of):
             if isinstance(item, Span):
-                yield from _rows_of(item, context, used, paths)
+                yield from _rows_of(item, context, joined_spans, paths)
                 yield from evaluation_results(item)
             elif not isinstance(item, LogRecord):
                 yield item
@@ -119,7 +119,7 @@ def read_spans(paths: Sequence[Path], telemetry_of: TelemetryOf) -> Iterator[Sou
             elif not _has_messages(item):
                 yield RefusedRow(item.location, NO_CALL, "a log record without messages")
         for span_id, number in records:
-            if span_id not in used:
+            if span_id not in joined_spans:
                 event = _stored_event(context, (span_id, number), paths)
                 yield RefusedRow(event.location, "a message without its span", f"span {span_id!r}")
 
@@ -166,16 +166,16 @@ def _stored_event(context: _Context, key: tuple[str, int], paths: Sequence[Path]
 
 
 def _rows_of(
-    span: Span, context: _Context, used: set[str], paths: Sequence[Path]
+    span: Span, context: _Context, joined_spans: set[str], paths: Sequence[Path]
 ) -> Iterator[SourceRow]:
     """Yields the calls of a span, or the span and its log records as refused rows."""
     convention = next(each for each in _CONVENTIONS if each.is_followed(span))
     if not convention.is_model_call(span):
         yield RefusedRow(span.location, NO_CALL, span.name)
         return
-    num_records = 0 if span.id in used else context.num_records.get(span.id, 0)
+    num_records = 0 if span.id in joined_spans else context.num_records.get(span.id, 0)
     records = [_stored_event(context, (span.id, number), paths) for number in range(num_records)]
-    used.update([span.id] if records else [])
+    joined_spans.update([span.id] if records else [])
     locations = tuple(record.location for record in records)
     span = replace(span, events=(*span.events, *records))
     try:

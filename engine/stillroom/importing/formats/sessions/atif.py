@@ -38,7 +38,7 @@ _MAX_NESTING = bounds.AGENT_LEVELS.limit
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _Trial:
     """The location, session id and rewards that all trajectories of a file share."""
 
     location: Location
@@ -48,18 +48,18 @@ class _Run:
 
 def _trajectories(row: JsonRow) -> Iterator[SourceRow]:
     session = first_text(row.data, "session_id", "trajectory_id")
-    run = _Run(row.location, session, _rewards_of_trial(row.location.path))
-    yield from _with_sub_agents(row.data, run, parent=None, depth=0)
+    trial = _Trial(row.location, session, _rewards_of_trial(row.location.path))
+    yield from _with_sub_agents(row.data, trial, parent=None, depth=0)
 
 
 def _with_sub_agents(
-    data: Row, run: _Run, *, parent: str | None, depth: int
+    data: Row, trial: _Trial, *, parent: str | None, depth: int
 ) -> Iterator[SourceRow]:
     """Yields the conversations of a trajectory and of its sub-agents."""
-    trajectory_id = first_text(data, "trajectory_id") or (None if depth else run.session)
-    location = replace(run.location, part=trajectory_id or "") if depth else run.location
+    trajectory_id = first_text(data, "trajectory_id") or (None if depth else trial.session)
+    location = replace(trial.location, part=trajectory_id or "") if depth else trial.location
     try:
-        yield _conversation(data, run, location, trajectory_id, parent)
+        yield _conversation(data, trial, location, trajectory_id, parent)
     except UnreadableRowError as error:
         yield RefusedRow(location, error.reason, error.detail)
     sub_agents = as_list(data.get("subagent_trajectories"))
@@ -69,11 +69,11 @@ def _with_sub_agents(
         )
         return
     for sub_agent in sub_agents:
-        yield from _with_sub_agents(as_row(sub_agent), run, parent=trajectory_id, depth=depth + 1)
+        yield from _with_sub_agents(as_row(sub_agent), trial, parent=trajectory_id, depth=depth + 1)
 
 
 def _conversation(
-    data: Row, run: _Run, location: Location, trajectory_id: str | None, parent: str | None
+    data: Row, trial: _Trial, location: Location, trajectory_id: str | None, parent: str | None
 ) -> LoggedConversation:
     """Returns the conversation of one trajectory, without its sub-agents."""
     reader, agent = MessageReader(), as_row(data.get("agent"))
@@ -91,7 +91,7 @@ def _conversation(
         messages=messages,
         is_call=False,
         tools=tool_schemas(agent.get("tool_definitions")),
-        group=run.session,
+        group=trial.session,
         id=trajectory_id,
         parent=parent,
         model=next(filter(None, reversed(models)), None) or first_text(agent, "model_name"),
@@ -100,7 +100,7 @@ def _conversation(
         if metrics
         else None,
         started_at=next(filter(None, (first_text(step, "timestamp") for step in steps)), None),
-        scores=run.rewards if is_root else {},
+        scores=trial.rewards if is_root else {},
         dropped=tuple(reader.dropped),
         metadata=without_empty(
             agent=agent.get("name"),

@@ -47,7 +47,7 @@ def read_sessions(paths: Sequence[Path]) -> Iterator[SourceRow]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Head:
+class _FileHeader:
     """The origin of a session file, from its first lines."""
 
     session: str | None = None
@@ -61,41 +61,41 @@ class _Sessions:
     """The session files of an import, and which sessions were forked from which."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._heads = {path: _head_of(path) for path in paths}
+        self._headers = {path: _header_of(path) for path in paths}
         self._files: dict[str, Path] = {}
         self._origins: dict[str, str] = {}
-        for path, head in self._heads.items():
-            if head.session is not None:
-                self._files.setdefault(head.session, path)
-                if head.forked_from is not None:
-                    self._origins[head.session] = head.forked_from
-        self._last: tuple[str, MessageTree] | None = None
+        for path, header in self._headers.items():
+            if header.session is not None:
+                self._files.setdefault(header.session, path)
+                if header.forked_from is not None:
+                    self._origins[header.session] = header.forked_from
+        self._cached: tuple[str, MessageTree] | None = None
 
     def in_order(self) -> list[Path]:
         """Returns the files, each fork after the session from which it was forked."""
-        return sorted(self._heads, key=self._depth)
+        return sorted(self._headers, key=self._depth)
 
     def tree_of(self, session: str) -> MessageTree | None:
         """Returns a session's messages; None if its file is missing. Caches the last session."""
-        if self._last is not None and self._last[0] == session:
-            return self._last[1]
+        if self._cached is not None and self._cached[0] == session:
+            return self._cached[1]
         if (path := self._files.get(session)) is None:
             return None
         tree = MessageTree("claude_code")
         for row in read_json_rows(path):
             if isinstance(row, JsonRow):
                 _add_line(tree, row)
-        self._last = (session, tree)
+        self._cached = (session, tree)
         return tree
 
     def _depth(self, path: Path) -> int:
         """Returns how many known forks lead to a file's session."""
-        head = self._heads[path]
-        chain = [] if head.session is None else fork_chain(head.session, self._origins)
-        return len(chain) - 1 if len(chain) > 1 else int(head.is_copy)
+        header = self._headers[path]
+        chain = [] if header.session is None else fork_chain(header.session, self._origins)
+        return len(chain) - 1 if len(chain) > 1 else int(header.is_copy)
 
 
-def _head_of(path: Path) -> _Head:
+def _header_of(path: Path) -> _FileHeader:
     """Returns the origin of a session file, from its first lines."""
     first_timestamp = ""
     for row in islice(read_json_rows(path), _NUM_HEAD_ROWS):
@@ -103,12 +103,12 @@ def _head_of(path: Path) -> _Head:
         timestamp = first_text(line, "timestamp")
         first_timestamp = first_timestamp or timestamp or ""
         if line.get("isSidechain") is True:
-            return _Head()
+            return _FileHeader()
         if "uuid" in line and "sessionId" in line:
             forked_from = first_text(as_row(line.get("forkedFrom")), "sessionId")
             is_copy = timestamp is not None and timestamp < first_timestamp
-            return _Head(first_text(line, "sessionId"), forked_from, is_copy)
-    return _Head()
+            return _FileHeader(first_text(line, "sessionId"), forked_from, is_copy)
+    return _FileHeader()
 
 
 def _add_line(tree: MessageTree, row: JsonRow) -> None:
@@ -151,7 +151,7 @@ def _add_compaction(tree: MessageTree, turn: Turn, line: Row) -> None:
     kept = as_row(as_row(line.get("compactMetadata")).get("preservedMessages"))
     tree.add_compaction(
         turn,
-        continued=text_of(line.get("logicalParentUuid")),
+        last_summarised=text_of(line.get("logicalParentUuid")),
         kept=[uuid for uuid in as_list(kept.get("uuids")) if isinstance(uuid, str)],
         kept_after=text_of(kept.get("anchorUuid")),
     )

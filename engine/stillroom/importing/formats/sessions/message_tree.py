@@ -17,7 +17,7 @@ from stillroom.importing.payloads.messages import MessageReader, as_context
 from stillroom.importing.records import Location, LoggedConversation, RefusedRow, SourceRow
 from stillroom.types import Usage
 
-CONTEXT_DROPPED = "system prompt and reminders that the agent adds are not in its file"
+CONTEXT_DROPPED = "the session file lacks the agent's system prompt and reminders"
 HISTORY_DROPPED = "earlier messages are not in the file"
 NO_REPLY = "no reply from the model"
 COPIED = "copied from another session"
@@ -53,7 +53,7 @@ class Turn:
     """The error of the API request that should have answered it."""
     results: "Turn | None" = None
     """The tool results for this reply."""
-    continued: "Turn | None" = None
+    last_summarised: "Turn | None" = None
     """Of a compaction: the last turn that it summarises."""
     kept: list["Turn"] = field(default_factory=list["Turn"])
     """Of a compaction: the turns that the model still sees unchanged."""
@@ -189,7 +189,12 @@ class MessageTree:
             caller.results = added
 
     def add_compaction(
-        self, turn: Turn, *, continued: str | None, kept: Sequence[str], kept_after: str | None
+        self,
+        turn: Turn,
+        *,
+        last_summarised: str | None,
+        kept: Sequence[str],
+        kept_after: str | None,
     ) -> None:
         """Adds a compaction, after which the model sees a summary in place of earlier turns.
 
@@ -197,7 +202,7 @@ class MessageTree:
         """
         turn.parent = None
         added = self._add(turn)
-        added.continued = self._turn_of_line.get(continued) if continued else None
+        added.last_summarised = self._turn_of_line.get(last_summarised) if last_summarised else None
         turns = [self._turn_of_line.get(uuid) for uuid in kept]
         added.kept = list({id(each): each for each in turns if each is not None}.values())
         added.kept_after = kept_after
@@ -309,8 +314,8 @@ class MessageTree:
         shared = next((t.conversation for t in reversed(path) if t.conversation), None)
         if shared is not None:
             return shared
-        if path[0].continued is not None:
-            return path[0].continued.conversation
+        if path[0].last_summarised is not None:
+            return path[0].last_summarised.conversation
         return self._session if path[0].is_sidechain else None
 
 

@@ -37,7 +37,7 @@ from stillroom.importing.records import (
 )
 from stillroom.types import Usage
 
-NOTES_DROPPED = "notes that the agent adds to tool results are not in its file"
+NOTES_DROPPED = "the event files lack the notes that the agent adds to tool results"
 _NO_CALLS = "actions without the model's tool calls"
 _OLD_ANSWERS = {"message": ("content",), "finish": ("final_thought", "thought")}
 

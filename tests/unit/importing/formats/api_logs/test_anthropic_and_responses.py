@@ -45,7 +45,7 @@ def test_blocks_that_messages_cannot_hold_are_named_as_losses(tmp_path):
     (call,) = calls_of(read("anthropic_messages", path))
     assert call.messages[-1] == {"role": "assistant", "content": "So it is."}
     assert sorted(call.dropped) == [
-        "calls of tools that the provider runs left out",
+        "calls of provider-run tools left out",
         "files left out",
         "reasoning is encrypted or redacted",
     ]
@@ -197,7 +197,7 @@ def test_items_of_tools_that_the_provider_runs_are_losses_and_custom_calls_are_c
     ]
     assert call.finish_reason == "tool_calls"
     assert sorted(call.dropped) == [
-        "calls of tools that the provider runs left out",
+        "calls of provider-run tools left out",
         "reasoning is encrypted or redacted",
     ]
 

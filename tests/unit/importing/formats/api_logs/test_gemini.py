@@ -56,7 +56,7 @@ def test_each_candidate_is_a_reply_and_what_filters_cut_off_is_marked(tmp_path):
     ]  # fmt: skip
     assert [call.location.part for call in calls] == ["", "choice 1", "choice 2"]
     assert calls[2].dropped == (
-        "calls of tools that the provider runs left out",
+        "calls of provider-run tools left out",
         "content of an unknown kind left out",
     )
 

@@ -16,7 +16,7 @@ from fakes.trace_files import (
 from stillroom.types import Usage
 
 _FOLDER = SAMPLES / "claude_code"
-_CONTEXT = "system prompt and reminders that the agent adds are not in its file"
+_CONTEXT = "the session file lacks the agent's system prompt and reminders"
 
 
 def line(uuid, parent, content, *, reply=None, **more):

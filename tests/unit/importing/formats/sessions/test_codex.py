@@ -114,7 +114,7 @@ def test_tools_of_other_kinds_become_calls_and_what_the_provider_runs_is_named(t
     ]
     assert row.dropped == (
         "reasoning is encrypted or redacted",
-        "calls of tools that the provider runs left out",
+        "calls of provider-run tools left out",
     )
     assert (row.provider, row.model) == ("openai", "gpt-x")
 
