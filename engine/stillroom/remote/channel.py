@@ -150,7 +150,7 @@ class _RemoteProcess:
         return self._process.stderr_tail()
 
     def _connection_error(self, broken: BrokenStreamError) -> EngineError:
-        """Returns the error for a broken stream, as the channel explains it if it can."""
+        """Returns the error for a broken stream: the channel's explanation, if it has one."""
         stderr = self._stderr_at_exit()
         explained = self._channel.explain(self._process.returncode, stderr)
         if explained is not None:

@@ -22,6 +22,7 @@ _MAX_MESSAGE_BYTES = bounds.FRAME.limit
 
 _Message = TypeVar("_Message")
 _ErrorKind = Literal["gone", "denied"]
+_FrameType = Literal["message", "error", "end"]
 
 
 class BrokenStreamError(Exception):
@@ -62,7 +63,7 @@ _ERRORS: Mapping[_ErrorKind, type[EngineError]] = {
 
 class _Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     length: Annotated[int, msgspec.Meta(ge=0, le=_MAX_MESSAGE_BYTES)]
-    holds: Literal["message", "error", "end"] = "message"
+    frame_type: _FrameType = msgspec.field(name="holds", default="message")
     is_compressed: bool = msgspec.field(name="is_packed", default=False)
     """Whether the message is compressed, in one zlib stream with the earlier compressed ones."""
 
@@ -127,7 +128,7 @@ class Frames:
             raise BrokenStreamError("the stream ended inside a message")
         if header.is_compressed:
             body = self._decompress(body)
-        if header.holds == "end":
+        if header.frame_type == "end":
             return None
         return self._decode(body, kind, header)
 
@@ -142,9 +143,9 @@ class Frames:
         return data
 
     def _decode(self, body: bytes, kind: type[_Message] | Any, header: _Header) -> _Message:
-        """Returns a message, or raises the error that the frame holds."""
+        """Returns a frame's message, or raises its error."""
         try:
-            if header.holds == "message":
+            if header.frame_type == "message":
                 return msgspec.msgpack.decode(body, type=kind)
             error = msgspec.msgpack.decode(body, type=RemoteError)
         # ValueError: invalid UTF-8; RecursionError: nested deeper than any valid message.
@@ -171,10 +172,8 @@ class Frames:
         except (OSError, ValueError) as error:
             raise BrokenStreamError(str(error)) from error
 
-    def _send(
-        self, body: bytes, holds: Literal["message", "error", "end"], *, is_compressed: bool = False
-    ) -> None:
-        header = _Header(length=len(body), holds=holds, is_compressed=is_compressed)
+    def _send(self, body: bytes, frame_type: _FrameType, *, is_compressed: bool = False) -> None:
+        header = _Header(length=len(body), frame_type=frame_type, is_compressed=is_compressed)
         self._write(msgspec.json.encode(header) + b"\n" + body)
 
     def _write(self, data: bytes) -> None:

@@ -109,7 +109,7 @@ def _python_check(machine: Machine, facts: MachineFacts) -> Check:
             f"`python: {machine.python}` is not a working Python {needed} or newer on the machine"
             + (f": it is {facts.python_version}" if facts.python else ""),
             f"set `python:` in {machine.file} to the path of such an interpreter, or remove that "
-            "line, and stillroom finds an interpreter",
+            "line to let stillroom find one",
         )
     version = facts.python_version or "none"
     if facts.has_uv:

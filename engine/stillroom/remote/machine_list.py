@@ -70,8 +70,8 @@ class MachineSummary(msgspec.Struct, frozen=True, kw_only=True):
     otherwise its cost is unknown.
     """
     spent_usd: float
-    """What this workspace's runs on it have cost, without their teachers; of a rented machine, also
-    from a run's end to its release."""
+    """What the machine has cost for this workspace's runs, without their teachers; if it was
+    provisioned, until its release."""
     budget_usd: float | None = None
     """Its `budget_usd` in machines.yml, if it has one."""
     runs: list[MachineRun]

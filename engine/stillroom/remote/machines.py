@@ -197,7 +197,7 @@ def all_machines(workspace: Workspace) -> list[Machine]:
     files = [workspace.root / MACHINES_FILE, users_machines_file()]
     machines = dict[str, Machine]()
     for path in files:
-        for machine in _read_machines(path, is_own=is_user_owned(workspace, path)):
+        for machine in _read_machines(path, is_trusted=is_user_owned(workspace, path)):
             machines.setdefault(machine.name, machine)
     return list(machines.values())
 
@@ -234,7 +234,7 @@ def check_keys_allowed(workspace: Workspace, machine: Machine, key_names: Sequen
             ) from error
 
 
-def _read_machines(path: Path, *, is_own: bool) -> list[Machine]:
+def _read_machines(path: Path, *, is_trusted: bool) -> list[Machine]:
     """Returns the machines of a file; none if it does not exist. Raises ConfigError."""
     if not path.is_file():
         return []
@@ -256,11 +256,11 @@ def _read_machines(path: Path, *, is_own: bool) -> list[Machine]:
             f"write e.g. {_EXAMPLE}",
         )
     entries = cast("dict[object, object]", raw).items()
-    return [_parse_entry(path, root, name, value, is_own=is_own) for name, value in entries]
+    return [_parse_entry(path, root, name, value, is_trusted=is_trusted) for name, value in entries]
 
 
 def _parse_entry(
-    path: Path, root: yaml.Node, name: object, value: object, *, is_own: bool
+    path: Path, root: yaml.Node, name: object, value: object, *, is_trusted: bool
 ) -> Machine:
     """Returns the machine of an entry of machines.yml. Raises ConfigError."""
     fix = f"correct the file; example entry: {_EXAMPLE}"
@@ -279,7 +279,7 @@ def _parse_entry(
         raise ConfigError(
             f"{path}:{line}: {name}: {describe_errors(error, MachineEntry)}", fix
         ) from error
-    if entry.ssh is not None and entry.ssh.options and not is_own:
+    if entry.ssh is not None and entry.ssh.options and not is_trusted:
         raise ConfigError(
             f"{path}:{_line_of(root, (name, 'ssh', 'options'))}: {name}: ssh.options can make ssh "
             "run any local program, so they are not allowed in the workspace's machines.yml",

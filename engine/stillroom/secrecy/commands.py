@@ -15,7 +15,7 @@ from pydantic import PlainSerializer
 from stillroom.errors import InputError
 from stillroom.secrecy.redaction import SHORTEST_SECRET, Redactor, is_secret_name
 
-_END = r"(?P<secret>[^\s\"'\\]+)"
+_VALUE = r"(?P<secret>[^\s\"'\\]+)"
 _PATTERNS = tuple(
     re.compile(pattern)
     for pattern in (
@@ -23,10 +23,10 @@ _PATTERNS = tuple(
         r"://(?P<secret>[^/\s@\"']+)@",
         r"[?&][\w.\[\]-]+=(?P<secret>[^&\s\"'#]+)",
         # NAME=value before a command or after `env`, -e or --env.
-        r"(?<![\w.-])[A-Z_][A-Z0-9_]*=\\?[\"']?" + _END,
+        r"(?<![\w.-])[A-Z_][A-Z0-9_]*=\\?[\"']?" + _VALUE,
         # --token value, --api-key=value, api_key=value, {"api_key": "value"}, X-Api-Key: value
-        r"(?P<name>[\w.-]+)(?=\\?[\"']?(?:\s*[=:]\s*|\s+)\\?[\"']?" + _END + ")",
-        r"(?i:\b(?:bearer|basic|token)\s+)" + _END,
+        r"(?P<name>[\w.-]+)(?=\\?[\"']?(?:\s*[=:]\s*|\s+)\\?[\"']?" + _VALUE + ")",
+        r"(?i:\b(?:bearer|basic|token)\s+)" + _VALUE,
         # Well-known shapes of keys, and long runs of mixed letters and digits.
         r"(?<![\w-])(?P<secret>(?:[sprw]k|gh[pousr]|github_pat|glpat|xox[a-z]|hf|npm)[-_][\w-]{12,})",
         r"(?<![\w])(?P<secret>(?=[A-Za-z_]*\d)(?=\d*[A-Za-z_])[\w+=]{20,})",

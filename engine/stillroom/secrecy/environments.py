@@ -87,7 +87,7 @@ def tool_environment() -> dict[str, str]:
     allowed = {
         name: value
         for name, value in os.environ.items()
-        if name in tools or (_is_listed(name, _PROGRAMS) and not _has_login(value))
+        if name in tools or (_is_listed(name, _PROGRAMS) and not _has_credentials(value))
     }
     return bare_environment() | allowed
 
@@ -97,7 +97,7 @@ def bare_environment() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if _is_listed(name, _SYSTEM) or (name.lower() in _PROXIES and not _has_login(value))
+        if _is_listed(name, _SYSTEM) or (name.lower() in _PROXIES and not _has_credentials(value))
     }
 
 
@@ -112,7 +112,7 @@ def ssh_environment() -> dict[str, str]:
     """Returns the environment of ssh. It has no API keys, which `SendEnv` could forward."""
     agent_names = re.compile(r"SSH_AUTH_SOCK|SSH_AGENT_PID|KRB5CCNAME|DISPLAY|WAYLAND_DISPLAY")
     agents = {name: value for name, value in os.environ.items() if agent_names.fullmatch(name)}
-    # The ssh process of a jump host does not get our options, and could open a password dialog.
+    # The ssh process of a jump host gets no BatchMode option, and could open a password dialog.
     return bare_environment() | agents | {"SSH_ASKPASS_REQUIRE": "never"}
 
 
@@ -134,8 +134,8 @@ def _is_listed(name: str, names: re.Pattern[str]) -> bool:
     )
 
 
-def _has_login(address: str) -> bool:
-    """Returns whether an address contains a login, or cannot be parsed."""
+def _has_credentials(address: str) -> bool:
+    """Returns whether an address contains credentials, or cannot be parsed."""
     try:
         return "@" in urlsplit(address if "://" in address else f"http://{address}").netloc
     except ValueError:

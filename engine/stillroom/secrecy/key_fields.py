@@ -1,7 +1,7 @@
-"""Finds API keys by the fields of JSON, and the parameters of URLs, that hold them.
+"""Finds API keys by the names of JSON fields and URL parameters.
 
-The fields are those of the request schemas of OpenAI, Anthropic, Google, OpenRouter and Azure, of
-compatible servers and gateways, and all others with the name of a key.
+It knows the request schemas of OpenAI, Anthropic, Google, OpenRouter, Azure, and compatible servers
+and gateways. Any other field with the name of a key counts too.
 """
 
 import base64
@@ -51,9 +51,11 @@ _REQUEST_FIELDS = frozenset(
 )
 """The fields of requests, in lower case without `_`, that may have keys in them."""
 _COMMON_FIELDS = frozenset(("connectors", "plugins", "tools"))
-"""Further ones, which other objects may have too."""
-_OF_SERVICES = frozenset(("auth", "authorization", "headers", "server_url", "token", "type", "url"))
-"""What only the tools and plugins of requests have next to their names."""
+"""Fields of requests that may have keys in them, and that other objects may have too."""
+_REQUEST_ONLY_FIELDS = frozenset(
+    ("auth", "authorization", "headers", "server_url", "token", "type", "url")
+)
+"""Fields that tools and plugins have in addition to a name only if they belong to a request."""
 _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|-")
 _KEY_PARAMETERS = frozenset(("code", "sig"))
 """Names of Azure's URL parameters whose values are keys."""
@@ -122,14 +124,14 @@ def _labelled_fields(name: str, fields: dict[str, Any]) -> list[tuple[str, Any]]
 
     Which field holds a key may depend on the object: `value` next to a name, or any header.
     """
-    kind = _plain(name)
+    kind = _normalized(name)
     labels = (name, fields.get("name"), fields.get("key"))
-    owner = next((each for each in labels if isinstance(each, str) and is_key_name(each)), None)
+    key_label = next((each for each in labels if isinstance(each, str) and is_key_name(each)), None)
     labelled: list[tuple[str, Any]] = []
     for inner, field in fields.items():
-        label, is_token = inner, isinstance(field, str) and _TOKEN.fullmatch(_bare(field))
-        if inner == "value" and owner is not None:
-            label = owner
+        label, is_token = inner, isinstance(field, str) and _TOKEN.fullmatch(_without_scheme(field))
+        if inner == "value" and key_label is not None:
+            label = key_label
         elif inner == "key" and "value" in fields:
             label = ""  # an attribute's name, as in the filters of a file search
         elif inner == "url" and (kind in _SERVERS or fields.get("type") == "mcp_server"):
@@ -168,22 +170,26 @@ def is_key_name(name: str) -> bool:
 def holds_keys(name: str, value: Any, *, is_answer: bool = False) -> bool:
     """Returns whether a field of a dataset, or an item of it, holds keys of a request.
 
-    is_answer: whether it is a part of an expected answer, whose values must stay as they are; only
-    what is a field of requests alone may then hold keys.
+    is_answer: whether the field is part of an expected answer, whose values must not change; then
+    only fields that occur in nothing but requests are considered.
     """
     if isinstance(value, str):
         return (
-            not is_answer and _is_credential(name) and _OPAQUE.fullmatch(_bare(value)) is not None
+            not is_answer
+            and _is_credential(name)
+            and _OPAQUE.fullmatch(_without_scheme(value)) is not None
         )
-    kind = _plain(name)
+    kind = _normalized(name)
     if kind in _COMMON_FIELDS:
-        return not is_answer and _is_sent(value)
+        return not is_answer and _is_of_request(value)
     return kind in _REQUEST_FIELDS
 
 
-def _is_sent(entry: Any) -> bool:
-    """Returns whether an entry of tools or plugins is that of a request, by its fields."""
-    return isinstance(entry, dict) and ("name" not in entry or bool(_OF_SERVICES & entry.keys()))
+def _is_of_request(entry: Any) -> bool:
+    """Returns whether an entry of `tools` or `plugins` has the fields of one in a request."""
+    return isinstance(entry, dict) and (
+        "name" not in entry or bool(_REQUEST_ONLY_FIELDS & entry.keys())
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -191,11 +197,11 @@ def _is_credential(name: str) -> bool:
     return _CREDENTIAL.search(_WORD_START.sub("_", name).lower()) is not None
 
 
-def _plain(name: str) -> str:
+def _normalized(name: str) -> str:
     return name.lower().replace("_", "")
 
 
-def _bare(value: str) -> str:
+def _without_scheme(value: str) -> str:
     """Returns the value of a header without its scheme, such as `Bearer`."""
     return _AUTH_SCHEME.sub("", value)
 
@@ -210,7 +216,7 @@ def secret_forms(value: str) -> Iterator[str]:
     if "-----BEGIN" in value:
         yield from _PEM_LINE_END.split(value)
         return
-    credentials = _bare(value)
+    credentials = _without_scheme(value)
     yield credentials
     yield from _escaped_forms(value)
     yield from (part.partition("=")[2] for part in value.split("; "))
@@ -260,7 +266,7 @@ def _key_spans(url: str) -> Iterator[tuple[int, int]]:
         name = unquote_plus(match["name"])
         if match.start() < end or not (is_key_name(name) or name.lower() in _KEY_PARAMETERS):
             continue
-        # A semicolon does not end a key: it may be part of it, if only & separates parameters.
+        # A semicolon does not end a key, since it may be part of the key if & separates parameters.
         stop, limit = ("&", len(url)) if start > query else ("/", query)
         found = url.find(stop, start, limit)
         end = limit if found < 0 else found
@@ -271,8 +277,8 @@ def _key_spans(url: str) -> Iterator[tuple[int, int]]:
 def without_signatures(request: bytes) -> bytes:
     """Returns the JSON of a request with placeholders for keys in the URLs of images and files.
 
-    The signature of such a URL is a key to the file. There is one in each URL, and no reply repeats
-    it, so it is not searched for elsewhere.
+    The signature in such a URL is a key to the file. No reply repeats it, so it is not searched for
+    elsewhere.
     """
 
     def clean(match: re.Match[bytes]) -> bytes:

@@ -170,7 +170,7 @@ _RESERVED_DOMAIN = re.compile(
 )
 
 
-def _is_mailbox(address: str) -> bool:
+def _is_real_address(address: str) -> bool:
     """Returns whether an email address may be real: its domain is not reserved for examples."""
     return _RESERVED_DOMAIN.fullmatch(address.rpartition("@")[2]) is None
 
@@ -197,11 +197,11 @@ _ADDRESS = r"(?<![\w.+-])[A-Za-z0-9][\w.+-]{0,63}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[
 
 def has_reserved_address(text: str) -> bool:
     """Returns whether a text has an email address in a domain reserved for examples."""
-    return not all(_is_mailbox(found[0]) for found in re.finditer(_ADDRESS, text))
+    return not all(_is_real_address(found[0]) for found in re.finditer(_ADDRESS, text))
 
 
 PERSONAL_DATA = (
-    _kind("email address", "@", _ADDRESS, _is_mailbox),
+    _kind("email address", "@", _ADDRESS, _is_real_address),
     _kind(
         "phone number",
         "+",
@@ -300,8 +300,8 @@ def _candidate_kinds(text: str, kinds: tuple[SensitiveKind, ...]) -> Sequence[Se
         index = _KEYWORD_INDEXES[id(kinds)] = _KeywordIndex(kinds)
     matched = {
         number
-        for gate, keywords in index.gates
-        if gate in text
+        for prefilter, keywords in index.prefilters
+        if prefilter in text
         for keyword, number in keywords
         if keyword in text
     }
@@ -317,7 +317,7 @@ def _candidate_kinds(text: str, kinds: tuple[SensitiveKind, ...]) -> Sequence[Se
 class _KeywordIndex:
     """The keywords of kinds, grouped by a character, so that a few searches rule out most texts.
 
-    `gates` lists for each character the keywords that contain it, with their kind's index.
+    `prefilters` lists for each character the keywords that contain it, with their kind's index.
     """
 
     def __init__(self, kinds: tuple[SensitiveKind, ...]) -> None:
@@ -326,15 +326,15 @@ class _KeywordIndex:
         self.min_digits = min(
             (kinds[number].min_digits for number in self.without_keywords), default=0
         )
-        gates = defaultdict[str, list[tuple[str, int]]](list)
+        prefilters = defaultdict[str, list[tuple[str, int]]](list)
         for number, kind in enumerate(kinds):
             for keyword in kind.keywords:
-                gate = next((char for char in _GATES if char in keyword), keyword)
-                gates[gate].append((keyword, number))
-        self.gates = tuple(gates.items())
+                prefilter = next((char for char in _PREFILTER_CHARS if char in keyword), keyword)
+                prefilters[prefilter].append((keyword, number))
+        self.prefilters = tuple(prefilters.items())
 
 
-_GATES = "-_JGAx/."
+_PREFILTER_CHARS = "-_JGAx/."
 """Characters that are in many keywords and missing from many texts."""
 _KEYWORD_INDEXES: dict[int, _KeywordIndex] = {}
 

@@ -36,14 +36,16 @@ _SPECIAL_FILES = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-_FIX = "give a file of rows, a config or code; to use a part of this file, copy it to a new file"
+_FIX = (
+    "give a file of rows, a config or code; to use a part of this file, copy that part to a new one"
+)
 
 
 def check_readable(path: Path) -> None:
     """Raises InputError for a file that no operation may read, without opening it.
 
-    These are pipes, sockets, devices, the kernel's virtual files, and files whose names are those
-    of credentials, such as `.env`. Of a symbolic link, both the link and its target are checked.
+    These are pipes, sockets, devices, the kernel's virtual files, and files named like credentials,
+    such as `.env`. Of a symbolic link, both the link and its target are checked.
     """
     reason = _unreadable_reason(path)
     if reason is not None:
@@ -69,7 +71,7 @@ def _unreadable_reason(path: Path) -> str | None:
 
 
 def _has_secret_name(path: Path) -> bool:
-    """Returns whether a file's name or folder is one of credentials by convention."""
+    """Returns whether a file's name or folder conventionally means credentials."""
     if _SECRET_FOLDERS.intersection(part.lower() for part in path.parts):
         return True
     is_data = path.suffix.lower() in _DATA_SUFFIXES

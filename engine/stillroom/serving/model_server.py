@@ -152,9 +152,9 @@ class ModelServer:
     def _note_up(self) -> None:
         """Reports to the user that a server that was down answers again."""
         if self._down_since is not None:
-            seconds = time.monotonic() - self._down_since
+            down_s = time.monotonic() - self._down_since
             self._down_since = None
-            self.note(f"{self.root} answers again, after {seconds:.0f} s")
+            self.note(f"{self.root} answers again, after {down_s:.0f} s")
 
     async def fetch(self, path: str, payload: Mapping[str, Any] | None = None) -> bytes:
         """Returns the response body of a GET, or of a POST if there is a `payload` to send as JSON.
@@ -165,12 +165,12 @@ class ModelServer:
 
         url = self.root + path
         headers = {**self.endpoint.key_headers(self._key), "accept-encoding": "identity"}
-        body, bound, seconds = bytearray(), bounds.SERVER_LIST, bounds.SERVER_RESPONSE.limit
+        body, bound, timeout_s = bytearray(), bounds.SERVER_LIST, bounds.SERVER_RESPONSE.limit
         try:
-            with anyio.fail_after(seconds):
+            with anyio.fail_after(timeout_s):
                 async with (
                     httpx.AsyncClient(
-                        headers=headers, timeout=seconds, verify=client_context()
+                        headers=headers, timeout=timeout_s, verify=client_context()
                     ) as client,
                     client.stream(
                         "GET" if payload is None else "POST", url, json=payload
@@ -317,16 +317,16 @@ async def fit_max_tokens(
             )
     if context is None or sampling.max_tokens <= context // 2:
         return FittedSampling(sampling, notes)
-    where = f"{model} at {endpoint.base_url} has a context length of {context} tokens"
+    limit = f"{model} at {endpoint.base_url} has a context length of {context} tokens"
     if sampling.max_tokens != SamplingSettings().max_tokens:
         if sampling.max_tokens < context:
             return FittedSampling(sampling, notes)
         raise InputError(
-            f"{where}: max_tokens {sampling.max_tokens} leaves no room for a prompt",
+            f"{limit}: max_tokens {sampling.max_tokens} leaves no room for a prompt",
             f"set max_tokens to {context // 2} or less, or serve the model with a longer context "
             "(vLLM: --max-model-len)",
         )
-    notes.append(f"{where}: max_tokens was lowered to {context // 2} (set max_tokens to override)")
+    notes.append(f"{limit}: max_tokens was lowered to {context // 2} (set max_tokens to override)")
     return FittedSampling(msgspec.structs.replace(sampling, max_tokens=context // 2), notes)
 
 

@@ -95,7 +95,10 @@ class ServedPolicy:
             try:
                 if not self._is_stopping:
                     return await self._server.post(
-                        "/v1/completions", body, lambda a: _parse_turn(a, ids), tokens=len(ids)
+                        "/v1/completions",
+                        body,
+                        lambda data: _parse_turn(data, ids),
+                        tokens=len(ids),
                     )
             finally:
                 self._in_flight.discard(scope)

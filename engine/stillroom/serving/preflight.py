@@ -59,8 +59,8 @@ async def check_served(
     """Checks a served teacher and returns the findings as notes for the run's report.
 
     `tokenizer` is the folder or hub id of the teacher's tokenizer; if None, the server's
-    `/tokenize` is used instead. `num_extra` is the number of tokens that
-    the teacher's own prompt adds to a conversation.
+    `/tokenize` is used instead. `num_extra` is the number of tokens that the teacher's own prompt
+    adds to a conversation.
 
     Raises:
         ModelError: the teacher has a different tokenizer or chat template than the student, or its
@@ -290,7 +290,9 @@ def _mean_gap(one: TeacherScores, other: TeacherScores) -> float:
 async def _tokenize(server: ModelServer, body: dict[str, Any]) -> list[int] | None:
     """Returns the token ids from the server's `/tokenize`; None if the server has no such path."""
     try:
-        return await server.post("/tokenize", body, lambda a: decode_response(a, Tokens).tokens)
+        return await server.post(
+            "/tokenize", body, lambda data: decode_response(data, Tokens).tokens
+        )
     except NotServedError:
         return None
 

@@ -1,6 +1,6 @@
 """Creates the environment in which Stillroom runs on a machine: `python -E -P environment.py`.
 
-It uses only the standard library, because it runs before any package is installed. The other side
+It uses only the standard library, because it runs before any package is installed. The client
 writes two lines of JSON and reads replies as lines of JSON:
 
 1. `_ProbeRequest`: which code to look for, and whether to use this interpreter's own packages.
@@ -342,20 +342,20 @@ def _make_venv(folder: Path, paths: list[str]) -> None:
 
 def _delete_unused(root: Path) -> None:
     """Deletes code and environments that were unused for 60 days, which is longer than any run."""
-    oldest = time.time() - _UNUSED_S
+    cutoff = time.time() - _UNUSED_S
     for mark in [
         *root.glob(f"packages/*/{_COMPLETE_FILE}"),
         *root.glob(f"venvs/*/{_COMPLETE_FILE}"),
     ]:
-        _delete_if_old(mark, mark.parent, oldest)
+        _delete_if_old(mark, mark.parent, cutoff)
     for python_file in root.glob("code/*.python"):
-        _delete_if_old(python_file, python_file.with_suffix(""), oldest)
+        _delete_if_old(python_file, python_file.with_suffix(""), cutoff)
 
 
-def _delete_if_old(mark: Path, folder: Path, oldest: float) -> None:
-    """Deletes a folder and its mark if the mark was last used before the time `oldest`."""
+def _delete_if_old(mark: Path, folder: Path, cutoff: float) -> None:
+    """Deletes a folder and its mark if the mark was last used before the time `cutoff`."""
     with suppress(FileNotFoundError):  # Another process may be doing the same.
-        if mark.stat().st_mtime < oldest:
+        if mark.stat().st_mtime < cutoff:
             # The mark is deleted first, so that a half-deleted environment is never used.
             mark.unlink()
             shutil.rmtree(folder, ignore_errors=True)

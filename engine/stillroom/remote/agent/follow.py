@@ -68,7 +68,7 @@ def _updates(
 
 
 def _remote_state(run: AgentRun, start: StartRecord, state: RunState) -> RemoteState:
-    """Returns a state as it is sent, with the run's elapsed time and this machine's clock."""
+    """Returns the message with a state, the run's elapsed time, and this machine's clock."""
     return RemoteState(
         run_json=msgspec.json.encode(state),
         elapsed_s=max(0.0, time.monotonic() - start.started_at - _seconds_since_end(state)),

@@ -121,8 +121,8 @@ def _place_files(agent: AgentFolder, run: AgentRun, request: LaunchRequest) -> d
             raise EngineError(
                 f"the launch request has the path {file.remote_path!r}, which is in neither "
                 "workspace/ nor outside/",
-                "the two machines' versions of stillroom may differ: update it where the run was "
-                "started, and start the run again",
+                "the two machines' versions of stillroom may differ: update stillroom where you "
+                "started the run, and start it again",
             )
         if not blob_file(agent, file.sha256).exists():
             raise EngineError(
@@ -138,7 +138,7 @@ def _place_files(agent: AgentFolder, run: AgentRun, request: LaunchRequest) -> d
 
 
 def _path_pairs(run: AgentRun, request: LaunchRequest) -> list[tuple[str, str]]:
-    """Returns pairs of a path on the user's machine and its counterpart here."""
+    """Returns pairs of a path on the user's machine and its counterpart on this machine."""
     pairs = [
         (path.home_path, _path_on_machine(run, path.home_path, path.remote_path))
         for path in request.home_paths

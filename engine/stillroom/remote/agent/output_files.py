@@ -104,7 +104,7 @@ class AppendedFiles:
             self._offsets[path] = offset
 
     def _record_inode(self, path: str, inode: int) -> None:
-        """Records the inode before bytes are sent, so that later connections know the file."""
+        """Records the inode before bytes are sent, so that later connections recognise the file."""
         if self._inodes.get(path) != inode:
             self._inodes[path] = inode
             # If the disk is full, the log lines that say so must still be sent.

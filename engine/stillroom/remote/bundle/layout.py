@@ -58,7 +58,7 @@ class FileLayout:
 
     @property
     def home_paths(self) -> list[PathMapping]:
-        """The mappings of local paths to remote paths; the first that matches counts."""
+        """The mappings of local paths to remote paths; the first match applies."""
         return [
             PathMapping(home_path=home, remote_path=remote_path)
             for home, remote_path in self._mappings.items()

@@ -199,7 +199,7 @@ def _without_none(*files: UserFile | None) -> list[UserFile]:
 
 
 def _template_models(*templates: TemplateSource | None) -> list[str]:
-    """Returns the names of the models whose chat templates are taken."""
+    """Returns the names of the models whose chat templates are used."""
     return [name for template in templates if template is not None for name in template.models]
 
 

@@ -54,9 +54,9 @@ class Download:
         self._downloaded = read_downloaded(folder)
         self._by_hash = {file.sha256: path for path, file in self._downloaded.items()}
         self._is_stopped: Callable[[], bool] = lambda: False
-        self.num_bytes = 0
+        self.num_bytes_done = 0
         """The number of bytes downloaded so far."""
-        self.num_wanted = 0
+        self.num_bytes_total = 0
         """The total number of bytes to download for the latest list of files."""
         self.conflicts: list[str] = []
         """The outputs in `brought_back/`: another process has written to their own paths."""
@@ -71,7 +71,7 @@ class Download:
         """
         allowed = [file for file in files if self._is_allowed(file.path)]
         self._is_stopped = is_stopped
-        self.num_wanted = self.num_bytes + self.bytes_missing(allowed)
+        self.num_bytes_total = self.num_bytes_done + self.bytes_missing(allowed)
         for unit, members in self._units(allowed):
             self._check_stopped()
             if all(map(self._is_local, members)):
@@ -150,7 +150,7 @@ class Download:
         for leftover in [path for path in staged.rglob("*") if path.is_file()]:
             if leftover.relative_to(staged).as_posix() not in by_name:
                 leftover.unlink()
-        _put_folder(staged, target)
+        _replace_folder(staged, target)
         for name, file in by_name.items():
             self._record_download(target / name, file)
 
@@ -192,7 +192,7 @@ class Download:
                                 "check what is running on that machine; the download is retried",
                             )
                         stream.write(block)
-                        self.num_bytes += len(block)
+                        self.num_bytes_done += len(block)
                         self._check_stopped()
             stream.flush()
             os.fsync(stream.fileno())
@@ -347,7 +347,7 @@ class Downloader:
         with self._condition:
             self._is_closed = True
             self._condition.notify()
-        self._thread.join()  # no limit: each read of the download has one
+        self._thread.join()  # no limit: each read of the download has a timeout
 
 
 def _is_checkpoint(unit: str) -> bool:
@@ -359,7 +359,7 @@ def _age_key(unit: str) -> tuple[bool, str]:
     return Path(unit).name == FINAL, unit
 
 
-def _put_folder(staged: Path, target: Path) -> None:
+def _replace_folder(staged: Path, target: Path) -> None:
     """Renames a staged folder to its final path, replacing an older one."""
     with real_folder(target.parent) as parent:
         replaced = f".{target.name}.going"

@@ -218,14 +218,15 @@ class Follower:
     def _await_files(self, downloader: Downloader, download: Download, files: RemoteFiles) -> None:
         """Waits until all of these files are downloaded, and shows the progress."""
         self._view.record_phase("bringing_back")
-        num_bytes = download.num_bytes
+        num_bytes = download.num_bytes_done
         while not downloader.is_done(files):
             downloader.raise_error()
-            done, total = round(download.num_bytes / _MB), round(download.num_wanted / _MB)
+            done = round(download.num_bytes_done / _MB)
+            total = round(download.num_bytes_total / _MB)
             phase = f"download from {self._spec.machine.name}"
             self._run.show_progress(phase, min(done, total), total, "MB", is_throttled=True)
-            if download.num_bytes > num_bytes:
-                num_bytes = download.num_bytes
+            if download.num_bytes_done > num_bytes:
+                num_bytes = download.num_bytes_done
                 self._view.record_contact()
             self._sleep(_POLL_S / 10)
 

@@ -205,7 +205,7 @@ class ViewFile:
         self._view = RemoteView(where=machine.name)
         with suppress(FileNotFoundError, DataError):
             self._view = read_json(self._file, RemoteView)
-        self._is_rented = machine.access.is_provisioned
+        self._is_provisioned = machine.access.is_provisioned
         self._bills_from_start = machine.access.bills_from == "start"
         self._written_at = 0.0
         self._elapsed_at: float | None = None
@@ -237,8 +237,8 @@ class ViewFile:
 
     @property
     def _release_usd(self) -> float | None:
-        """The cost of a rented machine since the run's end; None if not rented or not ended."""
-        if not self._is_rented or (ended_at := self._record.ended_at) is None:
+        """The cost since the run's end of a provisioned machine; None before, and for any other."""
+        if not self._is_provisioned or (ended_at := self._record.ended_at) is None:
             return None
         return machine_usd(self._record.price_per_hour, max(0.0, time.time() - ended_at))
 

@@ -69,7 +69,7 @@ class Mirror:
             remote,
             error=error,
             run_id=self._folder.run_id,
-            # A kind of the machine's choice would decide which texts of the result are trusted.
+            # Not the machine's choice: the kind decides which texts of the result are trusted.
             kind=recorded.kind,
             created_at=recorded.created_at,
             started_at=self._local_time(remote.started_at),
@@ -151,15 +151,15 @@ class Mirror:
             text = text.replace(remote, local)
         return text
 
-    def _local_time(self, moment: str | None) -> str | None:
+    def _local_time(self, timestamp: str | None) -> str | None:
         """Converts a timestamp of the machine's clock to the local clock."""
         shift = timedelta(seconds=self._record.clock_ahead_s or 0.0)
-        if moment is None or abs(shift) < timedelta(seconds=_CLOCK_TOLERANCE_S):
-            return moment
+        if timestamp is None or abs(shift) < timedelta(seconds=_CLOCK_TOLERANCE_S):
+            return timestamp
         try:
-            shifted = (datetime.fromisoformat(moment) - shift).astimezone(UTC)
+            shifted = (datetime.fromisoformat(timestamp) - shift).astimezone(UTC)
         except (ValueError, OverflowError):
-            return moment
+            return timestamp
         return shifted.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -141,7 +141,7 @@ def hub_errors(problem: str) -> Generator[None]:
         text = f"{problem}: {_one_line(error)}"
         if status == _TOO_MANY_REQUESTS or status >= _SERVER_ERROR:
             raise UnreachableError(text, "no action needed: it is retried") from error
-        fix = _FIXES.get(status, "correct what the hub's message names, then try again")
+        fix = _FIXES.get(status, "correct the cause that the hub reports, then try again")
         raise MachineError(text, fix) from error
     except Exception as error:  # Network errors and errors of huggingface_hub's dependencies.
         raise UnreachableError(
@@ -202,7 +202,7 @@ class JobFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
 JobUpdate = RunUpdate | JobFailure
 
 
-class JobView(msgspec.Struct, kw_only=True):
+class ReaderPosition(msgspec.Struct, kw_only=True):
     """The reader's position in a job's updates, stored in the run's local folder."""
 
     next_batch: int = msgspec.field(name="next_news", default=1)
@@ -225,10 +225,10 @@ class UpdateReader:
 
     def __init__(self, bucket: Bucket, run: Path, seen: Mapping[str, int]) -> None:
         self._bucket, self._paths, self._file = bucket, RunPaths(run.name), run / JOB_FILE
-        self._view = self._read_view()
+        self._position = self._read_position()
         self._ends = dict(seen)
         """The number of bytes received so far of each growing file."""
-        ends = self._view.ends
+        ends = self._position.ends
         self._skipped = {path: end for path, end in seen.items() if ends.get(path) != end}
         """Where new bytes begin in files that a killed reader's unfinished batch has extended."""
         self._has_restarted = False
@@ -236,37 +236,37 @@ class UpdateReader:
     @property
     def files(self) -> list[RemoteFile]:
         """The latest list of finished files."""
-        return self._view.files
+        return self._position.files
 
     @property
     def outputs(self) -> set[str]:
         """The hashes of all files that were ever listed."""
-        return set(self._view.outputs)
+        return set(self._position.outputs)
 
     def next_batch(self) -> Sequence[JobUpdate] | None:
         """Returns the next batch, without what is mirrored already; None if there is none yet."""
-        batch = self._read(self._view.next_batch)
+        batch = self._read(self._position.next_batch)
         if batch is None:
             return None
         # The local file was changed, so all batches are read again, but only once.
         if self._has_gap(batch) and not self._has_restarted:
             self._has_restarted = True
-            self._skipped, self._view.next_batch = dict(self._ends), 1
+            self._skipped, self._position.next_batch = dict(self._ends), 1
             return self.next_batch()
         updates = [each for update in batch if (each := self._new_part(update)) is not None]
         for update in updates:
             if isinstance(update, RemoteFiles):
-                self._view.files = update.files
+                self._position.files = update.files
                 hashes = {file.sha256 for file in update.files}
-                self._view.outputs = sorted(hashes.union(self._view.outputs))
-                write_json(self._file, self._view)
+                self._position.outputs = sorted(hashes.union(self._position.outputs))
+                write_json(self._file, self._position)
         return updates
 
     def mark_processed(self) -> None:
         """Records that the batch returned by `next_batch` has been processed."""
-        self._view.next_batch += 1
-        self._view.ends = dict(self._ends)
-        write_json(self._file, self._view)
+        self._position.next_batch += 1
+        self._position.ends = dict(self._ends)
+        write_json(self._file, self._position)
 
     def _read(self, number: int) -> list[JobUpdate] | None:
         """Returns a batch of updates; None if it is not in the bucket yet."""
@@ -311,7 +311,7 @@ class UpdateReader:
         self._ends[path] = end
         return update
 
-    def _read_view(self) -> JobView:
+    def _read_position(self) -> ReaderPosition:
         with suppress(FileNotFoundError, DataError):
-            return read_json(self._file, JobView)
-        return JobView()
+            return read_json(self._file, ReaderPosition)
+        return ReaderPosition()

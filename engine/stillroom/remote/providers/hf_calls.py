@@ -135,7 +135,7 @@ class HubJobs:
                 return
             job_id = locked.entry.request_id or self.find(name.removeprefix("stillroom-"))
             if job_id is None:
-                # If its sender was killed, the request for the job may still take effect.
+                # If the process that requested the job was killed, the request may still succeed.
                 if locked.entry.is_request_expired:
                     locked.remove()
                 return

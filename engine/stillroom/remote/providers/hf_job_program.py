@@ -122,7 +122,7 @@ class JobProgram:
         return True
 
     def _claim(self) -> bool:
-        """Claims the run, since two jobs may be started for it; returns False if another has."""
+        """Claims the run, since two jobs may be started for it; returns False if another did so."""
         if self._paths.claim in self._retry(lambda: self._bucket.sizes([self._paths.claim])):
             owner = self._retry(lambda: self._bucket.read(self._paths.claim)).decode()
             return owner == self._start
@@ -185,7 +185,7 @@ class JobProgram:
                     self._delete_pruned(update, run)
 
     def _receive(self, host: RunHost, received: _Queue) -> None:
-        """Puts the run's updates into the queue, and the item after the last one."""
+        """Puts the run's updates into the queue, and then a `_LastItem`."""
         seen: dict[str, int] = {}
         tries = 0
         while True:

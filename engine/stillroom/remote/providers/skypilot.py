@@ -31,8 +31,8 @@ _CHECK_EVERY_S = 30.0
 class SkyPilotHost(ChannelHost):
     """A `RunHost` for a cluster that SkyPilot provisions and deletes.
 
-    All runs on a machine share its cluster. `run` is the folder of the run that it is for; without
-    one, nothing is ever provisioned.
+    All runs on a machine share its cluster. `run` is the folder of the run that uses it;
+    without one, nothing is ever provisioned.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class SkyPilotHost(ChannelHost):
         open_channel: Callable[[str, SshAddress], Channel] = SshChannel,
         python: str | None = None,
     ) -> None:
-        """open_channel: connects to the cluster. python: an interpreter there with this code."""
+        """open_channel: connects to the cluster. python: an interpreter on it with this code."""
         # Machines of this kind have `skypilot`; the default only satisfies the type checker.
         self._cluster = machine.skypilot or SkyPilotCluster(resources={})
         self._run, self._sky, self._log = run, calls, provision_log

@@ -1,8 +1,8 @@
 """One connection to a machine through the system's ssh, shared by all commands.
 
-ssh shares it between processes (ControlMaster) through a socket in a folder of the user's own. The
-ssh process that owns the connection runs a command whose input is a pipe from this process: when
-this process exits for any reason, the pipe closes, and with it the command and the connection.
+Processes share it (ControlMaster) through a socket in a private folder of the user. The ssh process
+that owns the connection runs a command whose input is a pipe from this process: when this process
+exits for any reason, the pipe closes, and with it the command and the connection.
 """
 
 import os
@@ -109,18 +109,18 @@ class SshChannel:
         owner = self._start(is_owner=True)
         self._owner = owner
         # The login may hang, and reading has no timeout of its own.
-        limit = threading.Timer(_LOGIN_S, owner.kill)
-        limit.start()
+        timeout = threading.Timer(_LOGIN_S, owner.kill)
+        timeout.start()
         try:
             _wait_for_login(owner)
         except BrokenStreamError as broken:
             with suppress(subprocess.TimeoutExpired):
                 owner.wait(_ALIVE_EVERY_S)
-            printed = f"{owner.stderr_tail()}\n{broken.output}".strip()
+            ssh_output = f"{owner.stderr_tail()}\n{broken.output}".strip()
             self._disconnect()
-            raise connection_error(self._name, self._address, printed) from broken
+            raise connection_error(self._name, self._address, ssh_output) from broken
         finally:
-            limit.cancel()
+            timeout.cancel()
 
     def _disconnect(self) -> None:
         """Closes the connection, if there is one."""
@@ -168,7 +168,7 @@ class SshChannel:
             )
         flags = [flag for name, value in options.items() for flag in ("-o", f"{name}={value}")]
         port = [] if self._address.port is None else ["-p", str(self._address.port)]
-        # ssh uses the first value of an option, so ours come before the user's.
+        # ssh uses the first value of an option, so these come before the user's.
         return [program, "-T", *flags, *self._address.options, *port, "--", self._address.host]
 
 
@@ -211,19 +211,19 @@ class LoginRefusedError(MachineError):
     """The machine did not accept any of the user's keys."""
 
 
-def connection_error(name: str, address: SshAddress, printed: str) -> EngineError:
+def connection_error(name: str, address: SshAddress, ssh_output: str) -> EngineError:
     """Returns the error for a connection that failed or was lost, given what ssh printed."""
-    text = " ".join(printed.split())[-500:] or "ssh printed nothing"
+    text = " ".join(ssh_output.split())[-500:] or "ssh printed nothing"
     command = ssh_command(address)
-    if "IDENTIFICATION HAS CHANGED" in printed:
-        return _changed_key_error(name, address, printed)
-    if "Host key verification failed" in printed or "host key is known" in printed:
+    if "IDENTIFICATION HAS CHANGED" in ssh_output:
+        return _changed_key_error(name, address, ssh_output)
+    if "Host key verification failed" in ssh_output or "host key is known" in ssh_output:
         return MachineError(
             f"the host key of {name} ({address.host}) is not in your known_hosts yet: {text}",
             f"run `{command}` once in a terminal, compare the key's fingerprint with the "
             "machine's, and accept it; stillroom never accepts a key for you",
         )
-    if "Permission denied" in printed or "Too many authentication failures" in printed:
+    if "Permission denied" in ssh_output or "Too many authentication failures" in ssh_output:
         return LoginRefusedError(
             f"{name} ({address.host}) rejected the login: {text}",
             f"check the user name (`user@host` in machines.yml, or User in ~/.ssh/config), and "
@@ -232,24 +232,26 @@ def connection_error(name: str, address: SshAddress, printed: str) -> EngineErro
             "~/.ssh/config; if the machine asks for a one-time code, keep a shared connection open "
             "(ControlMaster, ControlPath and ServerAliveInterval in ~/.ssh/config): it is reused",
         )
-    if _CONFIG_ERROR.search(printed):
+    if _CONFIG_ERROR.search(ssh_output):
         return MachineError(
             f"ssh rejects its configuration for {name}: {text}",
             f"correct the ssh configuration until `{command}` works",
         )
-    return _unreachable_error(name, address, printed, text)
+    return _unreachable_error(name, address, ssh_output, text)
 
 
-def _unreachable_error(name: str, address: SshAddress, printed: str, text: str) -> UnreachableError:
+def _unreachable_error(
+    name: str, address: SshAddress, ssh_output: str, text: str
+) -> UnreachableError:
     """Returns the error for a machine that does not answer, given what ssh printed."""
     command = ssh_command(address)
-    if "Could not resolve hostname" in printed:
+    if "Could not resolve hostname" in ssh_output:
         fix = (
             f"check the local network and the name {address.host!r} in {_MACHINES} and "
             f"~/.ssh/config: `{command}`"
         )
         return UnreachableError(f"cannot resolve the host {address.host!r} ({name}): {text}", fix)
-    if "Connection refused" in printed:
+    if "Connection refused" in ssh_output:
         fix = f"check that the machine is up and that its port is right (`port:` in {_MACHINES})"
         return UnreachableError(f"{name} ({address.host}) refuses connections: {text}", fix)
     return UnreachableError(
@@ -258,9 +260,9 @@ def _unreachable_error(name: str, address: SshAddress, printed: str, text: str) 
     )
 
 
-def _changed_key_error(name: str, address: SshAddress, printed: str) -> MachineError:
+def _changed_key_error(name: str, address: SshAddress, ssh_output: str) -> MachineError:
     """Returns the error for a host key that differs from the one in known_hosts."""
-    quoted = _KEYGEN_COMMAND.search(printed)
+    quoted = _KEYGEN_COMMAND.search(ssh_output)
     command = quoted[0].strip() if quoted else f"ssh-keygen -R {address.host}"
     return MachineError(
         f"the host key of {name} ({address.host}) has changed: the machine was reinstalled, or "
