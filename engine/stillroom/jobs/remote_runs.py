@@ -26,7 +26,7 @@ from stillroom.run_folder import (
     RunFolder,
     read_remote_state,
 )
-from stillroom.secrecy.environments import renting_environment, run_environment
+from stillroom.secrecy.environments import provisioning_environment, run_environment
 from stillroom.settings import Workspace
 
 LOCK_VARIABLE = "STILLROOM_FOLLOWER_LOCK"
@@ -116,7 +116,7 @@ def _start(
     write_json(folder.path / FOLLOWER_FILE, start)
     root = Path(folder.read_request().workspace)
     if read_json(folder.path / REMOTE_FILE, _JobSpec).is_rented:
-        environment = {**environment, **renting_environment(root)}
+        environment = {**environment, **provisioning_environment(root)}
     start_detached(
         _FOLLOWER,
         folder.path,

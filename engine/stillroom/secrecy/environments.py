@@ -72,8 +72,8 @@ def run_environment(workspace: Path | None = None) -> dict[str, str]:
     return kept | PASSIVE_THREADS
 
 
-def renting_environment(workspace: Path | None = None) -> dict[str, str]:
-    """Returns the environment of the process that rents machines; it has the clouds' keys."""
+def provisioning_environment(workspace: Path | None = None) -> dict[str, str]:
+    """Returns the environment of the process that provisions machines; it has the clouds' keys."""
     clouds = {k: v for k, v in os.environ.items() if _CLOUDS.fullmatch(k) is not None}
     return run_environment(workspace) | clouds
 

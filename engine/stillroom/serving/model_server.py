@@ -65,7 +65,7 @@ class ServerSettings:
     """The timeout of a call in seconds, until its response is complete."""
 
 
-class ModelServer:
+class ModelServerClient:
     """Posts JSON to a server and reads its responses. Use it as an async context manager.
 
     A call that fails (5xx, timeout, unreadable body) is attempted at most `MAX_ATTEMPTS` times. If
@@ -303,7 +303,7 @@ async def fit_max_tokens(
     if not endpoint.is_own_server:
         return FittedSampling(sampling)
     notes: list[str] = []
-    async with ModelServer(endpoint, key=key) as server:
+    async with ModelServerClient(endpoint, key=key) as server:
         try:
             context = (await server.context_lengths()).get(model)
         except (TeacherError, UnreadableResponseError):

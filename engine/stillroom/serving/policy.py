@@ -15,7 +15,11 @@ from stillroom.models.load import LoadedModel
 from stillroom.policy.conversation import TokenConversation
 from stillroom.policy.hf import SamplingStoppedError
 from stillroom.policy.sequences import TokenHistory
-from stillroom.serving.model_server import ModelServer, UnreadableResponseError, decode_response
+from stillroom.serving.model_server import (
+    ModelServerClient,
+    UnreadableResponseError,
+    decode_response,
+)
 from stillroom.types import Message, SampledTurn, SamplingSettings, ToolSchema
 
 _ID_PREFIX = "token_id:"
@@ -42,7 +46,7 @@ class ServedPolicy:
 
     def __init__(
         self,
-        server: ModelServer,
+        server: ModelServerClient,
         model: str,
         loaded: LoadedModel,
         sampling: SamplingSettings,

@@ -21,7 +21,7 @@ from stillroom.models.pairing import (
 )
 from stillroom.models.resolve import locate_model
 from stillroom.serving.model_server import (
-    ModelServer,
+    ModelServerClient,
     NotServedError,
     Tokens,
     UnreadableResponseError,
@@ -287,7 +287,7 @@ def _mean_gap(one: TeacherScores, other: TeacherScores) -> float:
     return sum(gaps) / len(gaps)
 
 
-async def _tokenize(server: ModelServer, body: dict[str, Any]) -> list[int] | None:
+async def _tokenize(server: ModelServerClient, body: dict[str, Any]) -> list[int] | None:
     """Returns the token ids from the server's `/tokenize`; None if the server has no such path."""
     try:
         return await server.post(

@@ -9,7 +9,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from stillroom.serving.model_server import ModelServer, UnreadableResponseError, decode_response
+from stillroom.serving.model_server import (
+    ModelServerClient,
+    UnreadableResponseError,
+    decode_response,
+)
 from stillroom.types import TokenTrace
 
 ScoringProvider = Literal["vllm", "sglang"]
@@ -193,7 +197,7 @@ class ServedTeacher:
 
     def __init__(
         self,
-        server: ModelServer,
+        server: ModelServerClient,
         model: str,
         *,
         provider: ScoringProvider,

@@ -11,7 +11,7 @@ from stillroom.secrecy.environments import (
     SHARED_SECRETS,
     bare_environment,
     container_environment,
-    renting_environment,
+    provisioning_environment,
     run_environment,
     shared_secrets,
     tool_environment,
@@ -96,9 +96,9 @@ def test_a_process_that_rents_machines_has_the_keys_of_clouds_and_no_others(monk
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     monkeypatch.setenv("SKYPILOT_API_SERVER_ENDPOINT", "https://sky.test")
     monkeypatch.setenv("OPENAI_API_KEY", "hunter2")
-    rents = renting_environment()
-    assert {"AWS_SECRET_ACCESS_KEY", "SKYPILOT_API_SERVER_ENDPOINT"} <= rents.keys()
-    assert "OPENAI_API_KEY" not in rents
+    provisioning = provisioning_environment()
+    assert {"AWS_SECRET_ACCESS_KEY", "SKYPILOT_API_SERVER_ENDPOINT"} <= provisioning.keys()
+    assert "OPENAI_API_KEY" not in provisioning
     assert "AWS_SECRET_ACCESS_KEY" not in run_environment()
 
 

@@ -9,7 +9,11 @@ from fakes.model_server import FakeModelServer
 from fakes.raw_endpoint import RawEndpoint, json_reply
 from fakes.waiting import run_async
 from stillroom.errors import InputError, TeacherError
-from stillroom.serving.model_server import ModelServer, UnreadableResponseError, fit_max_tokens
+from stillroom.serving.model_server import (
+    ModelServerClient,
+    UnreadableResponseError,
+    fit_max_tokens,
+)
 from stillroom.teachers.providers import ANY_ENDPOINT, AZURE, PROVIDERS, Endpoint
 from stillroom.types import SamplingSettings
 
@@ -83,7 +87,7 @@ def test_a_model_whose_template_leaves_tools_out_is_told_before_the_first_call(
 )
 def test_what_a_server_says_of_its_models_is_read_within_bounds(reply, error):
     async def listed(url):
-        async with ModelServer(Endpoint(url, None, ANY_ENDPOINT)) as server:
+        async with ModelServerClient(Endpoint(url, None, ANY_ENDPOINT)) as server:
             return await server.context_lengths()
 
     refusals = (TeacherError, UnreadableResponseError)

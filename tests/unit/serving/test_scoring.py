@@ -8,7 +8,7 @@ from fakes.decoding import random_prompts
 from fakes.model_server import IMPOSSIBLE, FakeModelServer
 from stillroom.errors import CallFailedError, FailureClass, TeacherError
 from stillroom.models.batches import sampled_sequence
-from stillroom.serving.model_server import ModelServer, ServerSettings
+from stillroom.serving.model_server import ModelServerClient, ServerSettings
 from stillroom.serving.scoring import ServedTeacher
 from stillroom.teachers.endpoint.attempts import MAX_ATTEMPTS
 from stillroom.teachers.local_hf import LocalTeacher
@@ -39,7 +39,7 @@ def score(server, traces, *, provider="vllm", top_k=None, key=None, concurrency=
         await anyio.lowlevel.checkpoint()
 
     async def ask():
-        client = ModelServer(
+        client = ModelServerClient(
             Endpoint(server.base_url, "KEY" if key else None, PROVIDERS[provider]),
             key=key,
             settings=ServerSettings(concurrency=concurrency, timeout_s=20),

@@ -17,7 +17,7 @@ from stillroom.places import make_folder
 from stillroom.remote.hosts import release_machine
 from stillroom.remote.providers.provision_log import ProvisionedMachine, ProvisionLog, needs_machine
 from stillroom.run_folder import RunFolder
-from stillroom.secrecy.environments import renting_environment
+from stillroom.secrecy.environments import provisioning_environment
 
 _LOCK = "clean_up.lock"
 _LOG = "clean_up.log"
@@ -32,7 +32,7 @@ def start_clean_up(provision_log: ProvisionLog) -> None:
             provision_log.folder,
             cwd=provision_log.folder,
             log=provision_log.folder / _LOG,
-            environment=renting_environment(),
+            environment=provisioning_environment(),
             secrets={},
         )
 

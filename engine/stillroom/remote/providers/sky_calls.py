@@ -19,7 +19,7 @@ from stillroom import bounds
 from stillroom.errors import EngineError, missing_extra
 from stillroom.remote.host import UnreachableError
 from stillroom.remote.machine import SkyPilotCluster
-from stillroom.secrecy.environments import renting_environment
+from stillroom.secrecy.environments import provisioning_environment
 
 _CLI_LIMIT_S = 120
 _MAX_CHARS = 600
@@ -236,7 +236,7 @@ def _run_cli(arguments: Sequence[str]) -> None:
             capture_output=True,
             timeout=_CLI_LIMIT_S,
             check=False,
-            env=renting_environment(),
+            env=provisioning_environment(),
         )
     except subprocess.TimeoutExpired as error:
         raise UnreachableError(
@@ -371,7 +371,7 @@ class SkyProcess:
                 capture_output=True,
                 timeout=_CALL_LIMIT_S,
                 check=False,
-                env=renting_environment(),
+                env=provisioning_environment(),
             )
             result = pickle.loads(done.stdout) if done.stdout else None  # noqa: S301
         except (subprocess.TimeoutExpired, pickle.UnpicklingError, EOFError) as error:

@@ -9,7 +9,7 @@ from stillroom.data.chat.template import ReasoningMode
 from stillroom.models.precision import Precision, Quantization
 from stillroom.rollout.request import EpisodeOptions
 from stillroom.secrecy.commands import WITHOUT_SECRETS
-from stillroom.serving.model_server import ModelServer, ServerSettings
+from stillroom.serving.model_server import ModelServerClient, ServerSettings
 from stillroom.serving.scoring import ServedTeacher
 from stillroom.settings import Workspace
 from stillroom.teachers.providers import endpoint_for
@@ -210,7 +210,7 @@ def served_teacher(
     endpoint = endpoint_for(
         workspace, provider, base_url=teacher.base_url, api_key_env=section.api_key_env
     )
-    server = ModelServer(
+    server = ModelServerClient(
         endpoint,
         key=workspace.read_key(endpoint.api_key_env),
         settings=ServerSettings(section.concurrency, section.timeout),

@@ -27,7 +27,7 @@ from stillroom.rollout.episode.loop import CutText, Policy, TurnRules, cut_at_to
 from stillroom.rollout.plan import ToolsPlan
 from stillroom.rollout.rewards.rewards import Rewarder
 from stillroom.serving.model_server import (
-    ModelServer,
+    ModelServerClient,
     NotServedError,
     ServerSettings,
     vllm_lora_rank,
@@ -57,7 +57,7 @@ class StudentEnvironment:
     """Truncates a tool's reply; None: no limit."""
     notes: Sequence[str]
     """Notes about the tools, for the user."""
-    server: ModelServer | None = None
+    server: ModelServerClient | None = None
     """The server that samples the student; None: sampled in this process."""
     views: PromptViews = UNCHANGED
     """The student's and the teacher's views of a prompt."""
@@ -152,7 +152,7 @@ async def open_student_environment(
 _UNLOAD_TIMEOUT_S = 10.0
 
 
-def student_server(workspace: Workspace, config: TrainConfig) -> ModelServer | None:
+def student_server(workspace: Workspace, config: TrainConfig) -> ModelServerClient | None:
     """Returns the client of the server that samples the student; None if this process samples it.
 
     Raises InputError if the server's key is missing.
@@ -163,7 +163,7 @@ def student_server(workspace: Workspace, config: TrainConfig) -> ModelServer | N
     endpoint = endpoint_for(
         workspace, "vllm", base_url=section.base_url, api_key_env=section.api_key_env
     )
-    return ModelServer(
+    return ModelServerClient(
         endpoint,
         key=workspace.read_key(endpoint.api_key_env),
         settings=ServerSettings(config.rollout.concurrency, section.timeout),
@@ -172,7 +172,7 @@ def student_server(workspace: Workspace, config: TrainConfig) -> ModelServer | N
 
 @asynccontextmanager
 async def open_served_student(
-    server: ModelServer,
+    server: ModelServerClient,
     student: Student,
     config: TrainConfig,
     sampling: SamplingSettings,
@@ -206,7 +206,7 @@ async def open_served_student(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _load_adapter(server: ModelServer, name: str, folder: Path, *, rank: int) -> None:
+async def _load_adapter(server: ModelServerClient, name: str, folder: Path, *, rank: int) -> None:
     """Loads the adapter in a folder into the server, under `name`. Raises RunError if it fails."""
     body = {"lora_name": name, "lora_path": str(folder)}
     served_rank = vllm_lora_rank(rank) or rank
@@ -226,7 +226,7 @@ async def _load_adapter(server: ModelServer, name: str, folder: Path, *, rank: i
         ) from error
 
 
-async def _unload_adapter(server: ModelServer, name: str) -> None:
+async def _unload_adapter(server: ModelServerClient, name: str) -> None:
     """Removes an adapter from the server; a server that does not respond is ignored."""
     try:
         await server.post("/v1/unload_lora_adapter", {"lora_name": name}, lambda _response: None)
