@@ -39,7 +39,7 @@ def structured_content(
         answer["next_step"] = after_run(request, quotable)
     else:
         answer["next_step"] = next_step(operation, request, quotable)
-    return workspace.redactor().value(answer)
+    return workspace.redactor().redact_value(answer)
 
 
 def _typed_result(run: RunReport) -> msgspec.Struct | None:
@@ -55,7 +55,7 @@ def _typed_result(run: RunReport) -> msgspec.Struct | None:
 
 def structured_result(workspace: Workspace, result: msgspec.Struct) -> dict[str, Any]:
     """Returns a result as JSON values, with marks, without a next step and without secrets."""
-    return workspace.redactor().value(_rounded(fenced_answer(result)))
+    return workspace.redactor().redact_value(_rounded(fenced_answer(result)))
 
 
 def _rounded(value: Any) -> Any:

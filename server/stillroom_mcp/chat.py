@@ -120,9 +120,9 @@ def _read_message() -> str | None:
 def _show(workspace: Workspace, message: Message, *, as_json: bool) -> None:
     """Prints a turn or a tool's reply to standard output."""
     if as_json:
-        text = json.dumps(workspace.redactor().value(dict(message)), ensure_ascii=False)
+        text = json.dumps(workspace.redactor().redact_value(dict(message)), ensure_ascii=False)
     else:
-        text = workspace.redactor().text("\n".join(_lines(message)))
+        text = workspace.redactor().redact_text("\n".join(_lines(message)))
     sys.stdout.write(printable(text) + "\n")
     sys.stdout.flush()
 

@@ -51,7 +51,7 @@ class OperationTool(Tool):
         operation = self.operation
 
         def redacted(text: str) -> str:
-            return self.workspace.redactor().text(text)
+            return self.workspace.redactor().redact_text(text)
 
         try:
             request = parse_arguments(operation, arguments)

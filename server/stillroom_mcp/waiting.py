@@ -121,7 +121,7 @@ def _print_status(workspace: Workspace, run: api.RunReport, reason: str, *, as_j
         reasons.insert(0, f"error: {run.error.problem}")
     lines = [f"{run.run_id} {run.status}{done}"]
     if reasons:
-        text = workspace.redactor().text("\n".join(reasons))
+        text = workspace.redactor().redact_text("\n".join(reasons))
         lines.append(quoted_for(sys.stdout, text))
     lines.append(f"next: {as_cli_commands(answer['next_step'])}")
     sys.stdout.write(printable("\n".join(lines)) + "\n")

@@ -79,7 +79,9 @@ class Redaction:
         """Replaces the API keys in the fields of requests, such as `mcp_servers`."""
         is_answer = is_answer or name in _ANSWERS
         if holds_keys(name, value, is_answer=is_answer):
-            clean = redactor_of(tuple(dict.fromkeys(keys_in_fields([(name, value)])))).value(value)
+            clean = redactor_of(tuple(dict.fromkeys(keys_in_fields([(name, value)])))).redact_value(
+                value
+            )
             self._count_marks(_FIELD_KEY, str(value), str(clean))
             return clean
         if isinstance(value, list):
@@ -126,7 +128,7 @@ class Redaction:
         if self._kinds:
             text = replace_kinds(text, self._kinds, mark)
         if self._key_redactor is not None:
-            clean = self._key_redactor.text(text)
+            clean = self._key_redactor.redact_text(text)
             self._count_marks(_LOCAL_KEY, text, clean)
             return clean
         return text

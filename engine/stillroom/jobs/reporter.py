@@ -70,14 +70,14 @@ class JobReporter:
 
     def note(self, text: str) -> None:
         """Appends a note to events.jsonl, and to run.json if it has fewer than twelve notes."""
-        text = self.redactor.text(text)
+        text = self.redactor.redact_text(text)
         self._events.append(RunEvent(time=now(), event="note", text=text))
         if len(self.state.notes) < _MAX_NOTES and text not in self.state.notes:
             self._update(notes=[*self.state.notes, text])
 
     def alarms(self, current: Sequence[str]) -> None:
         """Replaces the current problems in run.json and appends the new ones to events.jsonl."""
-        current = [self.redactor.text(text) for text in current]
+        current = [self.redactor.redact_text(text) for text in current]
         for text in current:
             # An alarm's figures change at every step, so its subject decides whether it is new.
             if _subject(text) not in map(_subject, self.state.alarms):

@@ -158,7 +158,7 @@ def _close_reporter(
     try:
         reporter.close()
     except OSError as error:
-        sys.stderr.write(reporter.redactor.text(traceback.format_exc()))
+        sys.stderr.write(reporter.redactor.redact_text(traceback.format_exc()))
         if outcome["status"] is RunStatus.SUCCEEDED:
             return _outcome_of_error(error, folder, reporter)
     return outcome
@@ -191,13 +191,13 @@ def _work(
         with canceller.raising(is_raising=operation.large is not None):
             result = run_operation(operation, folder, reporter, secrets)
         error = operation.run.error_of(result) if operation.run is not None else None
-        redacted = reporter.redactor.value(msgspec.to_builtins(result))
+        redacted = reporter.redactor.redact_value(msgspec.to_builtins(result))
         if error is None:
             return {"status": RunStatus.SUCCEEDED, "result": redacted}
         return {**_outcome_of_error(error, folder, reporter), "result": redacted}
     # A run's outermost handler: any error becomes its final state, and the log gets the traceback.
     except BaseException as error:
-        sys.stderr.write(reporter.redactor.text(traceback.format_exc()))
+        sys.stderr.write(reporter.redactor.redact_text(traceback.format_exc()))
         return _outcome_of_error(_error_to_report(error), folder, reporter)
 
 
@@ -222,10 +222,12 @@ def _outcome_of_error(
     """Returns the fields of the final state for the error that ended a run, or its cancellation."""
     redactor = reporter.redactor
     if isinstance(error, RunCancelledError):
-        result = redactor.value(msgspec.to_builtins(error.result))
+        result = redactor.redact_value(msgspec.to_builtins(error.result))
         return {"status": RunStatus.CANCELLED, "result": result}
     failure = failure_of(error, folder, reporter.state.kind)
-    redacted = RunFailure(problem=redactor.text(failure.problem), fix=redactor.text(failure.fix))
+    redacted = RunFailure(
+        problem=redactor.redact_text(failure.problem), fix=redactor.redact_text(failure.fix)
+    )
     return {"status": RunStatus.FAILED, "error": redacted}
 
 

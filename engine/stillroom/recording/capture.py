@@ -182,7 +182,7 @@ class CallCapture:
             duration_s=round(seconds, 6),
             first_block_s=None if first is None else round(first - self._began, 6),
             end=end,
-            problem=None if problem is None else self._redactor.text(problem),
+            problem=None if problem is None else self._redactor.redact_text(problem),
             reply=self._reply_record(),
         )
         return encode_call(call)
@@ -196,13 +196,13 @@ class CallCapture:
             stillroom_record=1,
             id=uuid4().hex,
             kind=self._kind,
-            path=redactor.text(without_keys(self._head.target)),
+            path=redactor.redact_text(without_keys(self._head.target)),
             upstream=self._upstream.origin,
             provider=self._upstream.provider,
             started_at=began_at.isoformat(timespec="milliseconds"),
             duration_s=0.0,
             end="proxy_stopped",
-            session=redactor.text(session) if session else None,
+            session=redactor.redact_text(session) if session else None,
             request=preencoded(request, RecordedRequest),
         )
 
@@ -210,11 +210,11 @@ class CallCapture:
         headers = recorded_request_headers(self._head.headers)
         data = without_signatures(scrub(b"".join(self._body.parts), self._redactor))
         content = _content(self._body, data)
-        return RecordedRequest(content=content, headers=self._redactor.value(headers))
+        return RecordedRequest(content=content, headers=self._redactor.redact_value(headers))
 
     def _reply_without_content(self) -> RecordedReply:
         """Returns the record of the reply's status and headers."""
-        (status, reason), text = self._status, self._redactor.text
+        (status, reason), text = self._status, self._redactor.redact_text
         headers = [
             (name, text(without_keys(value)))
             for name, value in recorded_reply_headers(self._headers)

@@ -66,7 +66,7 @@ class Replay(Service):
                 "replay answers POST requests to …/chat/completions, …/responses and …/messages",
             )  # fmt: skip
         # The recorded request has no API keys either.
-        data = without_signatures(redactor_of(request_keys(head, data)).data(data))
+        data = without_signatures(redactor_of(request_keys(head, data)).redact_bytes(data))
         try:
             key = request_key(kind, head.target, data)
             replayed = self._tape.next_reply(key)

@@ -190,7 +190,7 @@ def scrub(data: bytes, redactor: Redactor, stream: StreamText | None = None) -> 
 
     For a streamed reply, `stream` is the StreamText that has processed this content.
     """
-    data = redactor.data(data)
+    data = redactor.redact_bytes(data)
     names = stream.texts_with_keys() if stream is not None else ()
     if not names:
         return data

@@ -72,7 +72,7 @@ class Redactor:
     def __or__(self, other: "Redactor") -> "Redactor":
         return Redactor([*self._secrets, *other.secrets])
 
-    def data(self, data: bytes) -> bytes:
+    def redact_bytes(self, data: bytes) -> bytes:
         """Returns bytes with `MARK` in place of each secret; the same object if there is none."""
         parts, done = list[bytes](), 0
         for start, end in self.spans(data):
@@ -111,23 +111,29 @@ class Redactor:
                 done = match.end()
         return spans
 
-    def text(self, text: str) -> str:
+    def redact_text(self, text: str) -> str:
         """Returns a text with `MARK` in place of each secret."""
         if not self._secrets:
             return text
         data = text.encode("utf-8", "surrogatepass")
-        clean = self.data(data)
+        clean = self.redact_bytes(data)
         return text if clean is data else clean.decode("utf-8", "surrogatepass")
 
-    def value(self, value: Any) -> Any:
+    def redact_value(self, value: Any) -> Any:
         """Returns a JSON value with `MARK` in place of each secret in its strings and names."""
         if not self._secrets:
             return value
         if isinstance(value, str):
-            return self.text(value)
+            return self.redact_text(value)
         if isinstance(value, dict):
-            return {self.value(key): self.value(inner) for key, inner in value.items()}
-        return [self.value(inner) for inner in value] if isinstance(value, list | tuple) else value
+            return {
+                self.redact_value(key): self.redact_value(inner) for key, inner in value.items()
+            }
+        return (
+            [self.redact_value(inner) for inner in value]
+            if isinstance(value, list | tuple)
+            else value
+        )
 
 
 NO_SECRETS = Redactor(())
@@ -153,12 +159,12 @@ class RedactedStream:
             end = next((start for start, stop in spans if start < end < stop), end)
         self._held = data[end:]
         if end:
-            self._write(self._redactor.data(data[:end]))
+            self._write(self._redactor.redact_bytes(data[:end]))
 
     def flush(self) -> None:
         """Writes the line that was held back."""
         if self._held:
-            self._write(self._redactor.data(self._held))
+            self._write(self._redactor.redact_bytes(self._held))
         self._held = b""
 
 

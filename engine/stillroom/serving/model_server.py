@@ -183,10 +183,12 @@ class ModelServerClient:
                             raise TeacherError(f"{url} sent more than {bound.size}", _CHECK_URL)
         except (httpx.HTTPError, TimeoutError) as error:
             raise TeacherError(
-                self._redactor.text(f"no response from {url}: {type(error).__name__}: {error}"),
+                self._redactor.redact_text(
+                    f"no response from {url}: {type(error).__name__}: {error}"
+                ),
                 _CHECK_URL,
             ) from error
-        data = self._redactor.data(bytes(body))
+        data = self._redactor.redact_bytes(bytes(body))
         if response.status_code != 200:
             text = data.decode(errors="replace").strip()[:MAX_QUOTED_CHARS]
             raise TeacherError(

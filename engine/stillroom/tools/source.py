@@ -95,11 +95,11 @@ class RedactedTools(ToolSource):
     @property
     def schemas(self) -> Sequence[ToolSchema]:
         """The schemas of the source's tools."""
-        return self.redactor.value(list(self.source.schemas))
+        return self.redactor.redact_value(list(self.source.schemas))
 
     def schemas_for(self, task: ToolTask) -> Sequence[ToolSchema]:
         """Returns the schemas that the model is shown for one task."""
-        return self.redactor.value(list(self.source.schemas_for(task)))
+        return self.redactor.redact_value(list(self.source.schemas_for(task)))
 
     @property
     def keeps_state(self) -> bool:
@@ -122,8 +122,8 @@ class _RedactedSession:
         try:
             result = await self.session.call(name, arguments)
         except CallFailedError as error:
-            raise CallFailedError(error.kind, self.redactor.text(error.message)) from error
-        content = self.redactor.text(result.content)
+            raise CallFailedError(error.kind, self.redactor.redact_text(error.message)) from error
+        content = self.redactor.redact_text(result.content)
         return (
             result
             if content is result.content

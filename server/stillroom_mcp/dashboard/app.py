@@ -159,7 +159,7 @@ class _Pages:
             workspace=self._workspace.root.name, version=__version__, scripts=_SCRIPTS,
             width=drawing.WIDTH, height=drawing.HEIGHT, **values,
         )  # fmt: skip
-        text = self._workspace.redactor().text(html)
+        text = self._workspace.redactor().redact_text(html)
         return HTMLResponse(text.encode(errors="replace"), status_code=status)
 
     def problem(self, request: Request, error: Exception) -> Response:

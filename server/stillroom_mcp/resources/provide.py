@@ -136,6 +136,6 @@ def _call(workspace: Workspace, function: Callable[[], Any]) -> Any:
     except EngineError as error:
         is_missing = isinstance(error, RunError | InputError)
         kind = ResourceNotFoundError if is_missing else ResourceError
-        raise kind(workspace.redactor().text(fenced_error(error))) from error
+        raise kind(workspace.redactor().redact_text(fenced_error(error))) from error
     except OSError as error:
         raise ResourceError(f"operating system error: {error}\nfix: check permissions") from error

@@ -138,7 +138,7 @@ KEPT = [
 
 def scrubbed(body: bytes) -> str:
     keys = request_keys(RequestHead("POST", "/v1/chat/completions", Headers()), body)
-    return without_signatures(Redactor(keys).data(body)).decode(errors="replace")
+    return without_signatures(Redactor(keys).redact_bytes(body)).decode(errors="replace")
 
 
 @pytest.mark.parametrize("is_whole", [True, False])

@@ -67,4 +67,4 @@ def test_a_secret_that_is_not_known_is_asked_for():
 
 def test_what_a_server_repeats_of_its_secrets_is_taken_out():
     redactor = redactor_for_commands(["npx shop-mcp --token hunter22"])
-    assert redactor.text("bad token hunter22") == "bad token [key]"
+    assert redactor.redact_text("bad token hunter22") == "bad token [key]"

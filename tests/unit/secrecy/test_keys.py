@@ -101,7 +101,7 @@ def test_a_key_in_env_goes_to_the_host_that_is_named_below_it(workspace: Workspa
             endpoint(workspace, "ATLAS_KEY", base_url)
         assert "ATLAS_KEY_HOST=" in caught.value.fix
     # The host is no secret, so it is not taken out of texts.
-    assert "127.0.0.1:8000" in workspace.redactor().text("at 127.0.0.1:8000, gw.test")
+    assert "127.0.0.1:8000" in workspace.redactor().redact_text("at 127.0.0.1:8000, gw.test")
 
 
 def test_env_allows_no_key_that_it_does_not_hold(

@@ -34,9 +34,9 @@ def test_a_key_is_taken_out_in_each_encoding(key: str, before: str, after: str):
         json.dumps(base64.b64encode(inside).decode()).replace("/", r"\/"),
     ]
     rest = f"{before}{after}"
-    assert redactor.text(rest) == rest or key in rest
+    assert redactor.redact_text(rest) == rest or key in rest
     for text in forms:
-        clean = redactor.text(text)
+        clean = redactor.redact_text(text)
         assert key not in clean
         for skipped in range(3):
             whole = key.encode()[skipped : skipped + (len(key) - skipped) // 3 * 3]
@@ -47,18 +47,23 @@ def test_a_key_is_taken_out_in_each_encoding(key: str, before: str, after: str):
 
 def test_a_json_text_with_escapes_stays_json():
     text = json.dumps({"a": f"x {KEY} y", "b": KEY}).replace("/", r"\/").replace("s", "\\u0073")
-    assert json.loads(Redactor([KEY]).text(text)) == {"a": "x [key] y", "b": "[key]"}
+    assert json.loads(Redactor([KEY]).redact_text(text)) == {"a": "x [key] y", "b": "[key]"}
 
 
 @pytest.mark.parametrize("key", ["EMPTY", "x", "none", "", None])
 def test_a_word_that_stands_for_no_key_is_left_in_texts(key: str | None):
-    assert Redactor([key]).text(f"an EMPTY box, none of {key}") == f"an EMPTY box, none of {key}"
-    assert NO_SECRETS.data(b"x") == b"x"
+    assert (
+        Redactor([key]).redact_text(f"an EMPTY box, none of {key}")
+        == f"an EMPTY box, none of {key}"
+    )
+    assert NO_SECRETS.redact_bytes(b"x") == b"x"
 
 
 def test_the_longer_of_two_keys_is_taken_out_whole():
     redactor = Redactor(["sk-canary-1", "sk-canary-1-and-more"])
-    assert redactor.value({"a": ["sk-canary-1-and-more", 1, None]}) == {"a": ["[key]", 1, None]}
+    assert redactor.redact_value({"a": ["sk-canary-1-and-more", 1, None]}) == {
+        "a": ["[key]", 1, None]
+    }
 
 
 @pytest.mark.parametrize("size", [61, 1000, 16_411])
@@ -100,7 +105,7 @@ def test_a_key_of_any_length_is_taken_out_whole_in_little_memory():
     forms = (key, quote(f"{key}/+"), base64.b64encode(f"a{key}".encode()).decode())
     tracemalloc.start()
     redactor = Redactor([key, f"{key}/+"])
-    texts = [redactor.text(f"it is {form} and more") for form in forms]
+    texts = [redactor.redact_text(f"it is {form} and more") for form in forms]
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert texts == ["it is [key] and more"] * len(forms)

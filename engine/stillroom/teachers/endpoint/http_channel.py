@@ -67,13 +67,13 @@ class RedactedChannel:
         try:
             reply = await self._channel.post(body, timeout_s=timeout_s, path=path)
         except (ConnectionFailedError, UnreadableReplyError) as error:
-            raise type(error)(redactor.text(str(error))) from error
+            raise type(error)(redactor.redact_text(str(error))) from error
         headers = reply.headers
         # The headers are searched as one text, which is faster: they hardly ever hold a secret.
         text = "\n".join(map(": ".join, headers.items()))
-        if redactor.text(text) != text:
-            headers = redactor.value(headers)
-        return HttpReply(reply.status, headers, redactor.data(reply.body))
+        if redactor.redact_text(text) != text:
+            headers = redactor.redact_value(headers)
+        return HttpReply(reply.status, headers, redactor.redact_bytes(reply.body))
 
     async def aclose(self) -> None:
         """Closes all connections."""
