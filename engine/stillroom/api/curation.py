@@ -281,9 +281,9 @@ def view_row(workspace: Workspace, where: str, data: bytes, *, model: str | None
 
 def carry_out(workspace: Workspace, operation: Operation, request: BaseModel) -> msgspec.Struct:
     """Runs an operation and returns its result, or for large files the report of a new run."""
-    if operation.large is not None and _input_bytes(workspace, request) > LARGE_BYTES:
+    if operation.run_if_large is not None and _input_bytes(workspace, request) > LARGE_BYTES:
         inputs = [] if isinstance(request, ShowLineage) else list(_input_files(workspace, request))
-        return start_large_run(workspace, operation.large, request, inputs=inputs)
+        return start_large_run(workspace, operation.run_if_large, request, inputs=inputs)
     return operation.call(workspace, request)
 
 

@@ -93,7 +93,7 @@ OPERATIONS = (
         description="List every problem of a data file with file:line and fix; statistics of rows.",
         positional=("path",),
         is_idempotent=True,
-        large=RunKind.VALIDATE,
+        run_if_large=RunKind.VALIDATE,
         child=ChildWork(
             function="stillroom.jobs.child_work:count_tokens",
             timeout_s=bounds.TEMPLATE.limit,
@@ -132,7 +132,7 @@ OPERATIONS = (
         positional=("input", "output"),
         is_destructive=True,
         is_idempotent=True,
-        large=RunKind.IMPORT,
+        run_if_large=RunKind.IMPORT,
         child=ChildWork(
             function="stillroom.importing.run:import_rollouts",
             timeout_s=bounds.IMPORTING.limit,
@@ -162,7 +162,7 @@ OPERATIONS = (
         description="Draw rows by reward and category for a person to judge: JSONL and a page.",
         positional=("input",),
         is_idempotent=True,
-        large=RunKind.REVIEW,
+        run_if_large=RunKind.REVIEW,
     ),
     Operation(
         function="stillroom.api.curation:filter_dataset",
@@ -176,7 +176,7 @@ OPERATIONS = (
         positional=("input",),
         is_destructive=True,
         is_idempotent=True,
-        large=RunKind.FILTER,
+        run_if_large=RunKind.FILTER,
         child=ChildWork(
             function="stillroom.jobs.child_work:filter_rows",
             timeout_s=bounds.FILTERING.limit,
@@ -194,7 +194,7 @@ OPERATIONS = (
         positional=("input",),
         is_destructive=True,
         is_idempotent=True,
-        large=RunKind.CONVERT,
+        run_if_large=RunKind.CONVERT,
         child=ChildWork(
             function="stillroom.jobs.child_work:convert_rows",
             timeout_s=bounds.FILTERING.limit,
@@ -212,7 +212,7 @@ OPERATIONS = (
         positional=("input",),
         is_destructive=True,
         is_idempotent=True,
-        large=RunKind.PAIRS,
+        run_if_large=RunKind.PAIRS,
         child=ChildWork(
             function="stillroom.curate.ray.rollouts:pair_on_ray",
             timeout_s=bounds.FILTERING.limit,
@@ -228,7 +228,7 @@ OPERATIONS = (
         description="Show rows as text; with model, mark exactly which tokens are trained.",
         positional=("path",),
         is_idempotent=True,
-        large=RunKind.INSPECT,
+        run_if_large=RunKind.INSPECT,
         child=ChildWork(
             function="stillroom.jobs.child_work:inspect_examples",
             timeout_s=bounds.TEMPLATE.limit,
@@ -248,7 +248,7 @@ OPERATIONS = (
         is_read_only=True,
         is_idempotent=True,
         is_open_world=True,
-        large=RunKind.PLAN,
+        run_if_large=RunKind.PLAN,
         child=ChildWork(
             function="stillroom.remote.planning:plan_training",
             timeout_s=600,
@@ -367,7 +367,7 @@ OPERATIONS = (
         ),
         positional=("path",),
         is_idempotent=True,
-        large=RunKind.LINEAGE,
+        run_if_large=RunKind.LINEAGE,
     ),
 )
 """All operations, in the order in which the server and the CLI list them."""
@@ -383,7 +383,8 @@ def operation_of_run(kind: RunKind) -> Operation:
     return next(
         operation
         for operation in OPERATIONS
-        if kind == operation.large or (operation.run is not None and kind in operation.run.kinds)
+        if kind == operation.run_if_large
+        or (operation.run is not None and kind in operation.run.kinds)
     )
 
 

@@ -23,7 +23,7 @@ from stillroom.rollout.rewards.rewards import Rewarder
 from stillroom.teachers.endpoint.client import Spending
 from stillroom.types import Trajectory
 
-_MEASURE_EVERY_S = 1.0
+_REPORT_COST_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Answers:
     stopped_by: str | None = None
     """The limit that ended the rollouts early; None if all of them were run."""
     seconds: float = 0.0
-    """The seconds of all rollouts together, from when the model was loaded and the tools open."""
+    """The wall time of all rollouts in seconds, without loading the model and opening the tools."""
     num_unjudged: int = 0
     """The number of tasks that were left out, because nothing could judge their answers."""
     num_contained: int = 0
@@ -45,7 +45,7 @@ class Answers:
 
     @property
     def rollouts(self) -> list[Trajectory]:
-        """The rollouts that no infrastructure failure ended."""
+        """The finished rollouts, without those that failed because of infrastructure."""
         return [outcome for outcome in self.outcomes if isinstance(outcome, Trajectory)]
 
 
@@ -81,14 +81,14 @@ class EvaluationPart:
                 specs, unjudged = judged_specs(specs, context.rewarder)
             contained = _contained_match_ids(specs, context.rewarder)
             on_open([*context.notes, *_task_notes(unjudged, contained, tasks)])
-            started, measured_at = time.monotonic(), -math.inf
+            started, reported_at = time.monotonic(), -math.inf
 
             async def on_outcome(outcome: Outcome) -> None:
-                nonlocal measured_at
+                nonlocal reported_at
                 done[key_of(outcome)] = outcome
                 is_last = len(done) == len(specs)
-                if is_last or time.monotonic() - measured_at >= _MEASURE_EVERY_S:
-                    measured_at = time.monotonic()
+                if is_last or time.monotonic() - reported_at >= _REPORT_COST_EVERY_S:
+                    reported_at = time.monotonic()
                     self._report_cost(reporter, len(done))
                 reporter.progress(len(done), len(specs), unit="rollouts", phase=self.phase)
 

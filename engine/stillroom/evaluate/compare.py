@@ -28,11 +28,11 @@ class GuardComparison(msgspec.Struct, frozen=True, kw_only=True):
     accuracy: Estimate | None
     """The difference in right answers; None if no shared prompt expects one."""
     over_calling: Estimate
-    """The difference in the share of prompts at which a tool is called."""
+    """The difference in the share of prompts for which a tool is called."""
     forgets: bool
     """Whether the candidate answers fewer prompts right, with an interval that excludes 0."""
     over_calls: bool
-    """Whether the candidate calls tools at more prompts, with an interval that excludes 0."""
+    """Whether the candidate calls tools for more prompts, with an interval that excludes 0."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     tasks_unshared: int
     """The number of tasks that only one of the two answered; they are left out."""
     prompts: OthersText | None = None
-    """The instructions of both models, as a sentence; None if both read the prompts alone."""
+    """A sentence on the instructions of both models; None if neither had any."""
     is_significant: bool
     """Whether 0 is outside the interval of the difference."""
     by_group: list[GroupDifference]
@@ -104,8 +104,8 @@ def compare(baseline: Evaluation, candidate: Evaluation) -> Comparison:
 
 def shared_scores(before: Iterable[_Score], after: Iterable[_Score]) -> list[tuple[_Score, _Score]]:
     """Returns the two scores of each shared task, in the order of `before`."""
-    later = {score.task_id: score for score in after}
-    return [(score, later[score.task_id]) for score in before if score.task_id in later]
+    by_id = {score.task_id: score for score in after}
+    return [(score, by_id[score.task_id]) for score in before if score.task_id in by_id]
 
 
 def _sampled_difference(baseline: Evaluation, candidate: Evaluation) -> Estimate | None:

@@ -33,10 +33,10 @@ class CostComparison(msgspec.Struct, frozen=True, kw_only=True):
     teacher_usd: float | None
     teacher_seconds: float
     spent_usd: float | None
-    """The dollars of all calls of the workspace's runs, of remote machines, and of this machine's
-    time where it has a price; None if the price of some calls or machines is unknown."""
+    """The cost in dollars of all calls of the workspace's runs, of remote machines and of this
+    machine's time, if that has a price; None if another price is unknown."""
     machine_hours: float
-    """The hours that trainings, and rollouts of models on this machine, have taken."""
+    """The hours of training, and of rollouts of local models, on this machine."""
     break_even_tasks: int | None
     """The number of tasks after which the student has saved what was spent."""
     note: OwnText
@@ -50,9 +50,9 @@ class RunCosts:
     """The costs of a workspace's runs."""
 
     calls_usd: float | None
-    """The dollars of calls and of remote machines; None if some price is unknown."""
+    """The cost in dollars of calls and of remote machines; None if a price is unknown."""
     machine_hours: float
-    """The hours of trainings, and of rollouts of local models, on this machine."""
+    """The hours of training, and of rollouts of local models, on this machine."""
 
 
 def cost_of_runs(workspace: Workspace) -> RunCosts:
@@ -68,8 +68,9 @@ def cost_of_runs(workspace: Workspace) -> RunCosts:
             if state.kind in _KINDS_WITH_CALLS and not (is_local and "cost_usd" not in result):
                 # The metrics of an interrupted run have its cost so far. If they have none, the
                 # price of its calls is unknown.
-                so_far = None if state.metrics.get("calls") and not is_local else 0.0
-                calls.append(result.get("cost_usd", state.metrics.get("cost_usd", so_far)))
+                fallback_usd = None if state.metrics.get("calls") and not is_local else 0.0
+                usd_so_far = state.metrics.get("cost_usd", fallback_usd)
+                calls.append(result.get("cost_usd", usd_so_far))
             if (remote_state := read_remote_state(folder.path)) is not None:
                 calls.append(remote_state.spent_usd)
             elif state.kind in _TRAINING_KINDS or (state.kind in _KINDS_WITH_CALLS and is_local):
@@ -90,11 +91,11 @@ def compare_costs(
     student: EvaluationResult,
     teacher: EvaluationResult,
     *,
-    shown: Callable[[str], str] = fences.safe_name,
+    format_name: Callable[[str], str] = fences.safe_name,
 ) -> CostComparison | None:
     """Returns the costs per task; None if an evaluation of an earlier version has none.
 
-    `shown` returns an evaluation's name as the sentence shows it.
+    `format_name` returns an evaluation's name as it appears in the sentence.
     """
     student_cost, teacher_cost = student.per_task, teacher.per_task
     if student_cost is None or teacher_cost is None:
@@ -105,14 +106,14 @@ def compare_costs(
     if total is not None:
         total += (machine_usd_per_hour(workspace) or 0.0) * machine_hours
     tasks = break_even(student_cost.usd, teacher_cost.usd, total)
-    note = _note(student_cost, teacher_cost, total, tasks)
+    note = _break_even_note(student_cost, teacher_cost, total, tasks)
     if len(costs) > 1:
         note += " (including the runs of the workspace in which the student was trained)"
     student_text, teacher_text = (
         f"{task_time(cost)}" + ("" if cost.usd is None else f" and {dollars(cost.usd)}")
         for cost in (student_cost, teacher_cost)
     )
-    names = [shown(each.name) for each in (student, teacher)]
+    names = [format_name(each.name) for each in (student, teacher)]
     return CostComparison(
         student=student.name,
         student_usd=student_cost.usd,
@@ -150,11 +151,13 @@ def break_even(
     return math.ceil(round(spent_usd / saved_per_task, 6)) if saved_per_task > 0 else None
 
 
-def _note(student: TaskCost, teacher: TaskCost, spent_usd: float | None, tasks: int | None) -> str:
+def _break_even_note(
+    student: TaskCost, teacher: TaskCost, spent_usd: float | None, tasks: int | None
+) -> str:
     """Returns after how many `tasks` the student pays back its costs, or why that is not known."""
     if tasks is not None:
-        after = f"{tasks} {noun_for(tasks, 'task')}"
-        return f"the student pays back all that was spent so far after {after}"
+        after = f"after {tasks} {noun_for(tasks, 'task')}"
+        return f"{after} the student has paid back all costs so far"
     if (student.usd is None and student.is_local) or (teacher.usd is None and teacher.is_local):
         return (
             f"this machine's time has no price: write `{MACHINE}: {{usd_per_hour: 1.2}}` to "

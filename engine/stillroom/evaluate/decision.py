@@ -16,7 +16,7 @@ from stillroom.evaluate.files import Evaluation
 from stillroom.evaluate.intervals import Estimate, excludes_zero
 from stillroom.types import OwnText
 
-_NEGLIGIBLE = 0.02
+_NEGLIGIBLE_LEAD = 0.02
 """The largest lead in accuracy that is not worth training for."""
 _MAX_TASKS = 100_000
 
@@ -61,7 +61,8 @@ def decide(student: Evaluation, others: Sequence[Evaluation], teacher: Evaluatio
     closest, best = min(comparisons, key=lambda pair: pair[0].difference.value)
     left, name = closest.difference, fences.safe_name(best.result.name)
     if excludes_zero(left) and left.value > 0:
-        because = f"{lead}, and {_points(left.value)} points above that of {name!r}"
+        with_prompt = f"the student's with the prompt of {name!r}"
+        because = f"{lead}, and {_points(left.value)} points above {with_prompt}"
         decision = Decision(verdict="go", because=because, gap=gap)
     elif left.value <= 0 or _is_negligible(left):
         because = (
@@ -96,7 +97,9 @@ def _has_other_instruction(other: Evaluation, student: Evaluation) -> bool:
 def _decide_unclear_gap(gap: Estimate, student: str) -> Decision:
     """Returns no_go for a gap that is at most negligible, else unclear; its interval contains 0."""
     if _is_negligible(gap):
-        because = f"the teacher is at most {_points(_NEGLIGIBLE)} points better than {student} here"
+        because = (
+            f"the teacher is at most {_points(_NEGLIGIBLE_LEAD)} points better than {student} here"
+        )
         return Decision(verdict="no_go", because=because, gap=gap)
     needed = _tasks_needed(gap)
     more = f"evaluate all on about {needed} tasks" if needed else "evaluate all on more tasks"
@@ -114,7 +117,7 @@ def _points(share: float) -> str:
 
 
 def _is_negligible(gap: Estimate) -> bool:
-    return gap.high is not None and gap.high <= _NEGLIGIBLE
+    return gap.high is not None and gap.high <= _NEGLIGIBLE_LEAD
 
 
 def _tasks_needed(gap: Estimate) -> int | None:

@@ -30,7 +30,7 @@ class GuardScore(msgspec.Struct, frozen=True, kw_only=True):
     success: bool | None
     """Whether the answer is the expected one; None if the row expects none."""
     calls_tool: bool
-    """Whether a tool was called, which no prompt of a guard set needs."""
+    """Whether a tool was called, although no prompt of a guard set needs one."""
 
 
 class GuardResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ class GuardResult(msgspec.Struct, frozen=True, kw_only=True):
     accuracy: Estimate | None
     """The share of right answers among the rows with an expected one; None if none has one."""
     over_calling: Estimate
-    """The share of the prompts at which a tool is called, though none needs one."""
+    """The share of the prompts for which a tool is called, though none needs one."""
 
 
 class TaskCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +76,8 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     """The number of cut answers (`truncated`) by what cut them: max_tokens, context_window or
     content_filter. Empty in evaluations of earlier versions."""
     failed: int
-    """The number of rollouts that infrastructure ended; they count neither as right nor wrong."""
+    """The number of rollouts that failed because of infrastructure; they are neither right nor
+    wrong."""
     teacher: str | None
     teacher_kl: Estimate | None
     """The reverse KL per token in nats, KL(model || teacher), on the model's own samples at
@@ -124,7 +125,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def other_measures(result: EvaluationResult) -> Iterator[str]:
-    """Yields phrases on all but the accuracy: temperature 1, guard set, costs and omissions."""
+    """Yields phrases on the other results: temperature 1, guard set, costs and omissions."""
     if result.sampled_accuracy is not None:
         yield f"at temperature 1: {_percent(result.sampled_accuracy)}"
     if (guard := result.guard) is not None:
@@ -146,7 +147,7 @@ def other_measures(result: EvaluationResult) -> Iterator[str]:
 
 
 def task_time(cost: TaskCost) -> str:
-    """Returns a task's share of the total seconds, and its own from prompt to answer, as text."""
+    """Returns a task's share of the wall time and its own time from prompt to answer, as text."""
     return f"{cost.machine_seconds:.2g} s ({cost.seconds:.2g} s from prompt to answer)"
 
 

@@ -7,9 +7,9 @@ from statistics import NormalDist, fmean, variance
 import msgspec
 
 _LEVEL = 0.95
-_NEGLIGIBLE = 1e-17
+_NEGLIGIBLE_TERM = 1e-17
 _MAX_EXACT = 1000
-"""The largest number of tasks for exact integers; with more, their many digits take minutes."""
+"""The most tasks for exact integer arithmetic, which takes minutes for large numbers."""
 _Z = NormalDist().inv_cdf(0.5 + _LEVEL / 2)
 _POWER_Z = NormalDist().inv_cdf(0.8)
 _DISCORDANT_SHARE = 0.2
@@ -161,7 +161,7 @@ def sign_test_p(wins: int, losses: int) -> float:
     for k in range(fewer, 0, -1):
         term *= k / (n - k + 1)
         tail += term
-        if term < tail * _NEGLIGIBLE:
+        if term < tail * _NEGLIGIBLE_TERM:
             break
     return min(1.0, 2 * tail)
 

@@ -117,8 +117,8 @@ def task_cost(
 ) -> TaskCost:
     """Returns the average cost of one task.
 
-    seconds: the time of all rollouts together. usd_per_hour: the price of this machine, which is
-    all that a local model costs; None if it is unknown.
+    seconds: the wall time of all rollouts. usd_per_hour: the price of this machine, the only cost
+    of a local model; None if it is unknown.
     """
     num = len(rollouts)
     usage = [rollout.usage for rollout in rollouts]

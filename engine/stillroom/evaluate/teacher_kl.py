@@ -35,8 +35,8 @@ def measure_teacher_kl(
 
     A teacher with another tokenizer or chat template tokenizes the rollouts itself. The KL of a
     token is then the sum, over its bytes, of the KL of the next byte. Tokens that cannot be
-    compared are left out, and `note` is called with the share of the others. The interval assumes
-    that rollouts are independent, but not their tokens.
+    compared are left out, and `note` is called with the share of compared tokens. The interval
+    assumes that rollouts are independent, but not their tokens.
 
     Raises:
         InputError: no rollout has a sampled token that can be compared.
@@ -45,7 +45,7 @@ def measure_teacher_kl(
     student = load_model(workspace, models.student, template=models.template)
     teacher = load_model(workspace, models.teacher)
     if any(rollout.tools for rollout in rollouts):
-        # As the student was when it was sampled.
+        # The student's own template was changed in the same way when it was sampled.
         for loaded in [teacher] if models.template is not None else [student, teacher]:
             include_tools(loaded)
     try:

@@ -228,7 +228,9 @@ def cost_comparison(workspace: Workspace, history: History) -> str | None:
             continue
         if public_name(workspace, other.result.model) in history.teachers:
             try:
-                costs = compare_costs(workspace, latest.result, other.result, shown=display_name)
+                costs = compare_costs(
+                    workspace, latest.result, other.result, format_name=display_name
+                )
             except EngineError:
                 return None  # prices.yml is malformed
             return costs.sentence if costs is not None else None

@@ -50,8 +50,8 @@ def failure_of(error: BaseException, folder: RunFolder, kind: RunKind) -> RunFai
         return msgspec.structs.replace(full, fix=full.fix + resume_hint(folder, kind))
     if isinstance(error, OSError) and error.errno is not None:
         if _is_on_remote_machine(folder):
-            # A path of the remote machine would be shown as the local path that it replaces.
-            text = f"{error.strerror}, on the machine that the run was on"
+            # The path is left out: the user's machine would replace it by a local one.
+            text = f"{error.strerror} (on the run's machine)"
         return RunFailure(
             problem=f"the operating system reported an error: {text}",
             fix=f"check free disk space and permissions; details are in {folder.log}"
@@ -116,12 +116,12 @@ def _disk_full_failure(folder: RunFolder, disk: str, where: str) -> RunFailure:
     disk, where: texts that name the disk and the place to free space; not used on a remote machine.
     """
     if _is_on_remote_machine(folder):
-        disk, where = "the disk of the machine that the run was on", "on it (see list_machines)"
+        disk, where = "the disk of the run's machine", "on it (see list_machines)"
     return RunFailure(problem=f"no space left on {disk}", fix=f"free some space {where}")
 
 
 def _is_on_remote_machine(folder: RunFolder) -> bool:
-    """Returns whether this machine executes the run for another one, on which the user works."""
+    """Returns whether this is a remote machine, which executes the run for the user's machine."""
     return (folder.path / LIMITS_FILE).exists()
 
 
@@ -154,20 +154,19 @@ def _restart_hint(folder: RunFolder, kind: RunKind) -> str:
 def resume_hint(folder: RunFolder, kind: RunKind) -> str:
     """Returns the hint on resuming a training run from its last checkpoint; "" if it has none.
 
-    A run without a checkpoint of its own resumes from that of the run that it was resumed from.
+    A run without a checkpoint resumes from the last checkpoint of the run that it continued.
     """
     for run in chain([folder], folder.earlier_runs()):
         if (step := _last_step(run, kind)) is not None:
-            of_run = f" of {run.run_id}" if run is not folder else ""
-            return f"; then start_training(resume={folder.run_id}) resumes at {step}{of_run}"
+            owner = f" of {run.run_id}" if run is not folder else ""
+            return f"; then start_training(resume={folder.run_id}) resumes at {step}{owner}"
     return ""
 
 
 def _smaller_microbatches_hint(folder: RunFolder, kind: RunKind) -> str:
-    """Returns the hint on resuming a training run with smaller microbatches; "" if it cannot be.
+    """Returns the hint on resuming with smaller microbatches; "" if there is no checkpoint.
 
-    Smaller microbatches need less memory and compute the same updates. A run without a
-    checkpoint cannot be resumed.
+    Smaller microbatches need less memory and compute the same updates.
     """
     step = _last_step(folder, kind)
     if step is None:

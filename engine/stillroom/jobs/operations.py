@@ -33,13 +33,14 @@ class RunWork:
     on_ray: str | None = None
     """The function called instead if the request names a Ray cluster; None if there is none."""
     failure: str | None = None
-    """`module:function` that returns the error that a result stands for; None for a success."""
+    """`module:function` that turns a failed run's result into an error; it returns None for a
+    success. None if every result is a success."""
     result: type[msgspec.Struct] | None = None
     """The type of the result, which says which of its texts are Stillroom's own; None if all of its
     strings are names or text from others."""
 
     def error_of(self, result: Any) -> EngineError | None:
-        """Returns the error that the run's result stands for; None if the run succeeded."""
+        """Returns the error for a failed run's result; None if the run succeeded."""
         return None if self.failure is None else load(self.failure)(result)
 
 
@@ -96,9 +97,8 @@ class Operation:
     """The work of the run that the function starts; None if it starts none."""
     child: ChildWork | None = None
     """The part of the work that a child process does; None if there is none."""
-    large: RunKind | None = None
-    """The kind of run that large files are processed in; None if the work is never done in a run.
-    """
+    run_if_large: RunKind | None = None
+    """The kind of run that processes large input files; None if the work is never done in a run."""
 
     @property
     def name(self) -> str:
@@ -118,7 +118,7 @@ class Operation:
     @property
     def may_become_run(self) -> bool:
         """Whether the operation is executed as a run if its input files are large."""
-        return self.large is not None
+        return self.run_if_large is not None
 
     @property
     def has_child(self) -> bool:
@@ -158,7 +158,7 @@ def run_operation(
     """
     work, run_request = operation.run, folder.read_request()
     request = operation.request.model_validate(run_request.request)
-    if operation.large is not None:
+    if operation.run_if_large is not None:
         return operation.call(Workspace(Path(run_request.workspace), secrets), request)
     if work is None:
         raise ValueError(f"{operation.name} starts no run")

@@ -188,7 +188,7 @@ def _work(
         folder.check_inputs()
         # Work that can also be done within a call has no reporter to poll, so a cancellation is
         # raised as an exception.
-        with canceller.raising(is_raising=operation.large is not None):
+        with canceller.raising(is_raising=operation.run_if_large is not None):
             result = run_operation(operation, folder, reporter, secrets)
         error = operation.run.error_of(result) if operation.run is not None else None
         redacted = reporter.redactor.redact_value(msgspec.to_builtins(result))

@@ -1,6 +1,6 @@
-"""The files of a recipe's folder. A file whose content would be the same is left as it is.
+"""The files of a recipe's folder, which are rewritten only if their content changes.
 
-So runs that have read it are recognised as done when an interrupted recipe resumes.
+When an interrupted recipe resumes, the runs that read an unchanged file are recognised as done.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ def rewrite(answer: str) -> str:
 
 
 class RecipeFiles:
-    """A folder with prompts, rows and configurations of one recipe, made if it is missing."""
+    """The folder with one recipe's prompts, rows and configurations, created if it is missing."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,9 +52,9 @@ class RecipeFiles:
         return self._write(f"{name}.jsonl", data)
 
     def prompts_to_ask(self, name: str, prompts: Iterable[RecipePrompt]) -> list[Path]:
-        """Returns the prompts files of this name, after writing prompts that none has to a new one.
+        """Returns the prompts files of this name; prompts that none of them has go into a new file.
 
-        A prompt is in one file only, whose run resumes or is done, so it is paid for once.
+        Each prompt is in a single file, whose run resumes or is done, so it is paid for once.
         """
         files = [self.folder / f"{name}-{n}.prompts.jsonl" for n in range(1, _MAX_FILES)]
         existing = [file for file in files if file.exists()]
@@ -78,14 +78,14 @@ class RecipeFiles:
             self._write(relative, code)
 
     def config_path(self, name: str, key: object) -> Path:
-        """Returns the path of the config.yml of trainings with this `key`."""
+        """Returns the path of the config.yml for training runs with this `key`."""
         return self.folder / f"{name}-{content_hash(key)[:8]}.yml"
 
     def write_config(self, path: Path, make: Callable[[], str]) -> Path:
-        """Writes the config.yml of a training, unless it exists.
+        """Writes the config.yml of a training run, unless it exists.
 
-        What `make` returns depends on the time that is left, so it would differ after an
-        interruption, and the training could not resume.
+        The text from `make` depends on the time left, so after an interruption it would differ, and
+        the training run could not resume.
         """
         return path if path.exists() else self._write(path.name, make().encode())
 
@@ -118,9 +118,9 @@ class RecipeFiles:
         inputs: Sequence[Path],
         left_out: Mapping[str, int] | None = None,
     ) -> Path:
-        """Writes lines that are made of the `inputs`, with their manifest.
+        """Writes lines that are derived from the `inputs`, with their manifest.
 
-        left_out: the number of rows that are not among them, by reason.
+        left_out: the number of omitted rows, by reason.
         """
         path = self.folder / f"{name}.jsonl"
         data = b"".join(line + b"\n" for line in lines)

@@ -35,7 +35,7 @@ _FILLING_WEIGHT = 1.0
 _MIN_ALIKE = 0.6
 """The least share of the weight of two sentences' words that sentences of one template share."""
 _MIN_FIXED = 1 / 3
-"""The least share of a sentence's words that are no fillings, if it may be from a template."""
+"""The least share of words other than fillings in a sentence that may be from a template."""
 _MAX_CANDIDATES = 100
 """The most templates with a shared word with which a sentence is compared."""
 _MAX_FREE = 0.6
@@ -47,7 +47,7 @@ def forms_of(texts: Sequence[str]) -> list[int]:
     """Returns the form of each text, numbered from 0 by first appearance.
 
     Texts of one template have one form, whatever their fillings and the sentences around them. A
-    text that follows no template has a form of its own, as copies of one text have together.
+    text that follows no template has its own form, which it shares with its copies only.
     """
     sentences = [_sentences_of(text) for text in texts]
     num_texts_with = Counter(word for text in sentences for word in {w for s in text for w in s})
@@ -99,7 +99,7 @@ def _mask(filling: re.Match[str]) -> str:
 
 
 class _Templates:
-    """Groups similar sentences: each is of the template of the first one that it resembles."""
+    """Groups similar sentences: a template is the first sentence and those that resemble it."""
 
     def __init__(self, num_texts_with: Counter[str], num_texts: int) -> None:
         self._num_texts_with = num_texts_with
@@ -111,7 +111,7 @@ class _Templates:
 
     def template_of(self, sentence: tuple[str, ...]) -> int:
         """Returns the number of a sentence's template."""
-        # A word that no other text holds is a filling, and so is a run of them.
+        # A word that no other text has is a filling; several in a row are one filling.
         pattern: list[str] = []
         for word in sentence:
             part = word if self._num_texts_with[word] > 1 else _ANY
@@ -119,7 +119,7 @@ class _Templates:
                 pattern.append(part)
         num_fixed = len(pattern) - pattern.count(_ANY)
         if num_fixed < _MIN_FIXED * len(sentence):
-            # Only its copies have the same template.
+            # Too few fixed words: only copies of the sentence share its template.
             return self._numbers.setdefault(sentence, -1 - len(self._numbers))
         key = tuple(pattern)
         if key not in self._numbers:
@@ -149,10 +149,10 @@ class _Templates:
 
 
 def _distinctive_words(weights: dict[str, float]) -> list[str]:
-    """Returns the heaviest words of a sentence: two sentences that are alike share one of them.
+    """Returns the heaviest words of a sentence: similar sentences share at least one of them.
 
-    Source: the prefix filter of Chaudhuri, Ganti and Kaushik (2006). The other words weigh less
-    than alike sentences must share.
+    Source: the prefix filter of Chaudhuri, Ganti and Kaushik (2006). The other words together weigh
+    less than similar sentences must share.
     """
     distinctive: list[str] = []
     remaining = sum(weights.values())

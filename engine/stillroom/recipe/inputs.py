@@ -28,20 +28,20 @@ _ANSWER_NAMES = (
     "etiquette",
 )  # fmt: skip
 """Names of columns of answers; they are compared without case and accents."""
-_MAX_REJECTED, _MIN_IDS = 0.05, 20
+_MAX_REJECTED_SHARE, _MIN_IDS = 0.05, 20
 _ANSWERED_FIX = "give texts with a column of labels, or prompts; only `input` may be conversations"
 _TABLE_FIX = "rename the column of texts to 'text', and that of labels to 'label'"
 
 
 @dataclass(frozen=True)
 class RecipePrompt:
-    """A prompt, as a row of a prompts file, with its text and the right answer if it is known."""
+    """A row of a prompts file, with its text and the right answer if it is known."""
 
     row: dict[str, Any]
     text: str
-    """What the user says in it."""
+    """The text of the user messages."""
     answer: str | None
-    """The right answer; None if it is not known, or not a single text."""
+    """The right answer; None if it is unknown or not a single text."""
 
     @property
     def is_answered(self) -> bool:
@@ -51,14 +51,14 @@ class RecipePrompt:
 
     @property
     def has_tools(self) -> bool:
-        """Whether the prompt runs in a container, whose tools it uses, or has calls of tools."""
+        """Whether the prompt runs in a container, which provides tools, or has tool calls."""
         return bool(self.row.get("docker")) or any(
             message.get("tool_calls") for message in self.row["messages"]
         )
 
     @cached_property
     def task_id(self) -> str:
-        """The id of the prompt's task, which rollouts of it have."""
+        """The id of the prompt's task, which its rollouts share."""
         return task_from_row(self.row).task_id
 
     def with_answer(self, answer: str) -> "RecipePrompt":
@@ -87,22 +87,22 @@ class RecipePrompt:
 
 
 @dataclass(slots=True)
-class PromptsRead:
-    """The distinct prompts of a file, and notes for the user on rows that are left out."""
+class LoadedPrompts:
+    """The distinct prompts of a file, and notes for the user on omitted rows."""
 
     prompts: list[RecipePrompt] = field(default_factory=list[RecipePrompt])
     notes: list[str] = field(default_factory=list[str])
 
 
-def read_prompts(path: Path, *, system: str | None, is_labelled: bool = False) -> PromptsRead:
+def read_prompts(path: Path, *, system: str | None, is_labelled: bool = False) -> LoadedPrompts:
     """Returns the prompts of a file, which may be a prompts file or a table of texts.
 
     system: replaces the prompts' system messages; None keeps them. is_labelled: prompts without a
     right answer are left out, as are equal prompts with different answers.
-    Raises DataError if there are no prompts, if over a twentieth of the rows cannot be read, or if
+    Raises DataError if there are no prompts, if more than 5 % of the rows cannot be read, or if
     most answers are missing.
     """
-    read, by_hash = PromptsRead(), dict[str, RecipePrompt]()
+    read, by_hash = LoadedPrompts(), dict[str, RecipePrompt]()
     contradicted, unlabelled, num_labelled = set[str](), list[str](), 0
     rows = read_rows(path, RowFormat.PROMPTS) if _is_prompts_file(path) else None
     for row in _table_rows(path, read, is_labelled=is_labelled) if rows is None else rows:
@@ -136,25 +136,25 @@ def _recipe_prompt(row: dict[str, Any], system: str | None) -> RecipePrompt:
     """Returns a row of any layout as a prompt with `messages` and `metadata`."""
     task = task_from_row(row)
     messages = Instruction(system=system).apply_to(task.messages)
-    kept = {k: v for k, v in row.items() if k not in ("prompt", "system", "system_prompt")}
+    others = {k: v for k, v in row.items() if k not in ("prompt", "system", "system_prompt")}
     answer = task.metadata.get("expected_answer")
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         answer = str(answer)
     text = "\n".join(user_texts(map(dict, messages)))
     return RecipePrompt(
-        {**kept, "messages": messages},
+        {**others, "messages": messages},
         text,
         answer if isinstance(answer, str) and not _is_blank(answer) else None,
     )
 
 
 def _is_blank(value: object) -> bool:
-    """Returns whether a value is a text of spaces, as an empty cell of a table may be."""
+    """Returns whether a value is a text of whitespace alone, as in an empty cell of a table."""
     return isinstance(value, str) and not value.strip()
 
 
 def _is_prompts_file(path: Path) -> bool:
-    """Returns whether a file has rows of prompts, rather than those of a table.
+    """Returns whether a file has rows of prompts rather than a table.
 
     Raises DataError if its rows are conversations with answers.
     """
@@ -169,7 +169,7 @@ def _is_prompts_file(path: Path) -> bool:
     return kind is RowFormat.PROMPTS and path.suffix == ".jsonl"
 
 
-def _table_rows(path: Path, read: PromptsRead, *, is_labelled: bool) -> Iterator[dict[str, Any]]:
+def _table_rows(path: Path, read: LoadedPrompts, *, is_labelled: bool) -> Iterator[dict[str, Any]]:
     """Yields the rows of a table as prompts; other columns than text and answer become metadata."""
     rows = _readable_rows(path, read)
     columns = [
@@ -181,11 +181,11 @@ def _table_rows(path: Path, read: PromptsRead, *, is_labelled: bool) -> Iterator
     if text is None:
         raise DataError(f"{path} has no column of texts", _TABLE_FIX)
     others = [name for name in columns if name != text]
-    # A category of texts without labels may be anything, such as that of a product.
+    # In a table without labels, "category" may be any metadata, e.g. the category of a product.
     answer = _column_named(others, _ANSWER_NAMES if is_labelled else _LABEL_NAMES)
     if answer is None and is_labelled and len(others) == 1:
         values = [value for row in rows if (value := row.get(others[0])) not in (None, "")]
-        # Values that all differ number or date the texts.
+        # A column in which all values differ holds ids or dates, not labels.
         is_id = len(set(values)) == len(values) >= _MIN_IDS
         answer = None if is_id else others[0]
     if answer is None and is_labelled:
@@ -228,15 +228,18 @@ def _only_label_column(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -
     return name if label_set(texts) else None
 
 
-def _readable_rows(path: Path, read: PromptsRead) -> list[dict[str, Any]]:
-    """Returns the rows of a table, and notes how many are refused. Raises DataError for many."""
+def _readable_rows(path: Path, read: LoadedPrompts) -> list[dict[str, Any]]:
+    """Returns the rows of a table, and notes how many cannot be read.
+
+    Raises DataError if more than 5 % cannot be read.
+    """
     rows, rejected = list[dict[str, Any]](), list[RefusedRow]()
     for row in read_any_rows(path):
         if isinstance(row, RefusedRow):
             rejected.append(row)
         else:
             rows.append(row.data)
-    if len(rejected) > _MAX_REJECTED * (len(rows) + len(rejected)):
+    if len(rejected) > _MAX_REJECTED_SHARE * (len(rows) + len(rejected)):
         first = rejected[0]
         raise DataError(
             f"{path}: {len(rejected)} of {len(rows) + len(rejected)} rows cannot be read, the "

@@ -1,11 +1,11 @@
 """Finds labels that are probably wrong, by predicting each from the texts of other folds.
 
-The classifier is ridge regression on hashed words, word pairs and parts of words: it is solved
-exactly, so the result depends on the seed only, and squared errors follow single wrong labels less
-than a likelihood does.
-Copies of a text lie in one fold. A teacher gives copies the same label, so a copy would confirm a
-mistake. Texts that are only similar are spread over the folds: they are the best evidence there is,
-and errors of similar texts are rarely the same.
+The classifier is ridge regression on hashed words, word pairs and character n-grams: it is solved
+exactly, so the result depends on the seed only, and single wrong labels sway a squared error less
+than a likelihood.
+Copies of a text are in one fold. A teacher gives copies the same label, so a copy would confirm a
+mistake. Texts that are only similar are spread over the folds: they are the best evidence, and
+their errors are rarely the same.
 Dimensions: N texts, D features, L labels.
 Source of the idea: Northcutt, Jiang and Chuang, Confident Learning (2021).
 """
@@ -28,11 +28,12 @@ _Ints = NDArray[np.int64]
 _Bools = NDArray[np.bool_]
 
 _NUM_FEATURES = 512
-_PART_LENGTH = 4
-"""The characters of a part of a word, with a mark at each end of the word."""
+_NGRAM_LENGTH = 4
+"""The characters of an n-gram; a mark at each end of the word counts as one."""
 _RIDGE = 1.0
 _MIN_MARGIN = 0.3
-"""How far the score of the likely label must be above that of the given one; most lie in 0 to 1.
+"""How far the score of the likely label must be above that of the given one; most scores
+are 0 to 1.
 Right labels that are hard to predict have small margins, whatever their confidence is."""
 _MIN_CONFIDENCE = 0.6
 _MIN_KAPPA = 0.3
@@ -52,7 +53,7 @@ class Doubt:
     likely: str
     """The label that the other texts suggest."""
     confidence: float
-    """The probability of the likely label as the other texts suggest it, at most 1."""
+    """The probability of the likely label, estimated from the other texts."""
 
 
 def doubtful_labels(
@@ -127,8 +128,8 @@ def _features_of(words: Sequence[str]) -> Iterator[str]:
         yield " ".join(pair)
     for word in masked:
         marked = f"<{word}>"
-        for start in range(len(marked) - _PART_LENGTH + 1):
-            yield f"…{marked[start : start + _PART_LENGTH]}"
+        for start in range(len(marked) - _NGRAM_LENGTH + 1):
+            yield f"…{marked[start : start + _NGRAM_LENGTH]}"
 
 
 def _folds(words: Sequence[tuple[str, ...]], labels_N: _Ints, num_folds: int, rng: Random) -> _Ints:
@@ -148,24 +149,25 @@ def _folds(words: Sequence[tuple[str, ...]], labels_N: _Ints, num_folds: int, rn
 def _cross_fit(
     features_ND: _Floats, labels_N: _Ints, folds_N: _Ints, is_trusted_N: _Bools
 ) -> _Floats:
-    """Returns the scores of all labels [N, L] for each text, by the trusted texts of other folds.
+    """Returns the scores of all labels [N, L] for each text, from the trusted texts of other folds.
 
     The scores of a text sum to 1; each is about the label's probability.
     """
     targets_NL = np.eye(labels_N.max() + 1)[labels_N]
     scores_NL = np.zeros_like(targets_NL)
     for fold in np.unique(folds_N):
-        is_here_N = folds_N == fold
-        is_learnt_N = ~is_here_N & is_trusted_N
-        if is_learnt_N.any():
-            mean_L = targets_NL[is_learnt_N].mean(axis=0)
-            weights_DL = _ridge(features_ND[is_learnt_N], targets_NL[is_learnt_N] - mean_L)
-            scores_NL[is_here_N] = features_ND[is_here_N] @ weights_DL + mean_L
+        is_held_out_N = folds_N == fold
+        is_training_N = ~is_held_out_N & is_trusted_N
+        if is_training_N.any():
+            mean_L = targets_NL[is_training_N].mean(axis=0)
+            weights_DL = _ridge(features_ND[is_training_N], targets_NL[is_training_N] - mean_L)
+            scores_NL[is_held_out_N] = features_ND[is_held_out_N] @ weights_DL + mean_L
     return scores_NL
 
 
 def _ridge(features_ND: _Floats, targets_NL: _Floats) -> _Floats:
-    """Returns the weights [D, L] of ridge regression, from the smaller of two equal systems."""
+    """Returns the weights [D, L] of ridge regression, from the smaller of two equivalent
+    systems."""
     num_texts, num_features = features_ND.shape
     if num_texts < num_features:
         products_NN = features_ND @ features_ND.T + _RIDGE * np.eye(num_texts)
@@ -205,7 +207,8 @@ def _likely(scores_NL: _Floats, labels_N: _Ints) -> _Ints:
 def _confidence(scores_NL: _Floats, labels_N: _Ints, is_trusted_N: _Bools) -> _Floats:
     """Returns the probability of the likely label of each text [N].
 
-    It is the softmax of the scores, as sharp as makes the labels of the trusted texts most likely.
+    It is the softmax of the scores, with the sharpness that makes the labels of the trusted texts
+    most likely.
     """
     rows_N = np.arange(len(labels_N))
     candidates = [_softmax(sharpness * scores_NL) for sharpness in _SHARPNESSES]

@@ -56,10 +56,9 @@ class AnswerCounts(msgspec.Struct, frozen=True, kw_only=True):
     are_labels: bool = False
     """Whether the answers, or their patterns, are from a small set."""
     reworded: int = 0
-    """The number of further rows, whose texts the teacher has put in other words."""
+    """The number of additional rows, whose texts the teacher has reworded."""
     corrected: int = 0
-    """The number of doubtful answers that were replaced by what the teacher said when asked again.
-    """
+    """The number of doubtful answers that were replaced when the teacher was asked again."""
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +68,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     prompts: OwnText
     accuracy: Estimate
     run_id: str | None = None
-    """The evaluation; None for what needs none, such as always giving the commonest answer."""
+    """The evaluation run; None for a figure without one, e.g. of always giving one answer."""
 
 
 class StageRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,13 +90,13 @@ class RecipeResult(msgspec.Struct, frozen=True, kw_only=True):
     """The GGUF file of the student; None if it could not be written."""
     report: str
     system: OthersText | None
-    """The system message to use the student with: "" for none, None for that of the prompts."""
+    """The student's system message: "" for none, None for that of the prompts."""
     gain: Estimate
     """The student's accuracy on test prompts minus the untrained model's, with or without examples,
     whichever is higher; with its 95 % interval, paired by prompt."""
     gain_over: OwnText | None = None
-    """The untrained model that the gain is above, in the words of `accuracy`; None in results of
-    earlier versions."""
+    """The untrained model that the gain is measured against, named as in `accuracy`; None in
+    results of earlier versions."""
     above_teacher: Estimate | None = None
     """The student's accuracy minus the teacher's on the validation prompts, paired. The student
     was chosen by them, which favours it a little; the teacher may say more than the answer alone,
@@ -110,6 +109,6 @@ class RecipeResult(msgspec.Struct, frozen=True, kw_only=True):
     minutes: float
     stages: list[StageRun]
     caveats: list[OwnText]
-    """What the figures do not show, and what was left undone; for the user."""
+    """Notes for the user on what the figures do not show and on skipped steps."""
     problems: list[OthersText] = []
-    """The messages of the errors because of which something was left undone."""
+    """The messages of the errors that made the recipe skip a step."""

@@ -68,7 +68,7 @@ class TeacherAnswer:
     line: bytes
     rollout: AnsweredRollout
     answer: str
-    """The final turn; if answers have a form, the label or JSON object that it names."""
+    """The text of the last turn; if answers have a form, the label or JSON object in that text."""
 
     @property
     def task_id(self) -> str:
@@ -78,7 +78,7 @@ class TeacherAnswer:
 
 @dataclass(slots=True)
 class TeacherAnswers:
-    """The usable answers of the teacher, and why others are left out."""
+    """The teacher's usable answers, and the number of the others by reason."""
 
     usable: list[TeacherAnswer] = field(default_factory=list[TeacherAnswer])
     left_out: Counter[str] = field(default_factory=Counter[str])
@@ -89,8 +89,8 @@ def read_answers(
 ) -> TeacherAnswers:
     """Returns the answers to some prompts in rollout files, in the order of `task_ids`.
 
-    form: that of the answers; None for free text. Left out are answers that the task's reward calls
-    wrong, that are cut off or missing, or that have none or several answers of the form.
+    form: the form of the answers; None for free text. Left out are rollouts that the task's reward
+    calls wrong, that are cut off or lack an answer, or that have none or several of the form.
     """
     answers = TeacherAnswers()
     for line, rollout in read_rollouts(files):
@@ -133,10 +133,10 @@ def settle(
 ) -> dict[str, TeacherAnswer | None]:
     """Returns the answer to train on for each doubtful one, by its rollout's id; None for none.
 
-    repeated: the answers when the teacher was asked again. likely: what similar texts suggest, by
-    the rollout's id. Of objects only the fields with a fixed set of values are compared. A repeated
-    answer is taken if it is as suggested, and no other answer to the prompt is more frequent.
-    Otherwise nothing is trained on: either similar texts or the teacher mislead.
+    repeated: the answers when the teacher was asked again. likely: the answer that similar texts
+    suggest, by the rollout's id. Of objects, only fields with a fixed set of values are compared.
+    A repeated answer is used if it equals the suggestion and no other answer to the prompt is more
+    frequent. Otherwise the prompt is not trained on: either similar texts or the teacher mislead.
     """
     by_task: dict[str, list[TeacherAnswer]] = {}
     for other in repeated:

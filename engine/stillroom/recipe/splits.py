@@ -13,16 +13,16 @@ from stillroom.recipe.inputs import RecipePrompt
 _MIN_TRAINED, _MIN_MEASURED = 20, 20
 _MAX_TEST, _MAX_VALIDATION = 200, 60
 _LEAST_TEST, _LEAST_VALIDATION = 50, 20
-"""The prompts that are evaluated on, if there are as many, however little time there is: 50 give an
+"""The fewest prompts to evaluate on, however short the time is, if there are as many: 50 give an
 interval of about 15 points to either side."""
 _EVALUATIONS_SHARE = 0.3
-"""The share of the minutes within which students are evaluated, if that leaves enough prompts."""
+"""The share of the time for evaluations, if that leaves enough prompts to evaluate on."""
 _HELD_OUT_SHARE = 0.1
 _FIRST_SHARE, _MIN_FIRST = 0.5, 150
-_TEMPLATED = 3
-"""The mean number of texts per form from which texts count as made from templates."""
+_MIN_TEXTS_PER_FORM = 3
+"""The least mean number of texts per form at which texts count as made from templates."""
 FORM_FIELD, NEW_FORM, TRAINED_FORM = "form", "not trained", "trained"
-"""The metadata field of prompts that says whether the first training saw their form."""
+"""The metadata field of prompts that says whether the first training run saw their form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +30,15 @@ class PromptSplit:
     """The prompts of a recipe by their use; no text has two uses."""
 
     first_round: list[RecipePrompt]
-    """Those of the first training, without any of the held-out forms."""
+    """The prompts of the first training run, none of a held-out form."""
     second_round: list[RecipePrompt]
-    """More prompts of the same forms, for the second training."""
+    """More prompts of the same forms, for the second training run."""
     of_new_forms: list[RecipePrompt]
-    """Those of the held-out forms, for the second training."""
+    """The prompts of the held-out forms, for the second training run."""
     validation: list[RecipePrompt]
-    """Those that decide which student is kept, with all prompts of held-out forms."""
+    """The prompts that decide which student is kept, among them all of held-out forms."""
     test: list[RecipePrompt]
-    """Those that the final figures are of."""
+    """The prompts that the final figures are measured on."""
     num_forms: int
     """The number of different forms of all prompts; about as many as prompts for free texts."""
     num_texts: int
@@ -46,7 +46,7 @@ class PromptSplit:
     @property
     def are_templated(self) -> bool:
         """Whether most texts are made from templates."""
-        return self.num_texts >= _TEMPLATED * self.num_forms
+        return self.num_texts >= _MIN_TEXTS_PER_FORM * self.num_forms
 
     @property
     def may_evaluate_fewer(self) -> bool:
@@ -54,12 +54,12 @@ class PromptSplit:
         return len(self.test) > _LEAST_TEST or len(self.validation) > _LEAST_VALIDATION
 
     def within(self, seconds: float, *, untrained_s: float, trained_s: float) -> "PromptSplit":
-        """Returns the parts with as many evaluation prompts as may be used within a recipe's time.
+        """Returns the split with only as many evaluation prompts as a recipe's time allows.
 
         untrained_s, trained_s: the seconds per prompt of the untrained and of a trained student.
         """
-        # Test prompts are answered before and after training and some again reworded, those for
-        # validation after each of two trainings.
+        # Test prompts are answered before and after training, and some again when reworded;
+        # validation prompts are answered after each of two training runs.
         trained = 1.5 * len(self.test) + 2 * len(self.validation)
         all_s = max(1e-9, len(self.test) * untrained_s + trained * trained_s)
         share = _EVALUATIONS_SHARE * seconds / all_s
@@ -100,7 +100,7 @@ def split(
     forms = forms_of([prompt.text for prompt in (*pool, *eval_prompts)])
     pool_forms, eval_forms = forms[: len(pool)], forms[len(pool) :]
     held_out = held_out_forms(pool_forms, share=_HELD_OUT_SHARE, rng=rng)
-    # Most prompts to measure with must be of trained forms, as later prompts will be.
+    # Most evaluation prompts must be of trained forms, like the prompts in later use.
     sizes = Counter(form for form in eval_forms if form in held_out)
     while sizes.total() > len(eval_prompts) // 3:
         largest = max(sizes, key=lambda form: (sizes[form], form))

@@ -9,15 +9,15 @@ from stillroom.train.planning.forecast import SftSettings, TrainingForecast
 BATCH_SIZE = 8
 _WANTED_STEPS, _MIN_EPOCHS, _MAX_EPOCHS = 200, 2, 6
 _TEMPLATED_STEPS, _TEMPLATED_RATE = 150, 0.5
-"""The steps on labels of texts made from templates, which a student learns by heart with more of
-them, and the learning rate of more than one epoch as a share of that on other texts."""
+"""For labels of texts made from templates: the steps of training (a student memorises the templates
+in more), and the share of the usual learning rate for more than one epoch."""
 _ON_POLICY_SHARE = 0.25
 """The learning rate of on-policy distillation as a share of that of SFT."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long a training takes, as a plan of one epoch measured it."""
+    """The speed of a training run, as a plan of one epoch measured it."""
 
     start_s: float
     """The seconds before the first step."""
@@ -38,7 +38,7 @@ class Pace:
 
 
 def wanted_epochs(num_rows: int, *, are_templated: bool = False) -> int:
-    """Returns the epochs after which more training on the same rows teaches a student little.
+    """Returns the number of epochs after which a student learns little more from the same rows.
 
     are_templated: whether the rows are labels of texts made from templates.
     """
@@ -61,7 +61,7 @@ def settings_for_templates(settings: SftSettings, epochs: int) -> SftSettings:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTraining:
-    """A training of a recipe: what it starts from, on which rows, and for how long."""
+    """A training run of a recipe: its starting model, its rows, and how long it may take."""
 
     start: str
     """The model or run whose weights are trained."""
@@ -70,7 +70,7 @@ class PlannedTraining:
     seed: int
     epochs: int = 1
     available_s: float | None = None
-    """The seconds that the training may take; None without a limit."""
+    """The seconds that the training run may take; None without a limit."""
     chat_template: str | None = None
     """The chat template to give to the student; None if it has one."""
 
@@ -93,11 +93,11 @@ class PlannedTraining:
     ) -> str:
         """Returns the text of a config.yml for on-policy distillation from an open model.
 
-        teacher: the config's section. max_turns, max_tokens: for the student's rollouts. system:
-        the student's system message in place of those of the prompts; None keeps them.
+        teacher: the config's section `teacher`. max_turns, max_tokens: for the student's rollouts.
+        system: the student's system message in place of those of the prompts; None keeps them.
         """
         rate = self.settings.learning_rate * _ON_POLICY_SHARE
-        # As in docs/results.md: few steps fit into the minutes, and a decay would halve their rate.
+        # See docs/results.md: few steps fit into the time, and a decay would halve their rate.
         schedule = {} if self.available_s is None else {"schedule": "constant"}
         return _yaml(
             dataset_type="distill",
@@ -131,7 +131,7 @@ class PlannedTraining:
 
 
 def planned_epochs(config: str) -> int:
-    """Returns the epochs in the text of a config.yml that `sft_config` has made."""
+    """Returns the epochs in the text of a config.yml from `sft_config`."""
     [trainer] = [line for line in config.splitlines() if line.startswith("trainer: ")]
     return json.loads(trainer.removeprefix("trainer: "))["num_epochs"]
 

@@ -66,6 +66,6 @@ def costs_of(runs: Path, lineup: Lineup) -> CostComparison | None:
         return None
     student, teacher = (entry.evaluation.result for entry in (lineup.best, lineup.teacher))
     try:
-        return compare_costs(Workspace(runs.parent), student, teacher, shown=display_name)
+        return compare_costs(Workspace(runs.parent), student, teacher, format_name=display_name)
     except EngineError:
         return None  # the report is written even if prices.yml is malformed

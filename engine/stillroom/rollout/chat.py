@@ -100,7 +100,7 @@ async def open_chat(
 ) -> AsyncGenerator[tuple[Conversation, Sequence[str]]]:
     """Yields a conversation with a model and notes on its tools; loads the model first.
 
-    Raises an EngineError if the request is faulty.
+    Raises EngineError if the request is invalid.
     """
     task = _task(workspace, request)
     plan = plan_rollouts(workspace, request, prompts=workspace.root)

@@ -190,9 +190,9 @@ def _check_tools(tasks: Sequence[Task], tools: ToolSource | None) -> None:
     for task in tasks:
         unknown = set(task.tool_names or ()) - names
         if unknown:
-            offer = f"the tools are: {', '.join(sorted(names))}" if names else "no tools are given"
+            known = f"the tools are: {', '.join(sorted(names))}" if names else "no tools are given"
             raise DataError(
-                f"task {task.task_id} names the unknown tool {min(unknown)!r}; {offer}",
+                f"task {task.task_id} names the unknown tool {min(unknown)!r}; {known}",
                 "pass the file that defines it as `tools`, or remove the name from the row's "
                 "'tools'",
             )
@@ -227,11 +227,11 @@ class _Models:
     spending: Spending | None
     """The run's budget and the price of the policy's tokens."""
     notes: list[str]
-    """Notes for the user, e.g. that a model can only be sampled in a slower way."""
+    """Notes for the user, e.g. that a model can only be sampled more slowly."""
     has_tools: bool
 
     async def open_policy(self, sampling: SamplingSettings) -> Policy:
-        """Opens the model that answers."""
+        """Opens the run's policy."""
         options, location = self.plan.options, self.plan.policy
         if isinstance(location, ModelLocation):
             return await self._load_local(location, sampling, self.plan.template)
@@ -296,7 +296,7 @@ class _Models:
     ) -> Policy:
         """Loads a model into this process; `template` replaces its own chat template."""
         options = self.plan.options
-        # A run's process was started with it; that of a chat was not.
+        # The process of a run is started with this variable; the process of a chat is not.
         os.environ.update(PASSIVE_THREADS)
         # Imported here because the server process checks requests with this package, without torch.
         try:
@@ -399,7 +399,7 @@ class _ToolSources:
 
     def __init__(self, plan: ToolsPlan, tasks: Sequence[Task]) -> None:
         self._plan, self._options = plan, plan.options
-        # Only tasks with a container matter to a source, and all tasks may be too many to hold.
+        # Sources need only the tasks with a container; all tasks might not fit in memory.
         self._tasks = [tool_task(task) for task in tasks if task.docker]
         self.notes: list[str] = []
 
@@ -466,8 +466,8 @@ class _ToolSources:
         return DockerTools(
             self._tasks,
             folder=self._plan.workspace.root,
-            # The id of a run that is started again is the same, so that it finds and removes the
-            # containers that a kill has left behind.
+            # A run that is started again has the same id, so it finds and removes the containers
+            # that a kill left behind.
             run_id=self._plan.identity,
             fallback=fallback,
             tool_timeout_s=self._options.tool_timeout,

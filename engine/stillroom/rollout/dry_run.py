@@ -94,7 +94,7 @@ async def forecast_rollouts(
 def _logged_rows(plan: RolloutPlan) -> tuple[list[FinishedRow], str]:
     """Returns the first rows of the imported log that the prompts come from, and its file's name.
 
-    Only rows with turns and token counts are returned; none if the prompts were not imported.
+    Only rows with turns and token counts are returned, and none if the prompts were not imported.
     """
     manifest = read_manifest(plan.prompts_file)
     output = manifest.request.get("output") if manifest is not None else None

@@ -14,8 +14,8 @@ TerminationPolicy = Literal["last_tool", "max_turns"]
 DEFAULT_NUDGE = (
     "Check your work, with the tools where they help, then state your complete answer again."
 )
-"""It asks for the whole answer again, since only the last turn's answer counts and any turn may be
-the last."""
+"""Asks for the whole answer again, since only the last turn's answer counts and any turn may be the
+last."""
 NO_FILE = "none"
 _MAX_CONCURRENCY = 256
 Takeover = Literal["start", "first_difference", "critic"]
@@ -155,7 +155,7 @@ class RefineOptions(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _accept_old_takeover_name(cls, value: Any) -> Any:
-        """Accepts `where`, the old name of takeover, in a refinement; else it names a machine."""
+        """Accepts `where`, the old name of takeover, in a refinement; otherwise it is a machine."""
         if not isinstance(value, dict):
             return value
         fields = dict(cast("dict[str, Any]", value))
@@ -167,7 +167,7 @@ class RefineOptions(StrictModel):
     @model_validator(mode="after")
     def _check_refine_options(self) -> Self:
         """Rejects options that need `refine` or another `takeover`."""
-        # By value: a run's recorded request names every option; `start` was once the default.
+        # By value, since a recorded request sets every option; `start` was once the default.
         fields = type(self).model_fields
         names = ("turns", "critic", "train_turns")
         changed = [name for name in names if getattr(self, name) != fields[name].default]

@@ -25,7 +25,7 @@ from stillroom.types import Answerer, CallTotals, SampledTurn, Usage, total_usd
 
 FAILURES_FILE = "failures.jsonl"
 _PHASE = "generate rollouts"
-_MEASURE_EVERY_S = 1.0
+_REPORT_METRICS_EVERY_S = 1.0
 _MAX_SHOWN = 20
 
 
@@ -221,7 +221,7 @@ class ProgressReport:
         self._reporter, self._tally = reporter, tally
         self._already_done, self._total = already_done, total
         self._started = time.monotonic()
-        self._measured_at = -math.inf
+        self._reported_at = -math.inf
 
     @property
     def num_succeeded(self) -> int:
@@ -231,19 +231,19 @@ class ProgressReport:
     def report(self, live: Mapping[str, float]) -> None:
         """Reports the current progress and, if they are due, the metrics.
 
-        `live` are metrics that are not in the tally: how fast calls may be sent, and the counts of
-        workers that have not ended yet, which are added to the tally's.
+        `live` are metrics that are not in the tally: the allowed rate of calls, and the counts of
+        running workers, which are added to the tally's.
         """
         failed = self._tally.failed.total() + int(live.get("failed", 0))
         done = self.num_succeeded + failed
-        clock = time.monotonic()
-        if done == self._total or clock - self._measured_at >= _MEASURE_EVERY_S:
-            self._measured_at = clock
+        now_s = time.monotonic()
+        if done == self._total or now_s - self._reported_at >= _REPORT_METRICS_EVERY_S:
+            self._reported_at = now_s
             live_metrics = {name: value for name, value in live.items() if name != "cost_usd"}
-            self._reporter.metrics(done, {**live_metrics, **self._metrics(live, failed, clock)})
+            self._reporter.metrics(done, {**live_metrics, **self._metrics(live, failed, now_s)})
         self._reporter.progress(done, self._total, unit="rollouts", phase=_PHASE)
 
-    def _metrics(self, live: Mapping[str, float], failed: int, clock: float) -> dict[str, float]:
+    def _metrics(self, live: Mapping[str, float], failed: int, now_s: float) -> dict[str, float]:
         """Returns the metrics of the tally, plus those of workers that are still running."""
         tally = self._tally
         calls = tally.calls + live.get("calls", 0)
@@ -252,7 +252,7 @@ class ProgressReport:
             "succeeded": self.num_succeeded,
             "failed": failed,
             "calls": calls,
-            "calls_per_s": round(calls / max(clock - self._started, 1e-3), 2),
+            "calls_per_s": round(calls / max(now_s - self._started, 1e-3), 2),
             "tokens": num_tokens + live.get("tokens", 0),
         }
         # Left out before the first call: with an unknown price, a cost of 0 would stay on display.
@@ -328,7 +328,7 @@ def rollouts_result(
 
 
 def no_success_error(result: RolloutsResult | Forecast) -> RunError | None:
-    """Returns the error of a run without a single success, or None if it had one."""
+    """Returns the error of a run in which no rollout succeeded; None if one did."""
     if isinstance(result, Forecast) or result.succeeded or not result.requested:
         return None
     reasons = [f"{num} failed with {kind}" for kind, num in result.failed_by_class.items()]

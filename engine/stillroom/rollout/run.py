@@ -50,7 +50,7 @@ from stillroom.teachers.run_limits import machine_usd_of
 from stillroom.types import Trajectory
 
 _MAX_FAILURES_WITHOUT_SUCCESS = 20
-"""The run ends after this many failures without a success: its set-up is probably broken."""
+"""The run ends after this many failures without a success: its setup is probably broken."""
 
 
 async def generate_rollouts(
@@ -187,8 +187,8 @@ class _Run:
         if not self._has_calls_in_text and any(map(is_from_text, calls)):
             self._has_calls_in_text = True
             self._reporter.note(
-                f"the server of {rollout.teacher.model!r} left tool calls in the text, from "
-                "which they were parsed; to avoid this, start the server with a parser (vLLM: "
+                f"the server of {rollout.teacher.model!r} left tool calls in the text, and "
+                "Stillroom parsed them; to avoid this, start the server with a parser (vLLM: "
                 "--enable-auto-tool-choice --tool-call-parser NAME; SGLang: --tool-call-parser "
                 "NAME; llama.cpp: --jinja)"
             )
@@ -196,7 +196,7 @@ class _Run:
     def _stop_if_none_succeeds(self, outcome: Outcome) -> None:
         """Raises TeacherError once many rollouts have failed and none has ever succeeded."""
         num_failed = self._tally.failed.total()
-        # A success of an earlier run counts too, since it shows that the set-up can work.
+        # A success of an earlier run counts too, since it shows that the setup can work.
         has_succeeded = self._progress.num_succeeded > 0
         is_hopeless = not has_succeeded and num_failed >= _MAX_FAILURES_WITHOUT_SUCCESS
         if isinstance(outcome, FailedRollout) and is_hopeless:

@@ -19,7 +19,7 @@ class SourceFile:
     name: str
     """The path relative to the workspace, after the run id if the user gave one."""
     refused: Mapping[str, int] = field(default_factory=dict[str, int])
-    """The number of further rows that cannot be read as rollouts, by reason."""
+    """The number of other rows, which cannot be read as rollouts, by reason."""
     problems: Sequence[str] = ()
     """The locations and problems of the first rows that `refused` counts."""
 

@@ -27,7 +27,7 @@ def test_the_function_takes_the_request_and_returns_the_result(operation: Operat
 @pytest.mark.parametrize("kind", RunKind)
 def test_every_kind_of_run_has_a_function_that_does_it(kind: RunKind) -> None:
     operation = operation_of_run(kind)
-    if operation.large is kind:
+    if operation.run_if_large is kind:
         assert load(operation.function) is getattr(api, operation.name)
         return
     assert operation.run is not None
@@ -37,7 +37,9 @@ def test_every_kind_of_run_has_a_function_that_does_it(kind: RunKind) -> None:
         assert typing.get_type_hints(load(name))["request"] is operation.request
 
 
-@pytest.mark.parametrize("operation", [o for o in OPERATIONS if o.large], ids=lambda o: o.name)
+@pytest.mark.parametrize(
+    "operation", [o for o in OPERATIONS if o.run_if_large], ids=lambda o: o.name
+)
 def test_the_size_of_what_may_become_a_run_is_read_from_a_field_of_its_request(
     operation: Operation,
 ) -> None:

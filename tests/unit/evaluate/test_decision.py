@@ -38,7 +38,7 @@ PROMPTED = evaluation("with the policy", 88, instruction="system message")
             evaluation("t", 90, model="t"),
             [evaluation("p", 50, instruction="p")],
             "go",
-            "40 points above that of 'p'",
+            "40 points above the student's with the prompt of 'p'",
         ),
         (evaluation("t", 88, model="t"), [PROMPTED], "no_go", "does as well as the teacher"),
         (evaluation("t", 90, model="t"), [PROMPTED], "unclear", "too few to tell the teacher from"),

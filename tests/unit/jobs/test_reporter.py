@@ -131,7 +131,7 @@ def test_work_that_never_looks_for_a_cancel_is_cancelled_at_once(tmp_path, monke
         result=LogPage,
         title="Long",
         description="",
-        large=RunKind.FILTER,
+        run_if_large=RunKind.FILTER,
     )
     monkeypatch.setattr(sys, "argv", ["worker", str(folder.path)])
     handler = signal.getsignal(signal.SIGTERM)

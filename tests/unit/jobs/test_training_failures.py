@@ -190,7 +190,7 @@ def test_a_fault_of_a_machine_elsewhere_is_not_taken_for_one_of_this_machine(
     error = OSError(code, os.strerror(code), str(run_with_checkpoint.path / "events.jsonl"))
     failure = failure_of(error, run_with_checkpoint, RunKind.SFT)
 
-    assert "the machine that the run was on" in failure.problem
+    assert "the run's machine" in failure.problem
     # A path there is shown as the one here that it stands for.
     assert str(run_with_checkpoint.path) not in failure.problem
     assert "resumes at step_000004" in failure.fix

@@ -167,7 +167,7 @@ def test_it_says_what_a_task_costs_with_student_and_teacher_and_when_that_pays(
     text = text_of(written())
     assert "a task: 0.5 s (2 s from prompt to answer), $0.001, 300 tokens" in text
     assert "Per task, sft-1 takes 0.5 s (2 s from prompt to answer) and $0.001, big 0.5 s" in text
-    assert "and $0.021; the student pays back all that was spent so far after 150 tasks" in text
+    assert "and $0.021; after 150 tasks the student has paid back all costs so far" in text
     name = "final: SFT + on-policy at two temperatures, evaluated once more on all prompts"
     write_evaluation(
         runs, "evaluate-d", right, minute=3, model="sft-1", teacher="big", name=name,

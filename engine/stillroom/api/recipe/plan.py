@@ -15,7 +15,7 @@ from stillroom.evaluate.request import EvaluateModel
 from stillroom.importing.input_files import input_files
 from stillroom.models.resolve import ModelLocation, check_available, locate_model
 from stillroom.recipe.answers import label_set, usual_spellings
-from stillroom.recipe.inputs import PromptsRead, RecipePrompt, read_prompts
+from stillroom.recipe.inputs import LoadedPrompts, RecipePrompt, read_prompts
 from stillroom.recipe.request import RunRecipe
 from stillroom.rollout.request import NO_FILE, GenerateRollouts
 from stillroom.settings import Workspace
@@ -104,7 +104,7 @@ def plan_recipe(workspace: Workspace, request: RunRecipe) -> RecipePlan:
     are_logs = has_answers(workspace, request.input)
     is_answered = are_logs or request.teacher is None
     _check_no_teacher_options(workspace, request, folder, is_answered=is_answered)
-    read, labelled = PromptsRead(), PromptsRead()
+    read, labelled = LoadedPrompts(), LoadedPrompts()
     if not are_logs:
         read = _read_texts(source, request, rewards)
     files = list(input_files(workspace, [request.input])) if are_logs else [source]
@@ -148,7 +148,7 @@ def _check_no_teacher_options(
         )
 
 
-def _read_texts(source: Path, request: RunRecipe, rewards: str) -> PromptsRead:
+def _read_texts(source: Path, request: RunRecipe, rewards: str) -> LoadedPrompts:
     """Returns the texts of a table or a prompts file; without a teacher, each with its answer."""
     if request.teacher is not None:
         return read_prompts(source, system=request.system)
@@ -169,12 +169,12 @@ def _read_texts(source: Path, request: RunRecipe, rewards: str) -> PromptsRead:
     return read
 
 
-def _parse_json_answers(read: PromptsRead) -> None:
+def _parse_json_answers(read: LoadedPrompts) -> None:
     """Parses right answers that are JSON objects, so that they are compared field by field."""
     read.prompts = [prompt.with_object() for prompt in read.prompts]
 
 
-def _unify_spellings(trained: PromptsRead, measured: PromptsRead) -> Iterator[str]:
+def _unify_spellings(trained: LoadedPrompts, measured: LoadedPrompts) -> Iterator[str]:
     """Gives each label its commonest spelling in both files; yields notes, also on rare labels."""
     files = (trained, measured)
     answers = [one.answer for file in files for one in file.prompts if one.answer is not None]

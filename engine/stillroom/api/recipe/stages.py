@@ -180,7 +180,9 @@ class Stages:
 
         It writes the stage's output, so a second run would be refused.
         """
-        for folder in self._runs_of(operation, request) if operation.large is not None else ():
+        for folder in (
+            self._runs_of(operation, request) if operation.run_if_large is not None else ()
+        ):
             if not supervise.read_run(folder).status.is_final:
                 return get_run(self._workspace, GetRun(run_id=folder.run_id))
         return None
@@ -191,8 +193,8 @@ class Stages:
         Their limits may differ from the request's.
         """
         kinds = set() if operation.run is None else set(map(str, operation.run.kinds))
-        if operation.large is not None:
-            kinds.add(str(operation.large))
+        if operation.run_if_large is not None:
+            kinds.add(str(operation.run_if_large))
         wanted = _without_limits(request.model_dump(mode="json"))
         runs: list[tuple[str, RunFolder]] = []
         for folder in all_runs(self._workspace):

@@ -311,7 +311,7 @@ async def _run_rollout(
             return _trajectory(spec, context, ended)
     except CallFailedError as error:
         failure = Failure(kind=error.kind, message=error.message)
-    # Caught before OSError, their base class: these two concern one tool, not e.g. a full disk.
+    # Caught before OSError, their base class: these two come from one tool, not e.g. a full disk.
     except (TimeoutError, ConnectionError) as error:
         failure = _internal_failure(error)
     # A rejected API key, a full disk or a spent budget ends every rollout, so it ends the run.

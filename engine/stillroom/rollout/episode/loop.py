@@ -194,7 +194,7 @@ async def play_episode(
 async def _next_turn(
     conversation: PolicyConversation, recorder: EpisodeRecorder, index: int
 ) -> SampledTurn:
-    """Returns the turn on record, or else samples a new one and records it."""
+    """Returns the recorded turn, or else samples a new one and records it."""
     recorded = recorder.recorded_turn(index)
     if recorded is not None:
         conversation.restore(recorded)
@@ -207,7 +207,7 @@ async def _next_turn(
 async def _tool_results(
     calls: Sequence[ToolCall], recorder: EpisodeRecorder, index: int, tools: OfferedTools
 ) -> list[ToolResult]:
-    """Returns the replies on record, or else calls the tools and records their replies."""
+    """Returns the recorded replies, or else calls the tools and records their replies."""
     recorded = recorder.recorded_replies(index)
     if recorded is not None:
         return recorded

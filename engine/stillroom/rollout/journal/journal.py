@@ -1,7 +1,8 @@
 """The output file of a rollout run, and the journal from which a killed run resumes.
 
-Each finished model call and tool reply is in the journal before it is used. A finished rollout is a
-row of the output file; until then its steps are in the journal, and a new process replays them.
+Each finished model call and tool reply is written to the journal before it is used. A finished
+rollout is a row of the output file; until then its steps are in the journal, and a new process
+replays them.
 """
 
 import time

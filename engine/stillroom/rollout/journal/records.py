@@ -305,7 +305,7 @@ def decoded_lines(path: Path, decoder: msgspec.json.Decoder[_T], kind: str) -> I
                 return
             raise DataError(
                 f"{path}:{line.number} is not {kind}: {error}",
-                "delete this line and its rollout or call is repeated, or choose another output",
+                "delete this line (its rollout or call is then repeated), or choose another output",
             ) from error
 
 

@@ -51,7 +51,7 @@ def _connect(ray: Any, address: str | None, num_cpus: int | None) -> None:
     if address != "local":
         ray.init(address=address)
         return
-    # By default Ray reports usage statistics to its makers, which the user has not agreed to.
+    # By default Ray sends usage statistics to its developers, to which the user has not agreed.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(
         address="local",

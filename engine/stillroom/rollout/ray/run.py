@@ -1,9 +1,9 @@
 """Runs rollouts on a Ray cluster: each worker does a shard, and the driver owns the output.
 
 A worker runs `generate_rollouts` on its own files, so each model call is recorded before it is
-used, whichever process is killed and when. The driver splits the rollouts into shards, copies
-finished rows into the output as they come, and merges the rest when the shards have ended. Driver
-and workers must see the workspace under the same path.
+used, whichever process is killed. The driver splits the rollouts into shards, copies finished rows
+into the output as they come, and merges the rest when the shards have ended. The driver and the
+workers must see the workspace under the same path.
 """
 
 import functools
@@ -111,7 +111,7 @@ class _RayRun:
             round_ = await self._run_round(todo, num_workers, progress)
             finished = await self._merge_shards()
             state.tally.stopped_by = min(round_.stopped_by, default=None)
-            # Each shard leaves a bit of its share unused, so fewer shards use more of the budget.
+            # Each shard leaves part of its share unused, so fewer shards use more of the budget.
             is_split_again = bool(round_.stopped_by & _SPLIT_LIMITS)
             num_workers = round_.num_shards // 2 if is_split_again else 0
         state.tally.rows = sum(key in finished for key in keys) - already_done

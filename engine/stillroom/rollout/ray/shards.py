@@ -302,7 +302,7 @@ class ShardDriver:
                 if stopped_at is None:
                     worker.cancel.remote()
                     stopped_at = now
-                # A worker that never answered is still waiting for room in the cluster.
+                # A worker that has not answered yet is still waiting for a free CPU.
                 if number not in progress or now - stopped_at > _STOP_WAIT_S:
                     raise _WorkerLostError("the worker had not started, or did not stop")
             if self._is_ready(next_progress):

@@ -70,7 +70,7 @@ def plan_scoring(workspace: Workspace, request: ScoreRollouts) -> ScoringPlan:
     if request.budget_usd is not None:
         if judge is None:
             raise InputError(
-                "budget_usd limits what a judge costs, and there is no judge",
+                "budget_usd limits the judge's cost, but no judge is given",
                 "leave out budget_usd, or give judge=judge.yml",
             )
         # Called for its InputError, which says where to write the price.

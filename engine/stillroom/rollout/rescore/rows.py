@@ -57,7 +57,7 @@ class JudgeableRow:
 
 @dataclass(frozen=True, slots=True)
 class InputRow:
-    """A line of the input: its rollout, and the reason to keep its reward if it is not judged."""
+    """A line of the input: its rollout, and why its reward is kept if it is not judged."""
 
     location: str
     data: bytes

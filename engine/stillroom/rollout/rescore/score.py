@@ -86,7 +86,7 @@ async def score_rollouts(
         try:
             await run.score(source, new_file.rows, request)
         finally:
-            # After a failure too, since the cost of its calls must be recorded.
+            # Also after a failure, since the calls before it must be recorded.
             run.report()
             journal.record_unused_cost(run.tally.cost_usd or 0.0)
         run_folder.check_inputs()

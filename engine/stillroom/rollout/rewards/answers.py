@@ -22,7 +22,7 @@ _MARKERS = re.compile(
 _BOXED = re.compile(r"\\f?boxed[ \t]{0,3}\{")
 _ARTICLES = frozenset({"a", "an", "the"})
 _REPLACEABLE = re.compile(r"[^\w\s#%&@+]|_")
-"""The characters that `normalize` may replace: all but letters, digits, blanks and a few signs."""
+"""The characters that `normalize` may replace: all but letters, digits, spaces and a few signs."""
 _DELETED = frozenset(".'\u2019")
 _SIGNS = {0x2044: "/"} | dict.fromkeys((0x2010, 0x2011, 0x2012, 0x2013, 0x2212), "-")
 """Replacements for the fraction slash of ½ and for the dashes that mean a minus sign."""
@@ -57,7 +57,7 @@ _MINUS = str.maketrans("\u2012\u2013\u2212", "---")
 _LEAD_IN = re.compile(r"(?:\s|[*_`$\"'])*(?:(?:option|choice|answer)\s{1,3})?", re.IGNORECASE)
 _LETTER = re.compile(
     r"[(\[]?[*_`]{0,2}\\?(?:text\{|mathrm\{)?(?P<letter>[A-Za-z])"
-    # After a blank, only what cannot follow "A" as an article, which would not be a choice.
+    # After a space, only what cannot follow "A" as an article, which would not be a choice.
     r"(?P<after>\s*$|[)\]*_`.:,;}!-]|[ ](?=is\b|because\b|since\b|as\b|[-–(]))"
 )
 _SECOND_OPTION = re.compile(
@@ -108,7 +108,7 @@ def as_text(value: Any) -> str:
 
 
 def lowercased(text: str) -> str:
-    """Returns a text in lower case, with single blanks between its words."""
+    """Returns a text in lower case, with single spaces between its words."""
     return " ".join(text.casefold().split())
 
 
@@ -136,7 +136,7 @@ def normalize(text: str) -> str:
 
 
 def _replacement(match: re.Match[str]) -> str:
-    """Returns what replaces a character when normalised: the character, a blank or nothing."""
+    """Returns what replaces a character when normalised: the character, a space or nothing."""
     text, index, character = match.string, match.start(), match.group()
     before = text[index - 1] if index else " "
     after = text[index + 1] if index + 1 < len(text) else " "
@@ -222,7 +222,7 @@ def _numbers(matches: Iterable[re.Match[str]]) -> Iterator[Number]:
 def _with_ascii_numbers(text: str) -> str:
     """Returns a text with its numbers rewritten in plain ASCII: 3/4, 1.2e5, 1200."""
     text = _SUPERSCRIPT_RUN.sub(lambda run: "^" + run.group().translate(_SUPERSCRIPTS), text)
-    # These two precede NFKC, which turns 1½ into 11/2 and a thin blank into an ordinary one.
+    # These two precede NFKC, which turns 1½ into 11/2 and a thin space into an ordinary one.
     text = _GROUP_SEPARATORS.sub("", text)
     text = _VULGAR.sub(lambda sign: " " + unicodedata.normalize("NFKC", sign.group()), text)
     text = unicodedata.normalize("NFKC", text).replace("\u2044", "/").translate(_MINUS)

@@ -35,7 +35,7 @@ class AnswerMatch(StrEnum):
     CONTAINED = "contained"
     """The text contains the expected answer as whole words."""
     EXACT = "exact"
-    """The text equals the expected answer, apart from blanks around it."""
+    """The text equals the expected answer, apart from whitespace around it."""
     NORMALISED = "normalised"
     """The text, or the answer marked in it, equals the expected answer once both are normalised:
     case, punctuation, articles and Unicode variants do not count."""
@@ -121,12 +121,12 @@ def is_accepted(text: str, key: AnswerKey) -> bool:
 
 
 def _text_gives_part(text: str, expected: str, key: AnswerKey) -> bool:
-    """Returns whether a text gives a part of the answer; a blank part is in every text."""
+    """Returns whether a text gives a part of the answer; every text gives an empty part."""
     return not expected.strip() or is_match(text, expected, key)
 
 
 def _field_gives_part(field: str, expected: str, key: AnswerKey) -> bool:
-    """Returns whether a JSON field gives a part of the answer; a blank part needs a blank field."""
+    """Returns whether a JSON field gives a part of the answer; empty parts need empty fields."""
     return is_match(field, expected, key) if expected.strip() else not field.strip()
 
 
@@ -157,7 +157,7 @@ def _is_numeric_match(text: str, expected: str, tolerance: Tolerance) -> bool:
 
 
 def _is_close(actual: Number, wanted: Number, tolerance: Tolerance) -> bool:
-    """Returns whether two numbers agree: 50 % agrees with 50 and 0.5, but 0.5 not with 50."""
+    """Returns whether two numbers agree: 50 % agrees with 50 and with 0.5; 0.5 and 50 disagree."""
     readings = [actual.value]
     if actual.is_percent != wanted.is_percent:
         readings.append(actual.value / 100 if actual.is_percent else actual.value * 100)
