@@ -58,7 +58,7 @@ class EvaluationPart:
     temperature: float
     phase: str
     spending: Spending | None
-    must_judge: bool = True
+    skips_unjudged: bool = True
     """Whether a task without a reward function, judge or expected answer is left out."""
 
     async def run(
@@ -77,7 +77,7 @@ class EvaluationPart:
         done: dict[RolloutKey, Outcome] = {}
         async with open_rollout_context(plan, sampling, tasks, spending=self.spending) as context:
             specs, unjudged = list(self.specs), set[str]()
-            if self.must_judge:
+            if self.skips_unjudged:
                 specs, unjudged = judged_specs(specs, context.rewarder)
             contained = _contained_match_ids(specs, context.rewarder)
             on_open([*context.notes, *_task_notes(unjudged, contained, tasks)])

@@ -31,7 +31,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     better_prompt: str | None = None
     """The best evaluation of the same student with another instruction; None if none was given."""
     gap_left: Estimate | None = None
-    """The teacher's accuracy minus that of the student with that instruction."""
+    """The teacher's accuracy minus the student's with that instruction."""
     tasks_needed: int | None = None
     """The number of tasks at which a difference as large as measured here would be significant."""
 

@@ -38,7 +38,7 @@ class GuardResult(msgspec.Struct, frozen=True, kw_only=True):
 
     data: str
     accuracy: Estimate | None
-    """The share of right answers among the rows with an expected one; None if none has one."""
+    """The share of right answers among the rows with an expected one; None without such rows."""
     over_calling: Estimate
     """The share of the prompts for which a tool is called, though none needs one."""
 

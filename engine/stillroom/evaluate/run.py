@@ -169,13 +169,19 @@ class _Parts:
         some, guard = tasks[: plan.num_sampled], plan.load_guard()
         self.sampled = (
             make(
-                plan.rollouts, specs_for(some, 1), 1.0, "sample at temperature 1", must_judge=False
+                plan.rollouts,
+                specs_for(some, 1),
+                1.0,
+                "sample at temperature 1",
+                skips_unjudged=False,
             )
             if some
             else None
         )
         self.guard = (
-            make(plan.guard, specs_for(guard, 1), request.temperature, "guard", must_judge=False)
+            make(
+                plan.guard, specs_for(guard, 1), request.temperature, "guard", skips_unjudged=False
+            )
             if plan.guard is not None
             else None
         )

@@ -171,7 +171,7 @@ class _RunProcess:
         self.memory_bytes = 0
         """The process's peak resident memory in bytes."""
         self._oom_samples = [(time.monotonic(), count_oom_kills())]
-        """The latest times, each with the number of OOM kills until then."""
+        """The times of the latest samples, each with the number of OOM kills until then."""
         self._is_printing = True
 
     def wait(self) -> int:
@@ -264,7 +264,7 @@ def _kill_leftovers(process: _RunProcess, mark: str, *, adopts_orphans: bool) ->
     deadline = time.monotonic() + _KILL_LIMIT_S
     if not adopts_orphans:
         kill_marked({mark}, variable=RUN_MARK_VARIABLE)
-    # `descendants` loads a library, so it is called only while there are children.
+    # `descendants` imports a library, so it is called only while there are children.
     while process.reap() and time.monotonic() < deadline:
         for child in descendants(os.getpid()):
             kill(child)

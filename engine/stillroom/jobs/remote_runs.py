@@ -78,9 +78,10 @@ def start_follower(
 
 def ensure_follower(folder: RunFolder) -> None:
     """Restarts a run's follower, with newly read keys, if it died before it was done."""
-    view = read_remote_state(folder.path)
+    remote_state = read_remote_state(folder.path)
     # A run's process must not start a follower, which would be killed with the run.
-    if view is None or view.phase == "over" or RUN_MARK_VARIABLE in os.environ:
+    is_over = remote_state is None or remote_state.phase == "over"
+    if is_over or RUN_MARK_VARIABLE in os.environ:
         return
     lock = FileLock(folder.path / FOLLOWER_LOCK)
     # A follower could not write to a read-only folder.

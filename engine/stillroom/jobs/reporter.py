@@ -21,7 +21,7 @@ each must be written before the next step, which may take minutes."""
 
 
 class JobReporter:
-    """Writes what a running stage reports to the run's folder.
+    """Writes the reports of a run's work to its folder.
 
     `state` is the run's latest state. run.json may lag behind it, since it is written at most
     three times in half a second. Secrets known to `redactor` are removed from all texts.

@@ -291,18 +291,18 @@ def enforcing_limits(folder: RunFolder, work: Stoppable) -> Generator[None]:
 def enforce_limits(
     limits: RunLimits,
     work: Stoppable,
-    has_ended: Callable[[float], bool],
+    wait_for_end: Callable[[float], bool],
     *,
     clock: Callable[[], float] = time.monotonic,
     kill: Callable[[str], None] = _kill_this_process,
 ) -> None:
     """Cancels the work when a limit is reached, and calls `kill` if it does not stop in time.
 
-    `has_ended` waits up to the given number of seconds for the work to end, and returns whether it
-    has. `kill` gets the limit as a text.
+    `wait_for_end` waits up to the given number of seconds, and returns whether the work has ended.
+    `kill` is called with the limit as text.
     """
     reached: str | None = None
-    while not has_ended(_LIMITS_POLL_S):
+    while not wait_for_end(_LIMITS_POLL_S):
         teacher_usd = work.teacher_usd
         if reached is not None and limits.is_overdue(clock(), teacher_usd):
             kill(reached)

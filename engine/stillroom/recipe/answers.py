@@ -16,20 +16,20 @@ from stillroom.rollout.rewards.answers import as_text, fields_in, objects_in
 
 _MAX_ANSWERS = 60
 _MIN_REPEATS = 2
-"""The least mean number of times that an answer occurs, if answers are from a small set."""
+"""The least mean number of occurrences of an answer if answers are from a small set."""
 _NUMBER = re.compile(r"[-+]?[\d.,]+\s*\S{0,3}")
 _WORD_JOINT = re.compile(r"(?<=[^\W_])[\s_-]+(?=[^\W_])")
 _MIN_REPEATS_OF_NUMBERS = 10
-"""The same for numbers: ratings repeat, and of other numbers unseen ones may be right."""
+"""The same for numbers: ratings repeat often, but any other number may be a right answer."""
 _MIN_SHARE = 0.9
 """The least share of the answers that must have the same fields."""
 _MIN_COPIED, _COPIED_SHARE = 10, 0.98
-"""The least number and share of a field's values in their texts, if it counts as copied."""
+"""The least number and share of a field's values that occur in their texts if it is copied."""
 _VARYING = re.compile(r"\b(?=[^\W\d]*\d)\w++(?:[.,:/-](?=[^\W\d]*\d)\w++)*+")
 """A word with a digit, or several that are joined: B7791, 3.5, 2026-11-24."""
 _NOT_AFTER, _NOT_BEFORE = r"(?<!\w)(?<!\d[.,:/-])", r"(?!\w|[.,:/-]\d)"
-"""What surrounds a whole value: 5 is not one in 3.5, nor is B7791 in B7791-2."""
-_LONGEST_PATTERN = 120
+"""The boundaries of a whole value: 5 in 3.5 is none, nor is B7791 in B7791-2."""
+_MAX_PATTERN_CHARACTERS = 120
 _GAP = "…"
 """The placeholder in a pattern for a word with a digit."""
 _SCALARS = (str, int, float, bool, type(None))
@@ -104,7 +104,7 @@ class ObjectAnswers:
     def is_grounded(self, answer: str, text: str) -> bool:
         """Returns whether all values that must be copied from the text are in it."""
         values, text = json.loads(answer), text.casefold()
-        return all(_is_in(values[name], text) for name in self.copied)
+        return all(_occurs_in(values[name], text) for name in self.copied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,9 @@ class PatternAnswers:
     def is_grounded(self, answer: str, text: str) -> bool:
         """Returns whether all words that must be copied from the text are in it."""
         text = text.casefold()
-        return not self.are_copied or all(_is_in(word, text) for word in _VARYING.findall(answer))
+        return not self.are_copied or all(
+            _occurs_in(word, text) for word in _VARYING.findall(answer)
+        )
 
 
 AnswerForm = LabelAnswers | ObjectAnswers | PatternAnswers
@@ -164,7 +166,7 @@ def form_of(answered: Sequence[tuple[str, str]], *, are_bare: bool = True) -> An
 
 def _pattern_form(answered: Sequence[tuple[str, str]]) -> PatternAnswers | None:
     answers = [answer.strip() for _, answer in answered]
-    if len(answers) < _MIN_COPIED or max(map(len, answers)) > _LONGEST_PATTERN:
+    if len(answers) < _MIN_COPIED or max(map(len, answers)) > _MAX_PATTERN_CHARACTERS:
         return None
     if any(_GAP in answer for answer in answers):
         return None
@@ -176,7 +178,7 @@ def _pattern_form(answered: Sequence[tuple[str, str]]) -> PatternAnswers | None:
     if not all(any(letter.isalpha() for letter in pattern) for pattern in patterns):
         return None
     is_copied = [
-        _is_in(word, text.casefold())
+        _occurs_in(word, text.casefold())
         for text, answer in answered
         for word in _VARYING.findall(answer)
     ]
@@ -216,7 +218,7 @@ def _object_form(answered: Sequence[tuple[str, str]]) -> ObjectAnswers | None:
     texts, copied = list[str](), list[str]()
     for name in fields:
         values = [(text, one[name]) for text, one in alike]
-        stated = [_is_in(value, text) for text, value in values if value not in (None, "")]
+        stated = [_occurs_in(value, text) for text, value in values if value not in (None, "")]
         are_copied = len(stated) >= _MIN_COPIED and sum(stated) >= _COPIED_SHARE * len(stated)
         # Values that are copied from the texts are as varied as the texts, so no set is closed.
         if not are_copied and label_set([as_text(value) or "null" for _, value in values]):
@@ -253,7 +255,7 @@ def has_same_value(text: str, field: str, *, expected: str) -> bool:
     return field in values and values[field].strip() == expected_values.get(field, "").strip()
 
 
-def _is_in(value: object, text: str) -> bool:
+def _occurs_in(value: object, text: str) -> bool:
     """Returns whether a lower-case text contains a value as whole words; True if it is empty."""
     if value in (None, ""):
         return True

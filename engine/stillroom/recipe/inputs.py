@@ -29,8 +29,8 @@ _ANSWER_NAMES = (
 )  # fmt: skip
 """Names of columns of answers; they are compared without case and accents."""
 _MAX_REJECTED_SHARE, _MIN_IDS = 0.05, 20
-_ANSWERED_FIX = "give texts with a column of labels, or prompts; only `input` may be conversations"
-_TABLE_FIX = "rename the column of texts to 'text', and that of labels to 'label'"
+_ANSWERED_FIX = "give a table of texts and labels, or prompts; only `input` may be conversations"
+_TABLE_FIX = "rename the text column to 'text' and the label column to 'label'"
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def _table_rows(path: Path, read: LoadedPrompts, *, is_labelled: bool) -> Iterat
     ]
     text = _column_named(columns, _TEXT_NAMES) or _longest_column(columns, rows)
     if text is None:
-        raise DataError(f"{path} has no column of texts", _TABLE_FIX)
+        raise DataError(f"{path} has no text column", _TABLE_FIX)
     others = [name for name in columns if name != text]
     # In a table without labels, "category" may be any metadata, e.g. the category of a product.
     answer = _column_named(others, _ANSWER_NAMES if is_labelled else _LABEL_NAMES)

@@ -105,7 +105,7 @@ def _features(words: Sequence[tuple[str, ...]]) -> _Floats:
     features = [sorted(set(_features_of(text))) for text in words]
     num_texts_with = Counter(feature for text in features for feature in text)
     # A feature of a single text says nothing about others.
-    slots = {
+    hashed = {
         feature: (zlib.crc32(feature.encode()), np.log(1 + len(words) / count))
         for feature, count in num_texts_with.items()
         if count > 1
@@ -113,10 +113,10 @@ def _features(words: Sequence[tuple[str, ...]]) -> _Floats:
     features_ND = np.zeros((len(words), _NUM_FEATURES))
     for row, text in enumerate(features):
         for feature in text:
-            if feature in slots:
-                slot, weight = slots[feature]
-                sign = 1 if slot >> 31 else -1
-                features_ND[row, slot % _NUM_FEATURES] += sign * weight
+            if feature in hashed:
+                crc, weight = hashed[feature]
+                sign = 1 if crc >> 31 else -1
+                features_ND[row, crc % _NUM_FEATURES] += sign * weight
     lengths_N = np.linalg.norm(features_ND, axis=1, keepdims=True)
     return features_ND / np.maximum(lengths_N, 1e-9)
 

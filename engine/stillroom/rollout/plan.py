@@ -63,7 +63,7 @@ class ToolsPlan:
 
     @property
     def identity(self) -> str:
-        """A hash that stays the same when the run is started again, and differs between runs."""
+        """A hash that stays the same when the run is started again, but differs between runs."""
         named = {"root": str(self.workspace.root), "model": self.model}
         servers = [without_secrets(server) for server in self.mcp_servers]
         options = self.options.model_dump(mode="json")
@@ -198,7 +198,7 @@ def plan_rollouts(
     policy = options.locate(workspace, needs_key=needs_keys)
     if options.chat_template is not None and isinstance(policy, Endpoint):
         raise InputError(
-            "chat_template needs an in-process model: an endpoint applies its model's own",
+            "chat_template needs an in-process model: an endpoint uses its own",
             "leave chat_template out, or run the model's folder with provider hf",
         )
     return RolloutPlan(

@@ -49,7 +49,7 @@ _NUMBER = re.compile(
     rf"(?<![\w.^/])(?<!\d,)(?P<sign>[-+])?(?:[$€£¥][ ]?)?"
     rf"(?:(?P<whole>\d{{1,9}})[ ](?=\d{{1,9}}[ ]?/[ ]?\d))?"
     rf"(?P<number>{_DECIMAL})(?:[eE](?P<exponent>[-+]?\d{{1,6}})(?!\w))?+"
-    rf"(?:[ ]?/[ ]?(?P<below>{_DECIMAL}))?+(?!\d|[.,]\d|[ ]?[/^][ ]?\d)"
+    rf"(?:[ ]?/[ ]?(?P<denominator>{_DECIMAL}))?+(?!\d|[.,]\d|[ ]?[/^][ ]?\d)"
     rf"(?P<percent>[ ]?%|[ ]?percent\b)?",
     re.IGNORECASE,
 )
@@ -240,11 +240,11 @@ def _as_quotient(match: re.Match[str]) -> str:
 
 def _number(match: re.Match[str]) -> Number | None:
     """Returns the number of a `_NUMBER` match; None if it is too long or a division by zero."""
-    above = _decimal(match["number"])
-    below = _decimal(match["below"]) if match["below"] else Fraction(1)
-    if above is None or not below:
+    numerator = _decimal(match["number"])
+    denominator = _decimal(match["denominator"]) if match["denominator"] else Fraction(1)
+    if numerator is None or not denominator:
         return None
-    value = above / below + int(match["whole"] or 0)
+    value = numerator / denominator + int(match["whole"] or 0)
     exponent = int(match["exponent"] or 0)
     if abs(exponent) > _MAX_EXPONENT:
         return None

@@ -161,10 +161,10 @@ def _is_close(actual: Number, wanted: Number, tolerance: Tolerance) -> bool:
     readings = [actual.value]
     if actual.is_percent != wanted.is_percent:
         readings.append(actual.value / 100 if actual.is_percent else actual.value * 100)
-    return any(_is_near(value, wanted, tolerance) for value in readings)
+    return any(_is_within_tolerance(value, wanted, tolerance) for value in readings)
 
 
-def _is_near(value: Any, wanted: Number, tolerance: Tolerance) -> bool:
+def _is_within_tolerance(value: Any, wanted: Number, tolerance: Tolerance) -> bool:
     """Returns whether a value is within the tolerance of the wanted number."""
     difference = abs(value - wanted.value)
     relative = tolerance.relative
@@ -240,7 +240,7 @@ def _parse_tolerance(value: Any) -> Tolerance:
                 absolute=_checked_bound(numbers.get("abs") or 0.0, value),
                 relative=None if relative is None else _checked_bound(relative, value),
             )
-    raise _bad_tolerance(value)
+    raise _tolerance_error(value)
 
 
 def _checked_bound(number: float, value: Any) -> float:
@@ -248,10 +248,10 @@ def _checked_bound(number: float, value: Any) -> float:
     # Also refuses NaN, and infinity, which would accept every number.
     if 0 <= number < float("inf"):
         return number
-    raise _bad_tolerance(value)
+    raise _tolerance_error(value)
 
 
-def _bad_tolerance(value: Any) -> DataError:
+def _tolerance_error(value: Any) -> DataError:
     return DataError(
         f"answer_tolerance {value!r} is not a valid tolerance",
         'write a number (absolute) or {"abs": 0.01, "rel": 0.001}',
