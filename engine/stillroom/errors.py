@@ -16,7 +16,7 @@ def writable_text(text: str) -> str:
 
 
 def noun_for(num: int, noun: str) -> str:
-    """Returns a regular noun as it stands after a number: `task` after 1, else `tasks`."""
+    """Returns the form of a regular noun after a number: `task` after 1, else `tasks`."""
     return noun if num == 1 else f"{noun}s"
 
 

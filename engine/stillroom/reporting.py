@@ -20,7 +20,7 @@ class Reporter(Protocol):
     ) -> None:
         """Reports that `done` of `total` units of the phase are finished.
 
-        eta_s: the seconds that are left; None: as the phase's rate so far suggests.
+        eta_s: the seconds that are left; None: estimated from the phase's rate so far.
         """
         ...
 

@@ -307,7 +307,7 @@ class RunFolder:
         return (budget_usd or math.inf) - max(0.0, earlier_usd - spent_usd)
 
     def earlier_runs(self) -> Iterator["RunFolder"]:
-        """Yields the run that this run resumed, then the run that that one resumed, and so on."""
+        """Yields the chain of resumed runs: the run that this run resumed comes first."""
         run, seen = self, {self.run_id}
         while (run_request := run.try_read_request()) is not None:
             earlier = run_request.request.get("resume")

@@ -72,7 +72,7 @@ def compare_evaluations(workspace: Workspace, request: CompareEvaluations) -> Co
 
 
 def read_evaluation(workspace: Workspace, run_id: str) -> Evaluation:
-    """Returns the result of an evaluation. Raises InputError if the run is not a finished one."""
+    """Returns the result of an evaluation. Raises InputError for any other run."""
     path = find_run(workspace, run_id).path / RESULT_FILE
     if not path.is_file():
         raise InputError(

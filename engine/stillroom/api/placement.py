@@ -149,7 +149,7 @@ def _limit_to_machine_budget(
 def with_budget_left(
     workspace: Workspace, request: StartTraining, machine: Machine
 ) -> tuple[StartTraining, list[str]]:
-    """Returns a resuming request with what the resumed run left of its budget, and a note.
+    """Returns a resuming request with the rest of the resumed run's budget, and a note.
 
     A budget that the request sets is kept. Raises InputError if too little is left.
     """
@@ -167,7 +167,7 @@ def with_budget_left(
 def _with_remaining_budget(
     request: StartTraining, machine: Machine, budget_usd: float, spent_usd: float
 ) -> tuple[StartTraining, list[str]]:
-    """Returns the request with what is left of a budget, and a note.
+    """Returns the request with the rest of a budget, and a note.
 
     Raises InputError if too little is left to resume the training.
     """

@@ -27,9 +27,9 @@ class RecorderCost(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: str
     spent_usd: float | None = None
-    """The cost of the other calls; None if a recorder is running, or was killed."""
+    """The cost of the calls in the folder's journals; None if a recorder runs or was killed."""
     budget_usd: float | None = None
-    """The most that they may cost when the running recorder has ended; None without a limit."""
+    """The most that those calls may cost once the recorder has ended; None without a limit."""
     deleted_usd: float = 0.0
     """The cost of calls that are in no journal, such as those whose journals were deleted."""
 

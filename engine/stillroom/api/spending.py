@@ -3,7 +3,7 @@
 The budget is set in prices.yml, as `workspace: {budget_usd: 20}`, and applies to all runs and
 recorders together: a run that may cost money gets at most what the others leave of it. Several runs
 may write the same output one after another, and their `budget_usd` covers all of them. So the costs
-of such runs are added up by output in their order. Where the journal records more, that counts.
+of such runs are added up by output, in order; if the output's journal records more, that counts.
 """
 
 from collections import defaultdict
@@ -59,7 +59,7 @@ _LOCK_TIMEOUT_S = 300.0
 def one_start_at_a_time(workspace: Workspace, machine: Machine | None) -> Generator[None]:
     """Holds a lock while a run is started, if the workspace or the machine has a shared budget.
 
-    Without the lock, two runs that start in the same moment could each get the whole remaining
+    Without the lock, two runs that start at the same moment could each get the whole remaining
     budget. Raises RunError if another process holds the lock for five minutes.
     """
     if workspace_budget_usd(workspace) is None and (machine is None or machine.budget_usd is None):
@@ -146,7 +146,7 @@ def limit_budget(
 def has_budget_risen(workspace: Workspace, run: RunFolder) -> bool:
     """Returns whether more is left for a run whose budget the workspace's budget lowered.
 
-    It is if the workspace's budget was removed, or raised beyond what is used or reserved.
+    True if the workspace's budget was removed, or raised beyond what is used or reserved.
     """
     recorded, limit_usd = run.try_read_request(), workspace_budget_usd(workspace)
     if recorded is None or recorded.share is None or recorded.share.lowered_by_usd is None:
@@ -166,7 +166,7 @@ class _Spending:
 
     usd: float
     earlier_usd: float = 0.0
-    """The part of it that the budget of the new run covers too."""
+    """The part of `usd` that the budget of the new run covers too."""
 
 
 def _limit(
@@ -234,7 +234,7 @@ def _add_run(cost: _OutputCost, folder: RunFolder, recorded: RunRequest | None) 
         reported = (values.get("cost_usd") or 0.0 for _, values in folder.read_metrics())
         usd, is_cut_off = max([_reserved_usd(folder, recorded), *reported]), True
     share = recorded.share if recorded is not None else None
-    # Earlier runs may have cost more than they had reported, which this run found on record.
+    # This run may have found in the journal that earlier runs cost more than they reported.
     cost.usd = max(cost.usd, share.earlier_usd if share is not None else 0.0) + usd
     cost.is_cut_off = is_cut_off or (cost.is_cut_off and share is None)
 

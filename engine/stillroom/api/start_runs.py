@@ -98,14 +98,14 @@ def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunRep
             keys=keys,
             variables=local,
             new=new,
-            spec=pack_job(workspace, machine, needs, budget_usd=limited.added_usd),
+            job=pack_job(workspace, machine, needs, budget_usd=limited.added_usd),
         )
 
 
 def run_recipe(workspace: Workspace, request: RunRecipe) -> RunReport:
     """Starts a recipe. Raises EngineError for an invalid request, before spending anything."""
     plan = plan_recipe(workspace, request)
-    check_unlocked(plan.lock_name)
+    check_unlocked(plan.locked_path)
     keys = workspace.read_keys(plan.key_names)
     return _start(workspace, RunKind.RECIPE, request, keys=keys, new=NewRun(inputs=plan.inputs))
 
@@ -122,10 +122,10 @@ def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
     unread = unread_file_notes(workspace, request.input)
     with one_start_at_a_time(workspace, machine):
         limited = within_workspace_budget(workspace, request, plan)
-        spec = pack_job(workspace, machine, needs, budget_usd=limited.added_usd)
+        job = pack_job(workspace, machine, needs, budget_usd=limited.added_usd)
         notes = [*unread, *limited.notes]
         new = NewRun(inputs=plan.inputs, notes=notes, share=limited.share)
-        return _start(workspace, RunKind.SCORE, limited.request, keys=keys, new=new, spec=spec)
+        return _start(workspace, RunKind.SCORE, limited.request, keys=keys, new=new, job=job)
 
 
 def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
@@ -164,7 +164,7 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     requests = requests_per_model(workspace, resolve_resume(workspace, request))
     plans = [plan_request(workspace, each) for each in requests]
     config, keys = plans[0].config, workspace.read_keys(plans[0].key_names)
-    spec_of = functools.partial(_training_job, workspace, machine, num=len(plans))
+    job_for = functools.partial(_training_job, workspace, machine, num=len(plans))
     has_wandb = config.trainer.wandb_project is not None
     variables = tracking_environment(workspace, has_wandb=has_wandb) if machine is None else {}
     kind = RunKind(config.dataset_type)
@@ -177,17 +177,17 @@ def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     new = NewRun(inputs=plans[0].inputs, run_files=run_files, notes=notes)
     with one_start_at_a_time(workspace, machine):
         # All jobs are packed before the first run starts, since any of them may be refused.
-        specs = [spec_of(each, plan) for each, plan in zip(requests, plans, strict=True)]
-        report, then = start(first, new=new, spec=specs[0]), list[str]()
-        for other, plan, spec in zip(others, plans[1:], specs[1:], strict=True):
+        jobs = [job_for(each, plan) for each, plan in zip(requests, plans, strict=True)]
+        report, then = start(first, new=new, job=jobs[0]), list[str]()
+        for other, plan, job in zip(others, plans[1:], jobs[1:], strict=True):
             queued = StartAfter(after=[report.run_id, *then])
             new = replace(new, start_after=queued, inputs=plan.inputs, notes=plan.notes)
-            then.append(start(other, new=new, spec=spec and spec.after(queued.after)).run_id)
+            then.append(start(other, new=new, job=job and job.after(queued.after)).run_id)
     return msgspec.structs.replace(report, then=then)
 
 
 def _notes_on_continuations(workspace: Workspace, run_id: str) -> list[str]:
-    """Returns a note if the run was resumed before. Raises RunError if that is still running."""
+    """Returns a note if the run was resumed before. Raises RunError if that run is active."""
     folder = find_run(workspace, run_id)
     ids = continuing_runs(workspace, folder, folder.read().kind)
     states = [
@@ -250,10 +250,10 @@ def evaluate_model(workspace: Workspace, request: EvaluateModel) -> RunReport:
     needs = functools.partial(needs_of_evaluation, plan)
     with one_start_at_a_time(workspace, machine):
         limited = within_workspace_budget(workspace, request, plan.rollouts)
-        spec = pack_job(workspace, machine, needs, budget_usd=limited.added_usd)
+        job = pack_job(workspace, machine, needs, budget_usd=limited.added_usd)
         notes = [*completed.notes, *limited.notes]
         new = NewRun(inputs=plan.inputs, notes=notes, share=limited.share)
-        return _start(workspace, RunKind.EVALUATE, limited.request, keys=keys, new=new, spec=spec)
+        return _start(workspace, RunKind.EVALUATE, limited.request, keys=keys, new=new, job=job)
 
 
 def export_model(workspace: Workspace, request: ExportModel) -> RunReport:
@@ -268,8 +268,8 @@ def export_model(workspace: Workspace, request: ExportModel) -> RunReport:
     )
     needs = functools.partial(needs_of_export, request, plan)
     with one_start_at_a_time(workspace, machine):
-        spec, new = pack_job(workspace, machine, needs), NewRun(inputs=plan.inputs)
-        return _start(workspace, RunKind.EXPORT, request, keys=keys, new=new, spec=spec)
+        job, new = pack_job(workspace, machine, needs), NewRun(inputs=plan.inputs)
+        return _start(workspace, RunKind.EXPORT, request, keys=keys, new=new, job=job)
 
 
 def start_large_run(
@@ -313,11 +313,11 @@ def _start(
     keys: Mapping[str, str] | None = None,
     variables: Mapping[str, str] | None = None,
     new: NewRun,
-    spec: PackedJob | None = None,
+    job: PackedJob | None = None,
 ) -> RunReport:
     """Starts a run's process with `keys` and the secrets in MCP servers' command lines.
 
-    With `spec`, the process is a follower, which runs the job on another machine.
+    With `job`, the process is a follower, which runs the job on another machine.
     """
     hidden = dict[str, str]()
     for command in getattr(request, "mcp_servers", ()):
@@ -336,7 +336,7 @@ def _start(
         kind,
         document,
         environment=run_environment(workspace.root) | dict(variables or {}),
-        secrets={**(keys or {}), **(spec.secrets if spec is not None else {}), **hidden},
-        new=with_job(new, spec),
+        secrets={**(keys or {}), **(job.secrets if job is not None else {}), **hidden},
+        new=with_job(new, job),
     )
     return report_run(workspace, find_run(workspace, state.run_id), state)

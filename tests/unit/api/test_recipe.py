@@ -397,7 +397,7 @@ def test_the_time_to_load_a_student_is_not_a_part_of_its_speed(
     evaluation = ModelEvaluation("student", "evaluate-a", result)
     monkeypatch.setattr(baselines, "evaluate", lambda *args, **options: evaluation)
 
-    assert baselines.within_minutes(session, parts, None) is parts
+    assert baselines.limit_eval_prompts(session, parts, None) is parts
     assert speeds == {"seconds": 1800, "untrained_s": 0.1, "trained_s": 0.1}
 
 

@@ -49,7 +49,7 @@ def measure_teacher(
 ) -> ModelEvaluation | None:
     """Returns the teacher's evaluation on the validation prompts; None without a teacher.
 
-    Its turns limit those of later rollouts.
+    Also limits the tokens per turn of later rollouts, based on the teacher's turns.
     """
     teacher = None
     if session.plan.teacher_location is not None:
@@ -69,10 +69,10 @@ class _Speed(msgspec.Struct, frozen=True):
     """The seconds per prompt of the student before and, as an estimate, after training."""
 
 
-def within_minutes(
+def limit_eval_prompts(
     session: RecipeSession, parts: PromptSplit, teacher: ModelEvaluation | None
 ) -> PromptSplit:
-    """Returns the parts with fewer evaluation prompts, if all would leave little time to train."""
+    """Returns the parts, with fewer evaluation prompts if all would leave little time to train."""
     request = session.request
 
     def measure() -> _Speed:
@@ -82,12 +82,12 @@ def within_minutes(
         name = f"untrained student, {CONCURRENCY} prompts"
         untrained = evaluate(session, SPEED, request.student, timed, name, is_trained=False)
         cost = untrained.result.per_task
-        # Without the time to load or download the model, which is the same for any number.
+        # Without the time to load the model, which does not depend on the number of prompts.
         each_s = session.prompt_s if cost is None else cost.machine_seconds
-        return _Speed(60 * request.minutes, each_s, each_s * _more_turns(teacher, untrained))
+        return _Speed(60 * request.minutes, each_s, each_s * _turns_ratio(teacher, untrained))
 
     # Stored, so that later calls with more minutes can reuse the evaluations.
-    key = [request.student, *(one.task_id for one in (*parts.test, *parts.validation))]
+    key = [request.student, *(prompt.task_id for prompt in (*parts.test, *parts.validation))]
     speed = session.files.stored_document("speed", key, _Speed, measure)
     if speed.recipe_s is None:
         return parts
@@ -103,8 +103,11 @@ def within_minutes(
     return fewer
 
 
-def _more_turns(teacher: ModelEvaluation | None, untrained: ModelEvaluation) -> float:
-    """Returns how many times as many turns a trained student takes: as many as its teacher."""
+def _turns_ratio(teacher: ModelEvaluation | None, untrained: ModelEvaluation) -> float:
+    """Returns the estimated ratio of a trained student's turns to an untrained student's.
+
+    A trained student is assumed to take as many turns as its teacher.
+    """
     turns = 0.0 if teacher is None else teacher.result.mean_turns
     return max(1.0, turns / max(1.0, untrained.result.mean_turns))
 
@@ -118,7 +121,7 @@ def measure_untrained(
     """
     student = session.request.student
     untrained = evaluate(session, UNTRAINED, student, test, "untrained student", is_trained=False)
-    session.prompt_s *= _more_turns(teacher, untrained)
+    session.prompt_s *= _turns_ratio(teacher, untrained)
     best = untrained
     max_examples = _MAX_LABEL_EXAMPLES if session.has_labels else _NUM_EXAMPLES
     system = _few_shot(parts, max_examples) if session.plan.rewards == NO_FILE else None
@@ -129,14 +132,16 @@ def measure_untrained(
             session, EXAMPLES, student, examples_test, name, system=system, is_trained=False
         )
         if examples_test == test:
-            best = max(untrained, with_examples, key=lambda one: one.result.accuracy.value)
+            best = max(
+                untrained, with_examples, key=lambda evaluation: evaluation.result.accuracy.value
+            )
     if (commonest := untrained.result.commonest_answer) is not None:
         session.add(Measured(name="majority baseline", prompts=PROMPTS[TEST], accuracy=commonest))
         if best.result.accuracy.value < commonest.value:
             session.caveats.append(
                 "the untrained student does worse than always giving the commonest answer "
                 f"({commonest.value:.0%}), since it does not know the possible answers: compare "
-                "the student with that figure, as gain is over the untrained student"
+                "the student with that figure, since `gain` is relative to the untrained student"
             )
     if teacher is None:
         return best
@@ -157,7 +162,7 @@ def _note_cost_of_asking(
     """Notes how many prompts can be paid for, if the budget does not suffice for all of them."""
     if (budget := session.request.budget_usd) is None:
         return
-    # Not what earlier calls of the recipe spent after this stage.
+    # Leaves out what earlier calls of the recipe spent after this stage.
     usd_by_run = {stage.run_id: stage.usd for stage in session.stages.done}
     left = max(0.0, budget - sum(usd_by_run.values()))
     each_usd = usd_by_run[teacher.run_id] / max(1, teacher.result.accuracy.n)
@@ -200,20 +205,22 @@ def _examples_test_file(session: RecipeSession, parts: PromptSplit, test: Path) 
 
 
 def _limit_turns(session: RecipeSession, teacher: ModelEvaluation | None) -> None:
-    """Limits the tokens of turns of the teacher and the students by the teacher's turns so far.
+    """Limits the tokens per turn of teacher and students, based on the teacher's turns so far.
 
     Without an evaluation of the teacher, the turns in the input count.
     """
     if teacher is not None:
         folder = find_run(session.workspace, teacher.run_id).path
         rollouts = [decode_trajectory(line.data) for line in read_lines(folder / "rollouts.jsonl")]
-        longest = max(one.usage.completion_tokens / max(1, one.turns) for one in rollouts)
+        longest = max(
+            rollout.usage.completion_tokens / max(1, rollout.turns) for rollout in rollouts
+        )
     else:
         files = [session.plan.logged_file] if session.plan.logged_file is not None else []
         lengths = sorted(
             len(msgspec.json.encode([message.get("content"), message.get("tool_calls")]))
-            for _, one in read_rollouts(files)
-            for message in one.messages
+            for _, rollout in read_rollouts(files)
+            for message in rollout.messages
             if message["role"] == "assistant"
         )
         longest = _MAX_TOKENS_PER_BYTE * lengths[int(_LENGTH_QUANTILE * (len(lengths) - 1))]
@@ -234,14 +241,14 @@ def _few_shot(parts: PromptSplit, max_examples: int) -> str | None:
 
     max_examples: the maximum number of examples.
     """
-    by_answer = {one.answer: one for one in parts.validation if one.answer is not None}
+    by_answer = {prompt.answer: prompt for prompt in parts.validation if prompt.answer is not None}
     chosen = list(by_answer.values())[:max_examples]
     if len(chosen) < _MIN_EXAMPLES:
         return None
-    systems = {_system_of(one) for one in (*parts.validation, *parts.test)}
+    systems = {_system_of(prompt) for prompt in (*parts.validation, *parts.test)}
     if len(systems) > 1:
         return None
-    lines = [f"Input: {one.text}{_ANSWER_LINE}{one.answer}" for one in chosen]
+    lines = [f"Input: {prompt.text}{_ANSWER_LINE}{prompt.answer}" for prompt in chosen]
     return "\n\n".join([*filter(None, systems), *lines])
 
 

@@ -1,4 +1,4 @@
-"""The first stages of a recipe whose input has answers: makes rollouts of it, one per prompt."""
+"""The first stages of a recipe whose input has answers: turn them into rollouts, one a prompt."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -61,7 +61,9 @@ def with_logged_answers(
         )
         stages.run(SCORE, "score_rollouts", request)
     best = _best_rollouts(scored)
-    if plan.teacher.tools == NO_FILE and any(one.has_tool_calls for _, one in best.values()):
+    if plan.teacher.tools == NO_FILE and any(
+        rollout.has_tool_calls for _, rollout in best.values()
+    ):
         raise RunError(
             "answers of the input call tools, so the student cannot be evaluated without those "
             "tools",
@@ -70,10 +72,12 @@ def with_logged_answers(
     lines = [line for line, _ in best.values()]
     logged = files.write_recorded("logged-best", lines, plan.request, [scored])
     read = read_prompts(path.with_name(f"{path.stem}.prompts.jsonl"), system=None)
-    prompts = [one for one in read.prompts if one.task_id in best]
+    prompts = [prompt for prompt in read.prompts if prompt.task_id in best]
     if plan.rewards == NO_FILE:
         # Text answers are not parsed as objects here, since that would change their task ids.
-        prompts = [one if one.answer is not None else one.with_object() for one in prompts]
+        prompts = [
+            prompt if prompt.answer is not None else prompt.with_object() for prompt in prompts
+        ]
     system, share = _commonest_system(prompts)
     if system is not None and share < 1:
         notes.append(f"{share:.0%} of the input's prompts have its commonest system message")
@@ -153,8 +157,8 @@ def _best_rollouts(path: Path) -> dict[str, tuple[bytes, AnsweredRollout]]:
 def _commonest_system(prompts: Sequence[RecipePrompt]) -> tuple[str | None, float]:
     """Returns the commonest system message of prompts, and the share of prompts that have it."""
     counts = Counter(
-        first["content"] if (first := one.row["messages"][0])["role"] == "system" else None
-        for one in prompts
+        first["content"] if (first := prompt.row["messages"][0])["role"] == "system" else None
+        for prompt in prompts
     )
     [(system, count)] = counts.most_common(1) or [(None, 0)]
     return system, count / max(1, len(prompts))

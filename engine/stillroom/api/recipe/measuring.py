@@ -51,7 +51,7 @@ MIN_EVAL_PROMPTS = 5
 _MEASURING_SHARE = 0.3
 """The largest share of the remaining time that an evaluation may take."""
 _MIN_LIMIT_S, _TIME_FACTOR = 300.0, 3.0
-"""The least time limit of a trained student's evaluation, and its multiple of the estimate."""
+"""The minimum time limit of a trained student's evaluation, and its multiple of the estimate."""
 VALIDATION, VALIDATION_PART, TEST, TEST_EXAMPLES, _TEST_REWORDED = (
     "validation", "validation-part", "test", "test-examples", "test-reworded"
 )  # fmt: skip
@@ -62,7 +62,7 @@ PROMPTS = {
     TEST_EXAMPLES: "test prompts",
     _TEST_REWORDED: "reworded test prompts",
 }
-"""How the result names the evaluation prompts of each file; it leaves out those of other files."""
+"""How the result names each file's prompts; it leaves out evaluations on other files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class ModelEvaluation:
 
 
 def with_right_answers(session: RecipeSession, parts: PromptSplit) -> PromptSplit:
-    """Returns the parts with right answers to the evaluation prompts, else the teacher's answers.
+    """Returns the parts with an answer to each evaluation prompt: a right one, else the teacher's.
 
     Raises RunError if students could not be evaluated.
     """
@@ -95,11 +95,11 @@ def _with_reference_answers(session: RecipeSession, parts: PromptSplit) -> Promp
             "the right answers are the input's own, so accuracy is agreement with them; pass "
             "labelled=<file> to measure accuracy"
         )
-    unanswered = [one for one in eval_prompts if not one.is_answered]
+    unanswered = [prompt for prompt in eval_prompts if not prompt.is_answered]
     if not unanswered:
         return parts
     # The teacher is asked without the metadata that measuring adds.
-    plain = {one.task_id: _without_form_field(one) for one in unanswered}
+    plain = {prompt.task_id: _without_form_field(prompt) for prompt in unanswered}
     if session.plan.logged_file is not None:
         session.caveats.append(
             f"{len(plain)} evaluation prompts have no right answer in the input, and are left out"
@@ -112,7 +112,7 @@ def _with_reference_answers(session: RecipeSession, parts: PromptSplit) -> Promp
     if session.form is None:
         texts = {prompt.task_id: prompt.text for prompt in plain.values()}
         # The files may also have answers to an earlier call's prompts.
-        pairs = [(texts[one], reply) for one, reply in replies.items() if one in texts]
+        pairs = [(texts[task_id], reply) for task_id, reply in replies.items() if task_id in texts]
         short = [(text, reply) for text, reply in pairs if len(reply) <= _LONGEST_LABEL]
         session.form = form_of(pairs, are_bare=False) or form_of(short, are_bare=False)
     if (form := session.form) is None:
@@ -128,7 +128,7 @@ def _with_reference_answers(session: RecipeSession, parts: PromptSplit) -> Promp
     session.caveats.append(
         f"{len(answers)} evaluation prompts without a label got the teacher's answer as a label "
         f"({sum(answer is None for answer in answers.values())} without a usable answer are left "
-        "out), so accuracy there is agreement with the teacher; pass labelled=<file> to measure "
+        "out), so accuracy on them is agreement with the teacher; pass labelled=<file> to measure "
         "accuracy"
     )
     return _drop_unanswered(parts, answers)
@@ -140,9 +140,9 @@ def _in_common_form(session: RecipeSession, parts: PromptSplit) -> PromptSplit:
     if not isinstance(form, ObjectAnswers):
         return parts
     named = {
-        one.task_id: form.named(one.answer)
-        for one in (*parts.validation, *parts.test)
-        if one.answer is not None
+        prompt.task_id: form.named(prompt.answer)
+        for prompt in (*parts.validation, *parts.test)
+        if prompt.answer is not None
     }
     if num_other := sum(answer is None for answer in named.values()):
         session.caveats.append(
@@ -151,10 +151,10 @@ def _in_common_form(session: RecipeSession, parts: PromptSplit) -> PromptSplit:
         )
 
     def rewritten(prompts: Sequence[RecipePrompt]) -> list[RecipePrompt]:
-        pairs = [(one, named.get(one.task_id, "")) for one in prompts]
+        pairs = [(prompt, named.get(prompt.task_id, "")) for prompt in prompts]
         return [
-            one if one.answer is None else one.with_answer(answer)
-            for one, answer in pairs
+            prompt if prompt.answer is None else prompt.with_answer(answer)
+            for prompt, answer in pairs
             if answer is not None
         ]
 
@@ -171,13 +171,15 @@ def _with_patterns(session: RecipeSession, parts: PromptSplit) -> PromptSplit:
         metadata = {**(prompt.row.get("metadata") or {}), PATTERN_FIELD: pattern}
         return replace(prompt, row={**prompt.row, "metadata": metadata})
 
-    validation, test = ([marked(one) for one in part] for part in (parts.validation, parts.test))
+    validation, test = (
+        [marked(prompt) for prompt in part] for part in (parts.validation, parts.test)
+    )
     return replace(parts, validation=validation, test=test)
 
 
 def _check_not_free_text(session: RecipeSession, eval_prompts: Sequence[RecipePrompt]) -> None:
     """Raises RunError if the input's answers are free text, which no student repeats exactly."""
-    lengths = [len(one.answer) for one in eval_prompts if one.answer is not None]
+    lengths = [len(prompt.answer) for prompt in eval_prompts if prompt.answer is not None]
     if session.plan.logged_file is None or session.form is not None or not lengths:
         return
     if median(lengths) > _LONGEST_LABEL:
@@ -248,12 +250,12 @@ def measure_validation(
 def above_teacher(
     session: RecipeSession, teacher: ModelEvaluation, student: ModelEvaluation
 ) -> Estimate | None:
-    """Returns how far a student is above its teacher; None if they share too few prompts.
+    """Returns a student's accuracy less its teacher's; None if they share too few prompts.
 
     A limit may have ended the teacher's evaluation after a few prompts.
     """
     baseline, candidate = (
-        read_evaluation(session.workspace, one.run_id) for one in (teacher, student)
+        read_evaluation(session.workspace, evaluation.run_id) for evaluation in (teacher, student)
     )
     if len(shared_scores(baseline.tasks, candidate.tasks)) < MIN_EVAL_PROMPTS:
         return None
@@ -272,7 +274,7 @@ def measure_chosen_student(
     add_field_accuracies(session, after, parts)
     num_never = note_never_right(session, after)
     comparison = compare(
-        *(read_evaluation(session.workspace, one.run_id) for one in (before, after))
+        *(read_evaluation(session.workspace, evaluation.run_id) for evaluation in (before, after))
     )
     gain = comparison.difference
     if not excludes_zero(gain) or gain.value < 0:
@@ -344,9 +346,9 @@ def add_field_accuracies(
         return
     outputs = final_answers([find_run(session.workspace, after.run_id).path / "rollouts.jsonl"])
     pairs = [
-        (one.answer, outputs[one.task_id])
-        for one in parts.test
-        if one.answer is not None and one.task_id in outputs
+        (prompt.answer, outputs[prompt.task_id])
+        for prompt in parts.test
+        if prompt.answer is not None and prompt.task_id in outputs
     ]
     for field in form.fields if pairs else ():
         num_right = sum(has_same_value(output, field, expected=answer) for answer, output in pairs)
@@ -370,9 +372,9 @@ def _reworded(session: RecipeSession, parts: PromptSplit) -> list[RecipePrompt]:
         reworded = reworded_by_teacher(session, REWORD, "test-rewordings", chosen, budget_share=1)
         form = session.form
         usable = [
-            one
-            for one in reworded.prompts.values()
-            if form is None or one.answer is None or form.is_grounded(one.answer, one.text)
+            prompt
+            for prompt in reworded.prompts.values()
+            if form is None or prompt.answer is None or form.is_grounded(prompt.answer, prompt.text)
         ]
         if len(usable) >= min(_MIN_REWORDED, len(chosen)):
             return usable
@@ -383,7 +385,7 @@ def _reworded(session: RecipeSession, parts: PromptSplit) -> list[RecipePrompt]:
         "prompts were reworded by rules (greetings, case, typing errors), a weaker test than "
         "texts by other people"
     )
-    return [with_text(one, reword(one.text, rng)) for one in chosen]
+    return [with_text(prompt, reword(prompt.text, rng)) for prompt in chosen]
 
 
 def evaluate(
@@ -438,7 +440,7 @@ def evaluate(
     run = session.stages.run(title, "evaluate_model", request, limit_s=limit_s)
     session.note_gaps(title, [run.result or {}])
     result = read_evaluation(session.workspace, run.run_id).result
-    # Examples take time to read.
+    # An evaluation with examples takes longer, so it does not count.
     if model is not None and (is_trained or system is None):
         session.prompt_s = result.seconds / max(1, result.accuracy.n)
     if (prompts := PROMPTS.get(data.stem)) is not None:

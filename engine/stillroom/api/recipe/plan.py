@@ -32,7 +32,7 @@ class RecipePlan:
     folder: Path
     teacher: GenerateRollouts
     """The options of the teacher's rollouts; each stage sets the prompts and the output. The
-    student uses those for tools and turns, too."""
+    student has the same options for tools and turns."""
     rewards: str
     """The project's rewards.py; `none` without one."""
     teacher_location: Endpoint | ModelLocation | None
@@ -51,8 +51,8 @@ class RecipePlan:
     """The rollouts with the input's answers, one for each prompt, once they are imported."""
 
     @property
-    def lock_name(self) -> Path:
-        """The name whose lock a run of the recipe holds, so that there is one run at a time."""
+    def locked_path(self) -> Path:
+        """The path that a run of the recipe locks, so that there is one run at a time."""
         return self.folder / "recipe"
 
     @property
@@ -75,7 +75,7 @@ class RecipePlan:
 
 
 def plan_recipe(workspace: Workspace, request: RunRecipe) -> RecipePlan:
-    """Returns the validated plan. Raises EngineError for every problem found before the run."""
+    """Returns the validated plan. Raises EngineError for any problem found in advance."""
     source = workspace.existing(request.input, label="input")
     folder = workspace.writable(request.output, label="output")
     if folder.is_file():
@@ -95,7 +95,7 @@ def plan_recipe(workspace: Workspace, request: RunRecipe) -> RecipePlan:
     if location is not None and is_paid(location) and request.budget_usd is None:
         raise InputError(
             f"the teacher {request.teacher!r} may be billed, and budget_usd is not set",
-            "set budget_usd to the most to pay, in US dollars",
+            "set budget_usd to the most that you will pay, in US dollars",
         )
     if location is not None:
         teacher.price(workspace, is_needed=request.budget_usd is not None)
@@ -133,7 +133,7 @@ def plan_recipe(workspace: Workspace, request: RunRecipe) -> RecipePlan:
 def _check_no_teacher_options(
     workspace: Workspace, request: RunRecipe, folder: Path, *, is_answered: bool
 ) -> None:
-    """Raises InputError for options that an input with answers cannot have."""
+    """Raises InputError for options that do not apply to an input with answers."""
     if not is_answered:
         return
     if request.system is not None:
@@ -161,10 +161,12 @@ def _read_texts(source: Path, request: RunRecipe, rewards: str) -> LoadedPrompts
         ) from error
     if rewards == NO_FILE:
         _parse_json_answers(read)
-    if (other := next((one for one in read.prompts if one.answer is None), None)) is not None:
+    if (
+        other := next((prompt for prompt in read.prompts if prompt.answer is None), None)
+    ) is not None:
         raise InputError(
             f"the right answer of {other.text[:80]!r} is not a text, so it cannot be trained on",
-            "name a teacher, whose answers a rewards.py judges",
+            "name a teacher, and judge its answers with a rewards.py",
         )
     return read
 
@@ -177,7 +179,9 @@ def _parse_json_answers(read: LoadedPrompts) -> None:
 def _unify_spellings(trained: LoadedPrompts, measured: LoadedPrompts) -> Iterator[str]:
     """Gives each label its commonest spelling in both files; yields notes, also on rare labels."""
     files = (trained, measured)
-    answers = [one.answer for file in files for one in file.prompts if one.answer is not None]
+    answers = [
+        prompt.answer for file in files for prompt in file.prompts if prompt.answer is not None
+    ]
     usual = usual_spellings(answers)
     if usual:
         counts = Counter(answers)
@@ -188,10 +192,10 @@ def _unify_spellings(trained: LoadedPrompts, measured: LoadedPrompts) -> Iterato
         )
     for file in files:
         file.prompts = [
-            one if one.answer not in usual else one.with_answer(usual[one.answer])
-            for one in file.prompts
+            prompt if prompt.answer not in usual else prompt.with_answer(usual[prompt.answer])
+            for prompt in file.prompts
         ]
-    unified = [one.answer for one in trained.prompts if one.answer is not None]
+    unified = [prompt.answer for prompt in trained.prompts if prompt.answer is not None]
     if label_set(unified) is not None:
         rare = [label for label, count in Counter(unified).items() if count < _MIN_LABEL_TEXTS]
         if rare:

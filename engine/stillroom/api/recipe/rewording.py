@@ -35,7 +35,7 @@ def can_reword(session: RecipeSession, prompts: Sequence[RecipePrompt]) -> bool:
 
 def have_one_message(prompts: Sequence[RecipePrompt]) -> bool:
     """Returns whether each prompt has exactly one user message."""
-    return all(len(user_texts(one.row["messages"])) == 1 for one in prompts)
+    return all(len(user_texts(prompt.row["messages"])) == 1 for prompt in prompts)
 
 
 def reworded_by_teacher(

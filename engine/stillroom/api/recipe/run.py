@@ -2,7 +2,7 @@
 
 Each stage is an operation that an agent could call by itself. In order: split the data by form;
 measure the teacher and the untrained student; ask the teacher, check its answers, train, measure;
-the same once more with all prompts; distil on-policy if the teacher's weights are here; measure the
+the same once more with all prompts; distil on-policy if the teacher is a local model; measure the
 student that did best; export it; write the report.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from stillroom.api.recipe import baselines, measuring, teaching, training
-from stillroom.api.recipe.baselines import measure_teacher, measure_untrained, within_minutes
+from stillroom.api.recipe.baselines import limit_eval_prompts, measure_teacher, measure_untrained
 from stillroom.api.recipe.logged import IMPORT, SCORE, with_logged_answers
 from stillroom.api.recipe.measuring import (
     measure_chosen_student,
@@ -59,7 +59,7 @@ _GOOD_ENOUGH_ACCURACY = 0.99
 _FIRST_BUDGET, _REST_BUDGET = 0.5, 0.8
 _MIN_USD_SHARE = 0.05
 _NUM_VERIFIED = 20
-"""The prompts that the GGUF file is compared with the trained student on."""
+"""The number of prompts on which the GGUF file is compared with the trained student."""
 
 
 def make_student(
@@ -72,7 +72,7 @@ def make_student(
     """
     plan = plan_recipe(workspace, request)
     files = RecipeFiles(plan.folder)
-    with output_lock(plan.lock_name, "run_recipe", run_id=folder.name):
+    with output_lock(plan.locked_path, "run_recipe", run_id=folder.name):
         return _run_stages(workspace, plan, files, reporter, run_id=folder.name)
 
 
@@ -97,7 +97,7 @@ def _run_stages(
     _note_forms(session, parts)
     validation = session.files.write_prompts(measuring.VALIDATION, parts.validation)
     teacher = measure_teacher(session, parts, validation)
-    if (fewer := within_minutes(session, parts, teacher)) is not parts:
+    if (fewer := limit_eval_prompts(session, parts, teacher)) is not parts:
         parts = fewer
         validation = session.files.write_prompts(measuring.VALIDATION_PART, parts.validation)
     test = session.files.write_prompts(measuring.TEST, parts.test)
@@ -105,8 +105,8 @@ def _run_stages(
     taught, student = _teach(session, parts, validation)
     if num_unanswered := taught.counts.left_out.get(teaching.NO_ANSWER):
         session.caveats.append(
-            f"{num_unanswered} of the {taught.counts.prompts} texts to train on have no answer of "
-            "the teacher: budget_usd or minutes ran out, or its calls failed"
+            f"{num_unanswered} of the {taught.counts.prompts} texts to train on have no answer "
+            "from the teacher: budget_usd or minutes ran out, or its calls failed"
         )
     if taught.counts.doubtful is None and session.plan.rewards == NO_FILE:
         session.caveats.append(
@@ -149,7 +149,7 @@ def _run_stages(
 
 
 def _same_limits_since(workspace: Workspace, plan: RecipePlan) -> str:
-    """Returns when a recipe in this folder first had at least this one's money and time."""
+    """Returns when a recipe in this folder first had at least this recipe's budget and minutes."""
 
     def is_enough(recorded: RunRequest) -> bool:
         pairs = [
@@ -174,7 +174,7 @@ def _same_limits_since(workspace: Workspace, plan: RecipePlan) -> str:
 def _teach(
     session: RecipeSession, parts: PromptSplit, validation: Path
 ) -> tuple[TaughtRows, TrainedStudent]:
-    """Asks, trains and measures until more would not help.
+    """Asks the teacher, trains and measures until another round would not help.
 
     Returns the rows of the last training, and the student that did best.
     """
@@ -202,7 +202,7 @@ def _teach(
         student = trainer.distil(students[-1])
         students += [student] if student is not None else []
     # Of equally good students, the one that was trained on most.
-    return taught, max(reversed(students), key=lambda one: one.accuracy)
+    return taught, max(reversed(students), key=lambda student: student.accuracy)
 
 
 def _ask_more(

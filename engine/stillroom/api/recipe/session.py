@@ -154,7 +154,7 @@ class RecipeSession:
             for name in ("failed", "omitted", "unjudged")
         }
         missing = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        limits = dict.fromkeys(limit for one in results if (limit := one.get("stopped_by")))
+        limits = dict.fromkeys(limit for result in results if (limit := result.get("stopped_by")))
         if missing or limits:
             reason = f" (its share of {' and '.join(limits)} was used up)" if limits else ""
             note = f"{title}: {missing or 'ended early'}{reason}"

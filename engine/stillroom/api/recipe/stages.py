@@ -1,4 +1,4 @@
-"""Does the stages of a recipe as ordinary runs, or reuses the runs of an earlier call.
+"""Runs the stages of a recipe as ordinary runs, or reuses the runs of an earlier call.
 
 A run is reused if it did the same operation and request on files that have not changed since. The
 cost of a recipe is that of all runs on files of its folder, so that no cost is lost when the recipe
@@ -68,9 +68,9 @@ class Stages:
         self.unreadable: list[str] = []
         """The earlier runs whose run.json is damaged; all of their budgets count as spent."""
         self._usd: dict[Output | None, dict[str, float]] = defaultdict(dict)
-        """What each run on files of the recipe's folder has reported, by its output and id."""
+        """The reported cost of each run on files of the recipe's folder, by output and run id."""
         self._recorded_usd: dict[Output, float] = {}
-        """What the journals of outputs record of which a run has ended without its result."""
+        """The cost in an output's journal, for outputs of which a run ended without a result."""
         self._earlier_s = 0.0
         for folder in all_runs(workspace):
             recorded = folder.try_read_request()
@@ -125,7 +125,7 @@ class Stages:
     def run(
         self, title: str, name: str, request: BaseModel, *, limit_s: float | None = None
     ) -> RunReport:
-        """Does a stage by the operation `name`, which starts a run; returns the final report.
+        """Runs the operation `name`, which starts a run, as a stage; returns the final report.
 
         limit_s: the seconds after which the run is cancelled; None if it has a limit of its own.
         Raises RunError if the run fails or is cancelled, and RunCancelledError if the recipe is.
@@ -149,7 +149,7 @@ class Stages:
         return report
 
     def call(self, title: str, name: str, request: BaseModel, result: type[_Result]) -> _Result:
-        """Does a stage by the operation `name`, in this call or a run; returns its result."""
+        """Runs the operation `name` as a stage, in this call or in a run; returns its result."""
         self._report(title, "")
         operation = operation_named(name)
         outcome = self._active_run(operation, request)
@@ -250,7 +250,7 @@ class Stages:
         return matches_record(path, manifest.output)
 
     def _with_resume(self, request: BaseModel, earlier_runs: Sequence[RunFolder]) -> BaseModel:
-        """Returns the request, for a training one that resumes the newest run with a checkpoint."""
+        """Returns the request; a training resumes the newest run with a checkpoint."""
         if not isinstance(request, StartTraining):
             return request
         for folder in earlier_runs:
@@ -266,7 +266,7 @@ class Stages:
         state = folder.read()
         usd, seconds = state.calls_usd, round(state.seconds or 0.0, 1)
         self._add_cost(folder.try_read_request(), state)
-        # A later stage may take over an earlier one's run.
+        # A later stage may reuse the run of an earlier stage.
         if folder.run_id not in {stage.run_id for stage in self.done}:
             self.done.append(StageRun(stage=title, run_id=folder.run_id, seconds=seconds, usd=usd))
         self._reporter.metrics(len(self.done), {"spent_usd": self.spent_usd})
@@ -304,7 +304,7 @@ class Stages:
 
     def _report(self, title: str, details: str) -> None:
         number, left = self._titles.index(title), self.remaining_s
-        # Stages take too different times to extrapolate from.
+        # The durations of stages differ too much to extrapolate from.
         eta_s = None if left is None or left <= 0 else round(left, 1)
         self._reporter.progress(
             number, len(self._titles), unit="stages", phase=f"{title}{details}", eta_s=eta_s

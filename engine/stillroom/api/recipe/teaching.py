@@ -80,7 +80,7 @@ class Teaching:
         """
         session = self._session
         ask_title, again_title = ((ASK, AGAIN), (ASK_REST, AGAIN_REST))[number - 1]
-        self._prompts |= {one.task_id: one for one in prompts}
+        self._prompts |= {prompt.task_id: prompt for prompt in prompts}
         options: dict[str, object] = {"rewards": session.plan.rewards}
         if session.form is not None:
             options["temperature"] = 0
@@ -104,23 +104,23 @@ class Teaching:
         left_out[NO_ANSWER] += len(self._prompts) - len(usable) - left_out.total()
         doubtful, corrected, doubtful_rows = None, 0, list[dict[str, Any]]()
         if session.form is not None:
-            grounded = [one for one in usable if self._is_grounded(session.form, one)]
+            grounded = [answer for answer in usable if self._is_grounded(session.form, answer)]
             left_out[_NOT_IN_TEXT] = len(usable) - len(grounded)
             usable = grounded
             suggestions = self._suggestions(usable, session.form)
             # With tools the right answer depends on what they return, not on the text alone.
-            has_closed = any(session.form.closed_fields(one.answer) for one in usable)
+            has_closed = any(session.form.closed_fields(answer.answer) for answer in usable)
             doubtful = len(suggestions) if has_closed and not session.has_tools else None
             self._check_doubtful_share(usable, suggestions)
             settled = self._settle(again_title, usable, suggestions, session.form)
             doubtful_rows = list(self._doubtful_rows(usable, suggestions, settled))
-            checked = [settled.get(one.rollout.id, one) for one in usable]
+            checked = [settled.get(answer.rollout.id, answer) for answer in usable]
             corrected = sum(
                 new is not None and new.answer != old.answer
                 for old, new in zip(usable, checked, strict=True)
             )
             left_out[UNSETTLED] += checked.count(None)
-            usable = [one for one in checked if one is not None]
+            usable = [answer for answer in checked if answer is not None]
         self._check_enough_rows(len(usable), left_out)
         counts = AnswerCounts(
             prompts=len(self._prompts),
@@ -140,7 +140,7 @@ class Teaching:
         a form and no tools are used: otherwise the right answer may depend on the wording.
         """
         session = self._session
-        prompts = [self._prompts[one.task_id] for one in self._usable_answers]
+        prompts = [self._prompts[answer.task_id] for answer in self._usable_answers]
         if session.form is None or session.has_tools or not can_reword(session, prompts):
             return taught
         num = round(_MAX_REWORDED * len(prompts))
@@ -149,10 +149,10 @@ class Teaching:
             session, REWORD_MORE, "rewordings", chosen, budget_share=_REWORDING_SHARE
         )
         rows = [
-            _reworded_row(reworded.prompts[one.task_id], one, session)
-            for one in self._usable_answers
-            if one.task_id in reworded.prompts
-            and session.form.is_grounded(one.answer, reworded.prompts[one.task_id].text)
+            _reworded_row(reworded.prompts[answer.task_id], answer, session)
+            for answer in self._usable_answers
+            if answer.task_id in reworded.prompts
+            and session.form.is_grounded(answer.answer, reworded.prompts[answer.task_id].text)
         ]
         train_file = session.files.write_extended(
             "sft-reworded", taught.train_file, rows, session.request, reworded.files
@@ -165,12 +165,12 @@ class Teaching:
 
     def _suggestions(self, answers: Sequence[TeacherAnswer], form: AnswerForm) -> dict[str, str]:
         """Returns the answer that similar texts suggest for each doubtful one, by rollout id."""
-        texts = [self._prompts[one.task_id].text for one in answers]
+        texts = [self._prompts[answer.task_id].text for answer in answers]
         compared = [] if self._session.has_tools else answers
-        values = [form.closed_fields(one.answer) for one in compared]
+        values = [form.closed_fields(answer.answer) for answer in compared]
         suggested: dict[int, str] = {}
         for name in values[0] if values else ():
-            labels = [one[name] for one in values]
+            labels = [fields[name] for fields in values]
             for doubt in doubtful_labels(texts, labels, seed=self._session.request.seed):
                 before = suggested.get(doubt.index, answers[doubt.index].answer)
                 suggested[doubt.index] = form.with_closed_field(before, name, doubt.likely)
@@ -183,15 +183,15 @@ class Teaching:
         settled: Mapping[str, TeacherAnswer | None],
     ) -> Iterator[dict[str, Any]]:
         """Yields a row for each doubtful answer, with the suggested one and the one trained on."""
-        for one in answers:
-            if one.rollout.id in suggestions:
-                new = settled.get(one.rollout.id)
+        for answer in answers:
+            if answer.rollout.id in suggestions:
+                new = settled.get(answer.rollout.id)
                 yield {
-                    "text": self._prompts[one.task_id].text,
-                    "answer": one.answer,
-                    "likely": suggestions[one.rollout.id],
+                    "text": self._prompts[answer.task_id].text,
+                    "answer": answer.answer,
+                    "likely": suggestions[answer.rollout.id],
                     "trained": None if new is None else new.answer,
-                    "metadata": self._prompts[one.task_id].row.get("metadata") or {},
+                    "metadata": self._prompts[answer.task_id].row.get("metadata") or {},
                 }
 
     def _check_doubtful_share(
@@ -223,9 +223,9 @@ class Teaching:
         suggestions: Mapping[str, str],
         form: AnswerForm,
     ) -> dict[str, TeacherAnswer | None]:
-        """Asks the teacher again about doubtful answers; returns those to train on, or None."""
+        """Asks again about doubtful answers; returns what to train on, or None, by rollout id."""
         session = self._session
-        doubtful = [one for one in answers if one.rollout.id in suggestions]
+        doubtful = [answer for answer in answers if answer.rollout.id in suggestions]
         if not doubtful:
             return {}
         if session.plan.teacher_location is None:
@@ -234,14 +234,14 @@ class Teaching:
             session,
             title,
             "again",
-            [self._prompts[one.task_id] for one in doubtful],
+            [self._prompts[answer.task_id] for answer in doubtful],
             budget_share=0.5,
             temperature=0.7,
             samples_per_prompt=_NUM_REASKED,
         )
-        new_answers = read_answers(files, form, task_ids=[one.task_id for one in doubtful])
+        new_answers = read_answers(files, form, task_ids=[answer.task_id for answer in doubtful])
         self._rollout_files = [*self._rollout_files, *files]
-        usable = [one for one in new_answers.usable if self._is_grounded(form, one)]
+        usable = [answer for answer in new_answers.usable if self._is_grounded(form, answer)]
         return settle(doubtful, usable, suggestions, form)
 
     def _write_rows(
@@ -249,7 +249,7 @@ class Teaching:
     ) -> Path:
         """Writes the chosen rollouts and converts them; returns the file with the training rows."""
         session = self._session
-        lines = [one.line for one in usable]
+        lines = [answer.line for answer in usable]
         chosen = session.files.write_recorded(
             f"chosen-{number}", lines, session.request, self._rollout_files, left_out
         )

@@ -47,7 +47,7 @@ _TRAINING_SHARE = 0.5
 """The share of all minutes for training; asking and measuring take the rest."""
 _FIRST_SHARE = 0.3
 """The first training's share of the time for both."""
-_ANEW_EPOCHS = 2
+_MIN_RESTART_EPOCHS = 2
 """The second training starts from the untrained student if this many epochs are possible."""
 _TEACHER_TOKENS = ("same", "reread")
 """The teacher scores the student's tokens, or its text with the teacher's own tokenizer."""
@@ -81,13 +81,15 @@ class Trainer:
 
         asking_s: the seconds that asking the teacher for the rest will take.
         """
-        return self._train_anew(TRAIN, taught, num_evals=2, other_s=asking_s, share=_FIRST_SHARE)
+        return self._train_untrained(
+            TRAIN, taught, num_evals=2, other_s=asking_s, share=_FIRST_SHARE
+        )
 
     def train_once(self, taught: TaughtRows) -> TrainedStudent:
         """Trains and measures a student on all answers, without a training on the first ones."""
-        return self._train_anew(TRAIN_ALL, taught, num_evals=1)
+        return self._train_untrained(TRAIN_ALL, taught, num_evals=1)
 
-    def _train_anew(
+    def _train_untrained(
         self,
         title: str,
         taught: TaughtRows,
@@ -119,7 +121,7 @@ class Trainer:
         if minutes is None or self._pace is None:
             return False
         # Depends on all minutes, not on those left, so that a resumed recipe decides the same.
-        return _ANEW_EPOCHS * num_rows * self._pace.row_s > _TRAINING_SHARE * 60 * minutes
+        return _MIN_RESTART_EPOCHS * num_rows * self._pace.row_s > _TRAINING_SHARE * 60 * minutes
 
     def train_all(self, student: TrainedStudent, taught: TaughtRows) -> TrainedStudent | None:
         """Trains on all answers: the untrained student if there is time, else `student` further.
@@ -139,14 +141,14 @@ class Trainer:
         start = self._session.request.student
         if available_s is not None and self._pace is not None:
             possible = self._pace.epochs_within(taught.num_rows, available_s)
-            is_anew = possible >= (1 if self._are_templated else _ANEW_EPOCHS)
-            start = start if is_anew else student.run_id
+            can_restart = possible >= (1 if self._are_templated else _MIN_RESTART_EPOCHS)
+            start = start if can_restart else student.run_id
         return self._sft(TRAIN_ALL, start, taught, available_s)
 
     def distil(self, student: TrainedStudent) -> TrainedStudent | None:
         """Distils on-policy from an open teacher; returns None on failure or too little time."""
         session = self._session
-        # tools.py is read next to the config, and the output folder may have one of the user.
+        # tools.py is read next to the config, and the user may have one in the output folder.
         files = RecipeFiles(session.files.folder / "distil")
         key = {"start": student.run_id, "minutes": session.request.minutes}
         configs = {tokens: files.config_path(tokens, key) for tokens in _TEACHER_TOKENS}
@@ -195,8 +197,9 @@ class Trainer:
     @property
     def _teacher_path(self) -> str:
         """The teacher for config.yml: the name of an endpoint's model, or of a local model."""
-        place = self._session.plan.teacher_location
-        return place.name if isinstance(place, ModelLocation) else self._session.plan.teacher.model
+        plan = self._session.plan
+        location = plan.teacher_location
+        return location.name if isinstance(location, ModelLocation) else plan.teacher.model
 
     def plan(self, taught: TaughtRows) -> None:
         """Sets the training settings for the student's size, and how fast it trains with them."""
