@@ -88,12 +88,12 @@ def jensen_shannon(
         out = teacher_probabilities_NV
         return Divergence(value_N, lambda: torch.sub(probabilities_NV, out, out=out))
     mixture_NV = torch.logaddexp(teacher_NV + math.log(beta), student_NV + math.log1p(-beta))
-    of_teacher_N, _ = _kl(teacher_probabilities_NV, teacher_NV, mixture_NV, out=teacher_NV)
-    of_student_N, gaps_NV = _kl(probabilities_NV, student_NV, mixture_NV, out=mixture_NV)
+    teacher_kl_N, _ = _kl(teacher_probabilities_NV, teacher_NV, mixture_NV, out=teacher_NV)
+    student_kl_N, gaps_NV = _kl(probabilities_NV, student_NV, mixture_NV, out=mixture_NV)
     return Divergence(
-        beta * of_teacher_N + (1 - beta) * of_student_N,
+        beta * teacher_kl_N + (1 - beta) * student_kl_N,
         # The terms from the mixture's dependence on the student cancel.
-        lambda: _centred(gaps_NV, of_student_N, probabilities_NV).mul_(1 - beta),
+        lambda: _centred(gaps_NV, student_kl_N, probabilities_NV).mul_(1 - beta),
     )
 
 
@@ -130,8 +130,8 @@ def bucket_reverse_kl(
         # All tokens of the bucket share its gradient. Where the K tokens are the whole vocabulary
         # there is no bucket: the last column is then a token's, and the scatter overwrites this.
         gradient_NV = probabilities_NV * slopes_NB[:, -1:]
-        of_tokens_NK = (student_probabilities_NB * slopes_NB)[:, : ids_NK.shape[1]]
-        return gradient_NV.scatter_(1, ids_NK, of_tokens_NK)
+        token_gradient_NK = (student_probabilities_NB * slopes_NB)[:, : ids_NK.shape[1]]
+        return gradient_NV.scatter_(1, ids_NK, token_gradient_NK)
 
     return Divergence(value_N, compute_gradient)
 
@@ -152,7 +152,7 @@ def bucket_logprobs(logits_NV: Tensor, ids_NK: Tensor) -> Tensor:
 
 
 def with_bucket(logprobs_NK: Tensor) -> Tensor:
-    """Appends to K tokens' log-probabilities that of all other tokens together, [N, K + 1].
+    """Appends a bucket: the log-probability of all tokens but the K given ones, [N, K + 1].
 
     For a teacher that reports only the K tokens' log-probabilities.
     """
@@ -286,13 +286,13 @@ def at_temperature(
 def top_k_forward_kl(
     student_NV: Tensor, teacher: TopTokens, probabilities_NV: Tensor, *, temperature: float
 ) -> Divergence:
-    """Returns KL(teacher || student) within the top K tokens, plus that of K against all others.
+    """Returns KL(teacher || student) within the top K tokens, plus that of K versus the rest.
 
     The first part compares the distributions within the K tokens at temperature T, times T² and
-    the teacher's total probability of them. The second compares the total probability of these
-    tokens at temperature 1, since the rest is not known at any other temperature. At temperature
-    1 the sum is the divergence over the K tokens and a bucket of all others; where the K tokens are
-    the whole vocabulary it equals `at_temperature` over all of it.
+    the teacher's total probability of them. The second compares the total probability of the K
+    tokens with that of the rest, at temperature 1, since the rest is known at no other. At
+    temperature 1 the sum is the divergence over the K tokens and a bucket of all others; where the
+    K tokens are the whole vocabulary it equals `at_temperature` over all of it.
     student_NV: the student's log-probabilities. probabilities_NV: its probabilities.
     """
     ids_NK = teacher.ids_NK
@@ -320,11 +320,11 @@ def top_k_forward_kl(
         mass_N1 = mass_N.exp()[:, None]
         slopes_NK = temperature * (student_within_NK.exp() - weights_NK)
         slopes_NK = slopes_NK - (student_NK - student_mass_N[:, None]).exp()
-        of_tokens_NK = mass_N1 * slopes_NK + student_NK.exp()
+        token_gradient_NK = mass_N1 * slopes_NK + student_NK.exp()
         if not has_rest:
-            return torch.empty_like(probabilities_NV).scatter_(1, ids_NK, of_tokens_NK)
+            return torch.empty_like(probabilities_NV).scatter_(1, ids_NK, token_gradient_NK)
         tiny = torch.finfo(value_N.dtype).tiny
         others_N1 = 1 - (rest_share_N / student_rest_N.exp().clamp_min(tiny))[:, None]
-        return (probabilities_NV * others_N1).scatter_(1, ids_NK, of_tokens_NK)
+        return (probabilities_NV * others_N1).scatter_(1, ids_NK, token_gradient_NK)
 
     return Divergence(value_N, compute_gradient)

@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 from typing import Any, Literal, cast
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (its name everywhere)
+import torch.nn.functional as F  # noqa: N812 (the usual alias)
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -286,7 +286,7 @@ def _layout(spans: Sequence[PackSpan], device: torch.device) -> KernelLayout:
 
 @functools.cache
 def _varlen_attention() -> Callable[..., Any] | None:
-    """Returns torch's variable-length attention; None if this torch lacks windows in it."""
+    """Returns torch's variable-length attention; None if it lacks sliding windows."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:

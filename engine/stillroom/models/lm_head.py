@@ -172,8 +172,8 @@ class HeadRunner:
         tolerance = _TOLERANCE.get(self._base.dtype, 2e-2)
         if not gap <= tolerance * model_NV.abs().max().item():
             raise ModelError(
-                f"{type(self._base).__name__} is not supported: Stillroom computes its logits from "
-                f"the hidden states, and these differ from the model's own by up to {gap:.3g}",
+                f"{type(self._base).__name__} is not supported: the logits that Stillroom computes "
+                f"from its hidden states differ from the model's own by up to {gap:.3g}",
                 "use a model of another family (Qwen, Llama, Mistral, Gemma, Phi are tested)",
             )
 

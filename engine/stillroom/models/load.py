@@ -57,8 +57,8 @@ _PROBE_CHAT: list[Message] = [
 ]
 # Models with fewer parameters run faster on one thread than on several, which mostly wait.
 _ONE_THREAD_PARAMETERS = 30_000_000
-_ENDS = re.compile(r"end|eo[stm]\b|eo[stm]_|^</s>$", re.IGNORECASE)
-_MAX_NAMED = 8
+_END_TOKEN = re.compile(r"end|eo[stm]\b|eo[stm]_|^</s>$", re.IGNORECASE)
+_MAX_SHOWN_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,8 @@ def context_length(model: Any) -> int:
 def load_tokenizer(location: ModelLocation, *, template: TemplateSource | None = None) -> Any:
     """Returns a model's tokenizer; `template` replaces its own chat template.
 
-    Raises ModelError unless it has exactly one chat template, and ConfigError if `template` ends
-    turns with text that is no token of the model.
+    Raises ModelError unless it has exactly one chat template, and ConfigError if `template` does
+    not end turns with a special token of the model.
     """
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(pretrained_path(location))
@@ -178,11 +178,11 @@ def _check_end_of_turn(tokenizer: Any, source: TemplateSource, model: str) -> No
         _ = template.end_of_turn
     except ModelError as error:
         end = answered.partition(SENTINEL)[2].strip()
-        ends = [token for token in template.control_tokens if _ENDS.search(token)]
-        shown = ", ".join((ends or template.control_tokens)[:_MAX_NAMED]) or "none"
+        ends = [token for token in template.control_tokens if _END_TOKEN.search(token)]
+        shown = ", ".join((ends or template.control_tokens)[:_MAX_SHOWN_TOKENS]) or "none"
         raise ConfigError(
-            f"{source.option} {source.name!r} ends an answer with {end[:80]!r}, which is no "
-            f"special token of {model!r}, so the student could not learn to stop",
+            f"{source.option} {source.name!r} ends an answer with {end[:80]!r}, which is not "
+            f"a special token of {model!r}, so the student could not learn to stop",
             f"use a template that ends answers with a token of the model: {shown}",
         ) from error
 
@@ -210,9 +210,9 @@ def _read_named_template(name: str) -> str:
 
 
 def include_tools(loaded: LoadedModel) -> list[str]:
-    """Gives a model whose chat template leaves tools out the template `chatml`.
+    """Replaces a chat template that leaves tools out with the template `chatml`.
 
-    Returns a note on it, in a list; [] if the template includes tools.
+    Returns a note for the user, in a list; [] if the template includes tools.
     """
     if not is_chatml_without_tools(loaded.tokenizer.chat_template):
         return []
@@ -254,8 +254,8 @@ def load_model(
     """
     if location.is_adapter and spread:
         raise ModelError(
-            f"spread: true does not support adapters, and {location.name!r} is one",
-            "merge the adapter into its base with export_model, and give the merged folder",
+            f"spread: true does not support adapters such as {location.name!r}",
+            "merge the adapter into its base with export_model, and use the merged folder",
         )
     tokenizer = load_tokenizer(location, template=template)
     if template is not None:

@@ -1,9 +1,9 @@
 """The text part of a multimodal checkpoint: its configuration, and the names of its weights.
 
 Only the text part is loaded, trained and sampled. On text alone it gives the logits of the whole
-model, in which embeddings of images and audio replace special tokens. During training an adapter
-is on the text part, a language model of its own; other libraries put it on the whole multimodal
-model."""
+model, in which embeddings of images and audio replace special tokens. Stillroom trains an adapter
+of the text part alone; other libraries train an adapter of the whole multimodal model.
+"""
 
 import json
 import re
@@ -79,7 +79,7 @@ def text_options(location: ModelLocation) -> dict[str, Any]:
 
 
 def language_model_name(name: str) -> str:
-    """Returns the name in a language model of a weight of a multimodal checkpoint.
+    """Returns the name that a weight of a multimodal checkpoint has in a language model.
 
     Weights outside the text part keep their names.
     """
@@ -136,11 +136,11 @@ def _has_text_part(config: Any) -> bool:
 def _text_config(whole: Any) -> Any:
     """Returns the configuration of a model's text part as a causal language model."""
     text: Any = deepcopy(whole.get_text_config())
-    if (same := _EQUIVALENT_TYPES.get(text.model_type)) is not None:
+    if (equivalent_type := _EQUIVALENT_TYPES.get(text.model_type)) is not None:
         settings = {k: v for k, v in text.to_dict().items() if k != "model_type"}
         rope = settings.get("rope_parameters") or {}
         settings["rope_parameters"] = {k: v for k, v in rope.items() if k not in _IMAGE_ROPE_KEYS}
-        text = AutoConfig.for_model(same, **settings)
+        text = AutoConfig.for_model(equivalent_type, **settings)
     # These settings of the whole model take precedence over those of its text part.
     for name in ("tie_word_embeddings", "dtype", "quantization_config"):
         if (value := getattr(whole, name, None)) is not None:
@@ -149,7 +149,7 @@ def _text_config(whole: Any) -> Any:
 
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-_ROOT = "base_model.model."
+_PEFT_PREFIX = "base_model.model."
 _MODULE_FILTERS = ("exclude_modules", "layers_to_transform", "layers_pattern")
 """The adapter settings that exclude target modules; not needed with full module names."""
 
@@ -177,7 +177,7 @@ def text_part_names(names: Iterable[str]) -> list[str]:
     Weights outside the text part are left out.
     """
     wrapped = map(_wrapped_name, names)
-    return [_ROOT + language_model_name(name) for name in wrapped if _is_in_text_part(name)]
+    return [_PEFT_PREFIX + language_model_name(name) for name in wrapped if _is_in_text_part(name)]
 
 
 def trained_other_weights(folder: Path) -> list[str]:
@@ -233,19 +233,20 @@ def convert_to_multimodal(folder: Path, model_type: str) -> None:
     model_type: the `model_type` of the multimodal model. Raises OSError or SafetensorError.
     """
     weights = load_file(folder / ADAPTER_WEIGHTS)
-    moved = {
-        _ROOT + multimodal_name(_wrapped_name(name), model_type): t for name, t in weights.items()
+    renamed = {
+        _PEFT_PREFIX + multimodal_name(_wrapped_name(name), model_type): t
+        for name, t in weights.items()
     }
     file = folder / "adapter_config.json"
     settings: dict[str, Any] = json.loads(file.read_bytes())
-    changed = renamed_settings(settings, moved, lambda name: multimodal_name(name, model_type))
-    save_file(moved, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    changed = renamed_settings(settings, renamed, lambda name: multimodal_name(name, model_type))
+    save_file(renamed, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     write_json(file, {**settings, **changed})
 
 
 def _wrapped_name(name: str) -> str:
     """Returns a weight's name in the model that the adapter wraps."""
-    return name.removeprefix(_ROOT)
+    return name.removeprefix(_PEFT_PREFIX)
 
 
 def _is_in_text_part(name: str) -> bool:

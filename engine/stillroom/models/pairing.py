@@ -105,10 +105,13 @@ def check_tokenizers(names: str, student: Any, teacher: Any) -> None:
 
 
 def _difference(student_template: str, teacher_template: str) -> str:
-    """Returns where two chat templates begin to differ, and how each continues from there."""
+    """Describes where two chat templates begin to differ, and how each continues from there."""
     pairs = enumerate(zip(student_template, teacher_template, strict=False))
     end = min(len(student_template), len(teacher_template))
     start = next((i for i, (a, b) in pairs if a != b), end)
     line = student_template.count("\n", 0, start) + 1
     shown = [text[start : start + _SHOWN_CHARS] for text in (student_template, teacher_template)]
-    return f"from character {start} (line {line}) on {shown[0]!r} and {shown[1]!r}"
+    return (
+        f"from character {start} (line {line}) on, the student's has {shown[0]!r} and the "
+        f"teacher's {shown[1]!r}"
+    )

@@ -64,7 +64,7 @@ class ModelLocation:
 
     @property
     def recorded(self) -> str:
-        """Its location as manifests record it: a hub id, or a path on the user's machine."""
+        """The location as manifests record it: a hub id, or a path on the user's machine."""
         return home_path(self.location) if self.is_local else self.location
 
     @property
@@ -103,8 +103,8 @@ def locate_model(workspace: Workspace, name: str) -> ModelLocation:
     """Returns the location of the model that the user called `name`.
 
     Tried in this order: a demo model, a local folder or GGUF file, a run id, an installed Python
-    package with one GGUF file, a hub id. Raises ModelError, which lists what was tried, or says
-    what is not supported in the GGUF file.
+    package with one GGUF file, a hub id. Raises ModelError if none of these
+    exists, or if the GGUF file is not supported.
     """
     if name in DEMO_MODELS:
         return ModelLocation(name, str(DEMO_MODELS[name]), is_local=True)
@@ -158,7 +158,7 @@ def check_available(location: ModelLocation) -> None:
         return
     try:
         hub.hf_hub_download(location.location, "config.json")
-    # Its errors and those of the libraries below it have no base class in common.
+    # The errors of huggingface_hub and its dependencies have no common base class.
     except Exception as error:
         first_line = next(iter(str(error).strip().splitlines()), repr(error))
         raise ModelError(

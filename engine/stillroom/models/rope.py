@@ -1,8 +1,8 @@
 """Rotary embeddings and query scales that depend on the length of the forward pass.
 
 Longrope (Phi-3, Phi-4-mini) has one set of frequencies for passes within the original context and
-another for longer ones; dynamic NTK (some Llamas) has different frequencies for each length beyond
-it. A sequence that shares a pass with a sequence of another class would get the wrong frequencies.
+another for longer ones; dynamic NTK (some Llamas) has different frequencies for each longer
+length. A sequence that shares a pass with one of another length class would get the wrong ones.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_PATCHED_MARK = "stillroom_forgets_longer_passes"
+_PATCHED_MARK = "stillroom_resets_frequencies"
 
 
 @dataclass(frozen=True, slots=True)

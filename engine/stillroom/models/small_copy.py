@@ -60,7 +60,7 @@ def small_configs(model: Any) -> list[str]:
     cut = _lower_boundaries(_cut_to_layers(text.to_dict(), total, _num_leading_layers(model, text)))
     narrow = _narrow_layers(cut, text)
     candidates = (_reduce_heads(narrow), narrow, cut)
-    return [json.dumps(one, sort_keys=True) for one in candidates]
+    return [json.dumps(config, sort_keys=True) for config in candidates]
 
 
 def build_copy(config_class: type[PreTrainedConfig], config: str) -> Any:
@@ -175,5 +175,5 @@ def _reduce_heads(narrow: Mapping[str, Any]) -> dict[str, Any]:
 def _cap(value: Any, limit: int) -> Any:
     """Returns a number, or each number of a list, reduced to `limit`; other values unchanged."""
     if isinstance(value, list):
-        return [_cap(one, limit) for one in value]
+        return [_cap(item, limit) for item in value]
     return min(value, limit) if isinstance(value, int) else value

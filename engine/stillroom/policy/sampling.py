@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (its name everywhere)
+import torch.nn.functional as F  # noqa: N812 (the usual alias)
 from torch import Tensor
 
 from stillroom.errors import ModelError

@@ -65,7 +65,7 @@ def test_an_adapter_is_not_spread(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}", encoding="utf-8")
     location = ModelLocation("run-1", str(tmp_path), is_local=True)
 
-    with pytest.raises(ModelError, match="spread: true does not support adapters, and 'run-1'"):
+    with pytest.raises(ModelError, match="spread: true does not support adapters such as 'run-1'"):
         load_model(Workspace(tmp_path), location, spread=True)
 
 

@@ -1,9 +1,9 @@
 """Hand-written gradients for models on the CPU; other packages import only this module.
 
-Everywhere else, and for models that this does not support, autograd computes the gradients.
+Everywhere else, and for unsupported models, autograd computes the gradients.
 `HeadRunner.hand_gradients` is a `HandGradients` for supported models, else None.
 
-They exist for speed where there is no GPU. With a vocabulary of 152k and a hidden size of
+Their purpose is speed without a GPU. With a vocabulary of 152k and a hidden size of
 256 (benchmarks/on_policy, full reverse KL) an update by autograd takes 1.40 times the CPU time
 (12.5 s against 8.9 to 9.6 s) and peaks at 2.5 GB of memory instead of 2.0 GB.
 Shapes: B sequences, T tokens, N trained tokens of a batch, n of a tile, H hidden size, V
@@ -105,16 +105,16 @@ class HandGradients:
             with torch.enable_grad():
                 scores = TokenScores(student_n, teacher.logprobs_n, divergence_n, entropy_n)
                 losses(part, scores).sum().backward()
-            of_token_n1 = None if student_n.grad is None else student_n.grad[:, None]
+            token_gradient_n1 = None if student_n.grad is None else student_n.grad[:, None]
             if teacher.divergence is None or divergence_n.grad is None:
                 gradient_nV = probabilities_nV
-                gradient_nV.mul_(0.0 if of_token_n1 is None else -of_token_n1)
+                gradient_nV.mul_(0.0 if token_gradient_n1 is None else -token_gradient_n1)
             else:
                 gradient_nV = teacher.divergence.compute_gradient().mul_(divergence_n.grad[:, None])
-                if of_token_n1 is not None:
-                    gradient_nV.addcmul_(probabilities_nV, of_token_n1, value=-1.0)
-            if of_token_n1 is not None:
-                gradient_nV.scatter_add_(1, targets_n1, of_token_n1)
+                if token_gradient_n1 is not None:
+                    gradient_nV.addcmul_(probabilities_nV, token_gradient_n1, value=-1.0)
+            if token_gradient_n1 is not None:
+                gradient_nV.scatter_add_(1, targets_n1, token_gradient_n1)
             return gradient_nV
 
         hidden_NH = self._hidden(batch)

@@ -39,7 +39,7 @@ class MatrixHead:
     def add_nll_gradient(
         self, hidden_NH: Tensor, targets_N: Tensor, *, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """Adds to the weight's gradient that of `scale` × the tokens' negative log-likelihood.
+        """Adds the gradient of `scale` × the tokens' negative log-likelihood to `weight.grad`.
 
         Returns the tokens' log-probabilities, [N], and the gradient with respect to the hidden
         states, [N, H].
@@ -74,7 +74,7 @@ class MatrixHead:
 
     @torch.no_grad()
     def score_gradient(self, scores: "MatrixScores", weights_N: Tensor) -> Tensor:
-        """Adds the weight's gradient of Σ weights_N × log-probability. Call it once per `scores`.
+        """Adds the gradient of Σ weights_N × log-probability to `weight.grad`, once per `scores`.
 
         Returns the gradient with respect to the hidden states, [N, H].
         """
@@ -98,7 +98,7 @@ class MatrixHead:
         *,
         tile_logits: int,
     ) -> Tensor:
-        """Adds the weight's gradient of any loss, tile by tile; returns the hidden states', [N, H].
+        """Adds the gradient of any loss to `weight.grad`; returns the hidden states', [N, H].
 
         logit_gradient: takes a tile's slice and its logits, which it may overwrite, and returns the
         gradient of the loss with respect to them.

@@ -78,13 +78,13 @@ _GEMMA3_27B_LAYERS = 62
 def write_folder(path: Path, target: Path) -> None:
     """Writes the model of a GGUF file to the folder `target`, from which transformers loads it.
 
-    Raises ModelError if the file lacks a weight of its model, or has one that is not the model's.
+    Raises ModelError if the file lacks a weight of its model, or has an unknown weight.
     """
     header = read_header(path)
     dtype = _DTYPES.get(header.number_format, torch.bfloat16)
     _require_space(target, header.loaded_bytes())
     transformers.utils.logging.disable_progress_bar()
-    # A run must draw the same random numbers whether it converts the file or finds the folder.
+    # A run must draw the same random numbers whether or not the folder was cached.
     with torch.random.fork_rng(), contextlib.redirect_stderr(io.StringIO()):
         try:
             tokenizer = build_tokenizer(header)

@@ -107,7 +107,7 @@ def _float_names() -> set[str]:
 
 
 def is_gguf(path: Path) -> bool:
-    """Returns whether a path is a file that begins as a GGUF file does, or ends in .gguf."""
+    """Returns whether a path is a file that begins with GGUF's magic bytes or is named *.gguf."""
     if not path.is_file():
         return False
     with path.open("rb") as stream:
@@ -122,7 +122,7 @@ def check_gguf(path: Path) -> None:
 
 @lru_cache(maxsize=32)
 def _check_file(path: Path, size: int, _mtime_ns: int) -> None:
-    """Does the checks of `check_gguf`, once per version of the file."""
+    """Checks a file as `check_gguf` does, once per version of the file."""
     header = read_header(path)
     _check_architecture(header)
     _check_tokenizer(header)
@@ -134,7 +134,7 @@ def _error(header: GgufHeader, problem: str, fix: str) -> ModelError:
 
 
 def _check_architecture(header: GgufHeader) -> None:
-    """Raises ModelError for an unsupported architecture, a part of a file, or RoPE scaling."""
+    """Raises ModelError for an unsupported architecture, split files, experts or RoPE scaling."""
     if header.architecture not in ARCHITECTURES:
         raise _error(
             header,

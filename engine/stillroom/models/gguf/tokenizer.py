@@ -1,4 +1,4 @@
-"""Builds the tokenizer of a GGUF file, as the file describes it."""
+"""Builds a tokenizer from the metadata of a GGUF file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,18 +36,18 @@ def build_tokenizer(header: GgufHeader) -> Any:
     path, values = header.path, header.values
     # This class reads the vocabulary only; others parse the whole file again, slowly.
     loaded: Any = PreTrainedTokenizerFast.from_pretrained(str(path.parent), gguf_file=path.name)
-    core = loaded.backend_tokenizer
+    backend = loaded.backend_tokenizer
     if values.get("tokenizer.ggml.model") == "gpt2":
-        _set_pre_tokenizer(core, values.get("tokenizer.ggml.pre"))
-    core.post_processor = None
+        _set_pre_tokenizer(backend, values.get("tokenizer.ggml.pre"))
+    backend.post_processor = None
     if loaded.bos_token is not None and values.get("tokenizer.ggml.add_bos_token", False):
         bos = (loaded.bos_token, loaded.bos_token_id)
-        core.post_processor = processors.TemplateProcessing(
+        backend.post_processor = processors.TemplateProcessing(
             single=f"{bos[0]} $A", pair=f"{bos[0]} $A {bos[0]}:1 $B:1", special_tokens=[bos]
         )
     # Not the architecture's own class: some rebuild the pre-tokenizer when they are loaded.
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core,
+        tokenizer_object=backend,
         bos_token=loaded.bos_token,
         eos_token=loaded.eos_token,
         pad_token=loaded.pad_token,
@@ -62,7 +62,7 @@ def build_tokenizer(header: GgufHeader) -> Any:
 def check_saved_tokenizer(tokenizer: Any, folder: Path, header: GgufHeader) -> None:
     """Raises ModelError if the tokenizer encodes texts differently after it was saved and loaded.
 
-    transformers rebuilds the tokenizers of some architectures in its own way when it loads them.
+    transformers rebuilds the tokenizers of some architectures when it loads them.
     """
     saved: Any = AutoTokenizer.from_pretrained(folder)
     for text in _PROBES:
