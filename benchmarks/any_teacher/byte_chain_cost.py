@@ -70,7 +70,7 @@ def rollouts(pair: ReadingPair, num: int, num_tokens: int) -> list[TrainingSeque
     symbol_sets = pair.symbol_sets([])
     side = symbol_sets.student
     draws = random.Random(0)
-    words = [i for i, word in enumerate(side.tokens.of_token) if word.isalpha() or word[:1] == b" "]
+    words = [i for i, word in enumerate(side.tokens.by_id) if word.isalpha() or word[:1] == b" "]
     prompt = pair.student.renderer.prompt_ids([{"role": "user", "content": "Go on."}], [])
     made = []
     for _ in range(num):

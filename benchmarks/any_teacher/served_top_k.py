@@ -88,7 +88,7 @@ def gradients(world: DemoWorld, name: str, model: str) -> list[dict]:
     divergences = ByteDivergences(readings, counts, torch.device("cpu"))
 
     def gradient(symbols):
-        found, _ = divergences.of_tile(
+        found, _ = divergences.compute_tile(
             slice(0, len(student_NV)), student_NV.log(), student_NV, symbols
         )
         return found.value_N.mean().item(), found.compute_gradient().flatten()
@@ -104,7 +104,7 @@ def gradients(world: DemoWorld, name: str, model: str) -> list[dict]:
     for k in KS:
         top = logprobs_KV.topk(k)
         pairs = list(zip(top.indices.tolist(), top.values.tolist(), strict=True))
-        listed = ListedTokens.of(pairs, own, pair.teacher_trie, torch.device("cpu"))
+        listed = ListedTokens.from_logprobs(pairs, own, pair.teacher_trie, torch.device("cpu"))
         loss, by_k = gradient(lambda part, _, listed=listed: listed[part])
         results.append(
             {

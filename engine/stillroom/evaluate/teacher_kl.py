@@ -159,4 +159,5 @@ def _byte_kl(
     counts = [sequence.num_trained for sequence in sequences]
     divergences = ByteDivergences(readings, counts, student_NV.device)
     all_tokens = slice(0, len(student_NV))
-    return divergences.of_tile(all_tokens, student_NV, student_NV.exp(), symbols)[0].value_N
+    divergence, _ = divergences.compute_tile(all_tokens, student_NV, student_NV.exp(), symbols)
+    return divergence.value_N

@@ -102,9 +102,9 @@ def check_decoding(loaded: LoadedModel) -> list[str]:
             if result.graph_error is not None:
                 notes.append(f"{name} {_WITHOUT_GRAPHS}: {result.graph_error}")
             return notes
-        reason = reason or result.reason()
+        reason = reason or result.explain()
     set_sampling_mode(model, "batched")
-    raise ModelError(f"{name} cannot be sampled in-process: {result.reason()}", _SERVE_FIX)
+    raise ModelError(f"{name} cannot be sampled in-process: {result.explain()}", _SERVE_FIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,8 @@ class _TrialResult:
     graph_error: str | None = None
     """Why a decode step could not be recorded as a CUDA graph; None if it was, or on a CPU."""
 
-    def reason(self) -> str:
-        """Returns why the model cannot be sampled in the trial's mode."""
+    def explain(self) -> str:
+        """Explains why the model cannot be sampled in the trial's mode."""
         return self.error or (
             f"otherwise some of its log-probabilities would be off by {self.gap:.3g} nats"
         )

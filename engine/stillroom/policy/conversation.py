@@ -89,9 +89,9 @@ class TokenConversation(ABC):
         """Returns the turn that has just been sampled; its message omits the end-of-turn token."""
         start = self._turn_start
         ids = self._history.ids[start:]
-        shown = ids[:-1] if ids and ids[-1] in self._stop_ids else ids
+        visible = ids[:-1] if ids and ids[-1] in self._stop_ids else ids
         message = message_from_text(
-            self._renderer.decode(shown),
+            self._renderer.decode(visible),
             self._parser,
             first_call=self._num_calls,
             is_thinking=self._renderer.header.rstrip().endswith("<think>"),

@@ -23,14 +23,14 @@ from stillroom.policy.sampling import sample_tokens
 from stillroom.policy.sequences import DecodedSequence, FinishReason
 from stillroom.policy.slots import SlotTable
 
-# Rows that pause for a tool are run along with the others up to this share of all rows.
+# Idle rows, which wait for a tool, are included in a pass if they are at most this share of all.
 _MAX_IDLE_SHARE = 0.25
 # A row's chunk of given tokens waits until this share of the batch's rows has one.
 _CHUNK_SHARE = 0.125
 _MAX_WAITING_STEPS = 8
 _MAX_CHUNK_TOKENS = 16384
 # Rows that may not be padded share a pass if their chunks differ by fewer tokens; the rest
-# runs token by token. More passes have more overhead, but single tokens cost more than a chunk's.
+# runs token by token. More passes have more overhead, but tokens cost more singly than in chunks.
 _MAX_LENGTH_GAP = 6
 # A shared prefix of fewer tokens is run again instead of being copied. On a GPU, waiting for the
 # sequence that runs it first costs a pass, which takes as long as one of many tokens.
@@ -118,7 +118,7 @@ class DecodeEngine:
         return begins or sequence.num_pending > 1
 
     def _advance_singles(self, singles: Sequence[DecodedSequence]) -> list[DecodedSequence]:
-        """Runs one token of each row, along with a few idle rows, and samples the next ones."""
+        """Runs one token of each row, along with a few idle rows, and samples the next tokens."""
         running = set(singles)
         idle = [s for s in self._rows if s not in running]
         frequencies = self._frequencies(len(singles[0].ids))
@@ -126,7 +126,7 @@ class DecodeEngine:
         if self._graphs is not None and is_alike:
             return self._advance_by_graph(singles, self._graphs)
         # A pass over all slots reads the cache in place, while one over some of them would copy
-        # their keys and values. So a few idle rows are run along.
+        # their keys and values. So a few idle rows are included.
         is_few = len(idle) <= _MAX_IDLE_SHARE * len(self._rows)
         is_filled = is_few and is_alike and self._passes.can_fill
         return self._advance(singles, fillers=idle if is_filled else [], num_tokens=1)
@@ -186,7 +186,7 @@ class DecodeEngine:
         for sequence, share in zip(new, shared_prefixes([s.ids for s in new]), strict=True):
             # The last token must be run in any case, because the logits after it are not kept.
             num = min(share.num_tokens, len(sequence.ids) - 1) if share else 0
-            if share and self._is_shared(new[share.index], sequence, num):
+            if share and self._waits_for_prefix(new[share.index], sequence, num):
                 targets.setdefault(new[share.index], {}).setdefault(num, []).append(sequence)
                 running.remove(sequence)
         for source in list(targets):
@@ -226,8 +226,10 @@ class DecodeEngine:
         can_copy = self._passes.can_copy and self._passes.can_continue
         return sequence.is_new and is_original and can_copy
 
-    def _is_shared(self, source: DecodedSequence, target: DecodedSequence, num_tokens: int) -> bool:
-        """Whether a new sequence waits until another has run their shared prefix, to copy it."""
+    def _waits_for_prefix(
+        self, source: DecodedSequence, target: DecodedSequence, num_tokens: int
+    ) -> bool:
+        """Whether `target` waits until `source` has run their shared prefix, then copies it."""
         is_worth_it = num_tokens - target.num_cached >= self._min_shared
         return is_worth_it and source.num_cached <= num_tokens
 
@@ -257,8 +259,8 @@ class DecodeEngine:
     ) -> list[DecodedSequence]:
         """Runs the active rows' pending tokens; samples one for each row that has no more of them.
 
-        num_tokens: the number of tokens to run of each row; None for all. fillers: idle rows that
-        are run along; their results are discarded. twins: the sequences with the same tokens as a
+        num_tokens: the number of tokens to run of each row; None for all. fillers: idle rows in
+        the pass, whose results are discarded. twins: the sequences with the same tokens as a
         row, for each of which a token is sampled too.
         """
         rows = sorted([*active, *fillers], key=_slot)

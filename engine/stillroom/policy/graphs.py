@@ -94,7 +94,7 @@ class StepGraphs:
         """Returns the logits after one more token of each slot, [B, V]; the next call changes them.
 
         starts: the positions of the tokens; an idle slot's position is the one after its last
-        token. idle: the slots that run along but keep their states.
+        token. idle: which slots are in the step but keep their states.
         """
         rows = rounded_rows(len(ids), limit=self._max_rows)
         attended = rounded_attended(max(starts) + 1, limit=self._max_context)
@@ -138,7 +138,7 @@ class StepGraphs:
 
         try:
             self._replays[rows, attended, keeps_states] = self._recorder.record(step)
-        # A model that reads numbers back from the GPU on the way cannot be recorded.
+        # A step that reads numbers back from the GPU cannot be recorded.
         except RuntimeError as error:
             self.record_error = str(error).strip().partition("\n")[0]
 

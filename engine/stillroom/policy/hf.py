@@ -19,8 +19,8 @@ from stillroom.policy.sequences import DecodedSequence
 from stillroom.reporting import background_tasks
 from stillroom.types import Message, SampledTurn, SamplingSettings, ToolSchema
 
-# The seconds that the next step waits for a conversation whose tools are running. With quick tools
-# the batch thus stays full, and the same seed gives the same rollouts; slow tools do not delay it.
+# The maximum seconds that the next step waits for a conversation whose tools are running: quick
+# tools keep the batch full, so a seed gives the same rollouts, and slow tools do not delay it.
 TOOL_PATIENCE_S = 0.05
 
 
@@ -118,7 +118,7 @@ class HFPolicy(AsyncContextManagerMixin):
         self._changed.set()
 
     async def _run_engine(self) -> None:
-        """Steps the engine as long as a conversation waits for a turn or soon will."""
+        """Steps the engine as long as a conversation waits for a turn, or is about to."""
         while True:
             while not self._waiting:
                 await self._next_change(None)

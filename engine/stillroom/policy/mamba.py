@@ -3,8 +3,8 @@
 Without installed kernels, transformers' own formulas repeat a head's scalars for every element and
 state, and pad short texts to a whole chunk.
 
-Shapes: B rows, T tokens of each, H heads in G groups of equal keys and queries, P numbers of a
-head, N numbers of a key; M = P * H / G, the heads of a group concatenated.
+Shapes: B rows, T tokens of each, H heads in G groups that share B and C (keys and queries), P head
+dimension, N state dimension; M = P * H / G, the heads of a group concatenated.
 """
 
 import math
@@ -23,10 +23,10 @@ from torch.nn.functional import softplus
 # The tokens of a chunk, in which each attends to every earlier one; a state is passed from chunk to
 # chunk. Longer chunks cost more for each token, shorter ones need more operations.
 _CHUNK_TOKENS = 64
-# exp of this is negligible in any sum; far smaller values would be denormal, and slow on CPUs.
+# exp(-60) is negligible in any sum; much smaller values would be denormal, and slow on CPUs.
 _MIN_LOG_DECAY = -60.0
-_STEP_MARK = "stillroom_holds_time_step"
-_DISPATCH_MARK = "stillroom_dispatches"
+_STEP_MARK = "stillroom_bounds_time_step"
+_DISPATCH_MARK = "stillroom_dispatches_formulas"
 _is_sampling: ContextVar[bool] = ContextVar("is_sampling", default=False)
 
 
@@ -44,7 +44,7 @@ def prepare_mamba(model: nn.Module) -> None:
     """Prepares the Mamba layers of a model for sampling; training passes are unchanged."""
     for mixer in model.modules():
         _bound_time_step(mixer)
-        # With its kernels installed transformers' own functions are the fast ones.
+        # If mamba_ssm is installed, transformers uses its kernels, which are faster.
         if hasattr(mixer, "A_log") and find_spec("mamba_ssm") is None:
             module: Any = sys.modules[type(mixer).__module__]
             for name, fast in _FAST_FORMULAS.items():

@@ -46,7 +46,7 @@ class Passes(Protocol):
 
     @property
     def can_continue(self) -> bool:
-        """Whether a pass of several tokens may continue a sequence; else one token at a time."""
+        """Whether one pass may run several tokens after cached ones; else one token at a time."""
         ...
 
     @property
@@ -174,7 +174,7 @@ class _Masks:
         types: list[str] = getattr(config, "layer_types", None) or []
         self._types = set(types)
         self.has_attention = not self._types or self._types != {"linear_attention"}
-        # In Mistral, Mixtral and Phi a window, if there is one, holds for every layer.
+        # In Mistral, Mixtral and Phi a sliding window applies to every layer.
         slides = not self._types or "sliding_attention" in self._types
         self._window: int | None = getattr(config, "sliding_window", None) if slides else None
         self._chunk: int | None = getattr(config, "attention_chunk_size", None)
@@ -276,10 +276,14 @@ class PlainPasses:
 
 
 SamplingMode = Literal["batched", "batched, given tokens singly", "row by row", "without a cache"]
-"""How a model is sampled, from the fastest mode to the one with the fewest requirements on the
-model: all rows over the slots of one cache; likewise, but with prompt and reply tokens after the
-first ones run one by one and transformers' formulas in Mamba layers; each row over transformers'
-own cache; and each token by a forward pass over the whole conversation."""
+"""How a model is sampled, fastest first:
+
+- batched: all rows share the slots of one cache.
+- batched, given tokens singly: likewise, but prompt and reply tokens after the first ones run one
+  by one, and Mamba layers use transformers' formulas.
+- row by row: each row has transformers' own cache.
+- without a cache: each token takes a forward pass over the whole conversation.
+"""
 SLOWER_MODES: tuple[SamplingMode, ...] = (
     "batched, given tokens singly",
     "row by row",
@@ -295,8 +299,8 @@ def set_sampling_mode(model: Any, mode: SamplingMode) -> None:
     setattr(base_model(model), _MODE_ATTRIBUTE, mode)
 
 
-def sample_row_by_row(model: Any) -> None:
-    """Sets a mode in which a row's results do not depend on the other rows of its batch."""
+def set_row_by_row_mode(model: Any) -> None:
+    """Sets a sampling mode in which rows do not affect one another's results."""
     if getattr(base_model(model), _MODE_ATTRIBUTE, "batched") != "without a cache":
         set_sampling_mode(model, "row by row")
 

@@ -1,6 +1,6 @@
 """Samples one token for each row, from its logits and one uniform random number.
 
-Shapes: B rows, V vocabulary, C runs of consecutive tokens, R tokens of a run.
+Shapes: B rows, V vocabulary, C blocks of consecutive tokens, R tokens of a block.
 """
 
 import math
@@ -13,7 +13,7 @@ from torch import Tensor
 from stillroom.errors import ModelError
 from stillroom.types import SamplingSettings
 
-_RUN = 256
+_BLOCK_SIZE = 256
 
 
 def sample_tokens(
@@ -34,9 +34,9 @@ def sample_tokens(
     logits_BV = (logits_BV.cpu() if logits_BV.device.type == "mps" else logits_BV).float()
     size = logits_BV.shape[1] if tokenizer_size is None else tokenizer_size
     valid_BV, padding_BV = logits_BV[:, :size], logits_BV[:, size:]
-    greatest_B1 = valid_BV.amax(dim=-1, keepdim=True)
-    weights_BV = (valid_BV - greatest_B1).exp_()
-    log_total_B = greatest_B1[:, 0] + weights_BV.sum(dim=-1).log()
+    max_B1 = valid_BV.amax(dim=-1, keepdim=True)
+    weights_BV = (valid_BV - max_B1).exp_()
+    log_total_B = max_B1[:, 0] + weights_BV.sum(dim=-1).log()
     if padding_BV.shape[1]:
         log_total_B = torch.logaddexp(log_total_B, padding_BV.logsumexp(dim=-1))
     if all(row.temperature == 0 for row in settings):
@@ -65,8 +65,8 @@ def _draw(
     """Returns each row's token; `weights_BV` are unnormalised probabilities at temperature 1."""
     if any(row.temperature not in {0, 1} for row in settings):
         temperatures_B1 = logits_BV.new_tensor([[row.temperature or 1.0] for row in settings])
-        greatest_B1 = logits_BV.amax(dim=-1, keepdim=True)
-        weights_BV = ((logits_BV - greatest_B1) / temperatures_B1).exp_()
+        max_B1 = logits_BV.amax(dim=-1, keepdim=True)
+        weights_BV = ((logits_BV - max_B1) / temperatures_B1).exp_()
     if any(row.top_p < 1 for row in settings):
         top_p_B = logits_BV.new_tensor([row.top_p for row in settings])
         weights_BV = _apply_top_p(weights_BV / weights_BV.sum(dim=-1, keepdim=True), top_p_B)
@@ -82,25 +82,26 @@ def _draw(
 def _tokens_at(weights_BV: Tensor, shares_B1: Tensor) -> Tensor:
     """Returns the first token of each row where the running sum reaches the row's share, [B].
 
-    The sums of runs of tokens locate the token's run, so that only one run is summed token by
-    token. The sums are in float64, so that rare tokens keep their probability.
+    The sums of blocks of tokens locate the token's block, so that only one block is summed token
+    by token. The sums are in float64, so that rare tokens keep their probability.
     """
     vocabulary = weights_BV.shape[1]
-    num_runs, num_left = divmod(vocabulary, _RUN)
-    runs_BCR = weights_BV[:, : num_runs * _RUN].unflatten(1, (num_runs, _RUN))
+    num_blocks, num_left = divmod(vocabulary, _BLOCK_SIZE)
+    blocks_BCR = weights_BV[:, : num_blocks * _BLOCK_SIZE].unflatten(1, (num_blocks, _BLOCK_SIZE))
     left_B1 = weights_BV[:, vocabulary - num_left :].sum(dim=-1, keepdim=True)
-    upto_BC = torch.cat([runs_BCR.sum(dim=-1), left_B1], dim=1).double().cumsum(dim=-1)
-    targets_B1 = shares_B1 * upto_BC[:, -1:]
-    run_B1 = _first_at_least(upto_BC, targets_B1)
-    bounds_BC = F.pad(upto_BC, (1, 0))
-    before_B1, after_B1 = bounds_BC.gather(1, run_B1), bounds_BC.gather(1, run_B1 + 1)
-    # Taken as a share of the run's own sum, which is added up in another order and rounded
-    # differently.
+    cumulative_BC = torch.cat([blocks_BCR.sum(dim=-1), left_B1], dim=1).double().cumsum(dim=-1)
+    targets_B1 = shares_B1 * cumulative_BC[:, -1:]
+    block_B1 = _first_at_least(cumulative_BC, targets_B1)
+    bounds_BC = F.pad(cumulative_BC, (1, 0))
+    before_B1, after_B1 = bounds_BC.gather(1, block_B1), bounds_BC.gather(1, block_B1 + 1)
+    # Relative to the block's own sum, which is added up in another order and rounded differently.
     shares_B1 = ((targets_B1 - before_B1) / (after_B1 - before_B1)).clamp(max=1.0)
-    tokens_BR = run_B1 * _RUN + torch.arange(_RUN, device=weights_BV.device)
-    run_BR = weights_BV.gather(1, tokens_BR.clamp(max=vocabulary - 1)).double()
-    upto_BR = run_BR.masked_fill_(tokens_BR >= vocabulary, 0.0).cumsum(dim=-1)
-    ids_B1 = run_B1 * _RUN + _first_at_least(upto_BR, shares_B1 * upto_BR[:, -1:])
+    tokens_BR = block_B1 * _BLOCK_SIZE + torch.arange(_BLOCK_SIZE, device=weights_BV.device)
+    block_BR = weights_BV.gather(1, tokens_BR.clamp(max=vocabulary - 1)).double()
+    cumulative_BR = block_BR.masked_fill_(tokens_BR >= vocabulary, 0.0).cumsum(dim=-1)
+    ids_B1 = block_B1 * _BLOCK_SIZE + _first_at_least(
+        cumulative_BR, shares_B1 * cumulative_BR[:, -1:]
+    )
     return ids_B1[:, 0].clamp(max=vocabulary - 1)
 
 

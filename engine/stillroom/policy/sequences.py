@@ -52,7 +52,7 @@ class DecodedSequence(TokenHistory):
     turn_start: int = 0
     """The index of the current turn's first token."""
     slot: int | None = None
-    """Its slot in the cache; None while it has none."""
+    """The index of its slot in the cache; None without one."""
     is_new: bool = True
     """Whether none of its tokens has been run yet."""
     is_paused: bool = True
@@ -70,7 +70,7 @@ class DecodedSequence(TokenHistory):
         return len(self.ids) - self.num_cached
 
     def restore(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Appends a turn that was sampled earlier, and takes its random numbers from `draws`.
+        """Appends a turn that was sampled earlier, and skips the random numbers that it used.
 
         Later tokens are then the same as if the turn had been sampled here.
         """

@@ -122,7 +122,7 @@ _States = dict[int, Tensor | None]
 
 
 class StateLayer(LinearAttentionLayer):
-    """The states of one layer: transformers' own layer, with the states of a pass's rows in it.
+    """The states of one layer; transformers' own layer holds those of the current pass's rows.
 
     Models may change a state in place or return a new one. So the rows' states are views of the
     slots if the rows are the first slots, and otherwise copies that are written back after the

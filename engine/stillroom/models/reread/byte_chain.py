@@ -91,9 +91,9 @@ class TokenRanges:
         """The index of the range that holds each sorted token, and R for the end, [P + 1]."""
         self.first_R = is_cut.nonzero()[:-1, 0]
         """The first sorted token of each range."""
-        self.of_token_V = torch.full((vocab_size,), len(self.first_R), device=order_P.device)
+        self.range_of_token_V = torch.full((vocab_size,), len(self.first_R), device=order_P.device)
         """The index of each token's range; R for tokens that are not text."""
-        self.of_token_V[order_P] = self.range_of_P[:-1]
+        self.range_of_token_V[order_P] = self.range_of_P[:-1]
 
     def __len__(self) -> int:
         return len(self.first_R)
@@ -139,7 +139,7 @@ def sums_row_by_row(probabilities_nV: Tensor, ranges: TokenRanges) -> Tensor:
         len(probabilities_nV), len(ranges) + 1, dtype=torch.float64
     )
     for sums_R, row_V in zip(sums_nR, probabilities_nV, strict=True):
-        sums_R.scatter_add_(0, ranges.of_token_V, row_V.double())
+        sums_R.scatter_add_(0, ranges.range_of_token_V, row_V.double())
     # The last column collects tokens in no range.
     return torch.nn.functional.pad(sums_nR[:, :-1], (1, 0)).cumsum(1)
 
@@ -209,9 +209,9 @@ def with_longer_tokens(
     """Returns a teacher's probabilities at the ends of its tokens, including longer tokens.
 
     The student's text is tokenized as the teacher's tokenizer does, but the teacher may be nearly
-    sure of a longer token: after `c` of an item `candle`, its distribution after the token `c` does
-    not count, as that token has no probability. So a next byte's probability is the sum over longer
-    tokens and, weighted by the token itself, over what follows it.
+    sure of a longer token: if it expects `candle` as one token, its distribution after the token
+    `c` hardly counts, since that token has almost no probability. So a next byte's probability is
+    the sum over longer tokens and, weighted by the token itself, over what follows it.
     after: the probabilities after the teacher's tokens. rows_m, before: the rows of the previous
     tokens, and their trie nodes; the root for no token.
     """
@@ -315,11 +315,11 @@ class GradientSums:
         slopes_mS = slopes_mS / student.total_m.clamp_min(1e-300)[:, None]
         slopes_m = slopes_mS[:, :NUM_BYTES]
         for index, symbol in enumerate(symbol_set.symbols):
-            of_symbol = slopes_mS[:, NUM_BYTES + index]
+            symbol_slopes_m = slopes_mS[:, NUM_BYTES + index]
             for byte in symbol.student_bytes:
-                slopes_m[:, byte] = of_symbol
+                slopes_m[:, byte] = symbol_slopes_m
             if symbol.student_ids:
-                self._marks.append((rows_m, symbol.student_ids, of_symbol))
+                self._marks.append((rows_m, symbol.student_ids, symbol_slopes_m))
         ends = torch.nn.functional.pad(slopes_m, (1, 1)).diff(dim=1)
         self._add_at(rows_m[:, None], nodes.starts_M.long(), ends)
         base = (others_m - kl.value_m) / student.total_m.clamp_min(1e-300)
@@ -339,7 +339,7 @@ class GradientSums:
         slopes_nR = self._ends.cumsum(1)
         slopes_nR[:, -1] = 0
         slopes_nR = (slopes_nR + self._rows[:, None]).to(probabilities_nV)
-        torch.index_select(slopes_nR, 1, self._ranges.of_token_V, out=out_nV)
+        torch.index_select(slopes_nR, 1, self._ranges.range_of_token_V, out=out_nV)
         for rows_m, ids, values_m in self._marks:
             for token in ids:
                 out_nV[:, token].index_add_(0, rows_m, values_m.to(out_nV))
@@ -371,7 +371,7 @@ class ListedTokens:
     """The number of tokens in the trie."""
 
     @classmethod
-    def of(
+    def from_logprobs(
         cls,
         listed: Sequence[tuple[Sequence[int], Sequence[float]]],
         written: Sequence[tuple[int, float]],
@@ -381,7 +381,7 @@ class ListedTokens:
         """Returns the listed tokens of all positions.
 
         listed: the ids of the most likely tokens at each position, and their log-probabilities in
-        nats. written: the same of the token in the text, which need not be among them.
+        nats. written: the id and log-probability of the token in the text, listed or not.
         """
         shape = len(listed), len(listed[0][0]) if listed else 0
         ids_kK = np.array([ids for ids, _ in listed], np.int64).reshape(shape)

@@ -43,7 +43,7 @@ class SymbolSet:
     has_bytes: bool = True
     """Whether each next byte is a symbol of its own."""
     is_conditional: bool = False
-    """Whether probabilities are conditional on text, which one model's marker has begun."""
+    """Whether probabilities are conditional on content, which an earlier point has chosen."""
     symbol_by_kind: Mapping[PartKind, int] = field(default_factory=dict[PartKind, int])
     """256 plus the index of the symbol that begins the next part, by that part's kind."""
 
@@ -208,7 +208,7 @@ def common_lead(turn_format: TurnFormat, texts: Mapping[PartKind, str]) -> str:
     for token in encode(turn_format.tokenizer, text):
         if token in turn_format.tokens.marks:
             return before.decode()
-        before += turn_format.tokens.of_token[token]
+        before += turn_format.tokens.by_id[token]
     return text
 
 
@@ -244,8 +244,8 @@ def _build_symbol(
     """
     if student.byte is not None or teacher.byte is not None or not is_text:
         bytes_ = [
-            tuple(byte for byte in (begin.blank, begin.byte) if byte is not None)
-            for begin in (student, teacher)
+            tuple(byte for byte in (start.blank, start.byte) if byte is not None)
+            for start in (student, teacher)
         ]
         return Symbol(student.ids, teacher.ids, *bytes_)
     blanks = tuple(sorted({blank for blank in (student.blank, teacher.blank) if blank is not None}))
@@ -259,23 +259,25 @@ def _merge(symbols: Sequence[Symbol]) -> tuple[Symbol, ...]:
     """Returns the symbols, merging those that begin with the same token or byte for a model."""
     merged: list[Symbol] = []
     for symbol in symbols:
-        one = symbol
+        merged_symbol = symbol
         for other in list(merged):
-            if _overlap(one, other):
+            if _overlap(merged_symbol, other):
                 merged.remove(other)
-                one = Symbol(
+                merged_symbol = Symbol(
                     *(
                         tuple(sorted({*a, *b}))
-                        for a, b in zip(_start_fields(one), _start_fields(other), strict=True)
+                        for a, b in zip(
+                            _start_fields(merged_symbol), _start_fields(other), strict=True
+                        )
                     )
                 )
-        merged.append(one)
+        merged.append(merged_symbol)
     return tuple(merged)
 
 
-def _overlap(one: Symbol, other: Symbol) -> bool:
+def _overlap(left: Symbol, right: Symbol) -> bool:
     """Whether two symbols begin with the same token or byte for one of the models."""
-    pairs = zip(_start_fields(one), _start_fields(other), strict=True)
+    pairs = zip(_start_fields(left), _start_fields(right), strict=True)
     return any(set(a) & set(b) for a, b in pairs)
 
 
@@ -296,7 +298,7 @@ class TokenOffsets:
     """Looks up a turn's tokens, for one model, by byte offset."""
 
     def __init__(self, turn_format: TurnFormat, ids: Sequence[int]) -> None:
-        self._words = [turn_format.tokens.of_token[token] for token in ids]
+        self._words = [turn_format.tokens.by_id[token] for token in ids]
         self._is_mark = [token in turn_format.tokens.marks for token in ids]
         # For each byte of the turn: the index of its token, and its offset in the token.
         self._by_byte: list[tuple[int, int]] = [

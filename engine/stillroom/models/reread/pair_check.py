@@ -104,12 +104,13 @@ def check_reading(pair: ReadingPair) -> None:
     Needs no weights. Tool calls matter only to students with tools: see `check_calls`.
     """
     names = f"{pair.student.name} and {pair.teacher.name}"
-    is_thinking = [
-        one.renderer.header.rstrip().endswith("<think>") for one in (pair.student, pair.teacher)
+    always_thinks = [
+        reader.renderer.header.rstrip().endswith("<think>")
+        for reader in (pair.student, pair.teacher)
     ]
-    if is_thinking[1] and not is_thinking[0]:
+    if always_thinks[1] and not always_thinks[0]:
         raise ModelError(
-            f"{names}: by its chat template the teacher always thinks before an answer, and the "
+            f"{names}: with its chat template the teacher always thinks before an answer, but the "
             "student does not",
             alternatives(
                 "set rollout.reasoning_mode: disabled if the teacher's template supports it",

@@ -85,7 +85,10 @@ class ReadingPair:
         Raises ModelError for a tokenizer whose tokens' bytes are not known.
         """
         self.student, self.teacher, self.max_context = student, teacher, max_context
-        self._bytes = [TokenBytes.of(one.tokenizer, one.name) for one in (student, teacher)]
+        self._bytes = [
+            TokenBytes.from_tokenizer(reader.tokenizer, reader.name)
+            for reader in (student, teacher)
+        ]
         self.student_trie, self.teacher_trie = (ByteTrie(tokens) for tokens in self._bytes)
         self._symbol_sets: dict[bool, SymbolSets] = {}
 
@@ -95,9 +98,12 @@ class ReadingPair:
         if key not in self._symbol_sets:
             formats = [
                 TurnFormat(
-                    one.tokenizer, tokens, turn_marks(one.renderer, tools, one.name), one.stop_ids
+                    reader.tokenizer,
+                    tokens,
+                    turn_marks(reader.renderer, tools, reader.name),
+                    reader.stop_ids,
                 )
-                for one, tokens in zip((self.student, self.teacher), self._bytes, strict=True)
+                for reader, tokens in zip((self.student, self.teacher), self._bytes, strict=True)
             ]
             self._symbol_sets[key] = SymbolSets(formats[0], formats[1])
         return self._symbol_sets[key]
@@ -167,7 +173,7 @@ class _RolloutReader:
         student, teacher = self._symbol_sets.student, self._symbol_sets.teacher
         text = student.tokens.text(ids)
         has_end = ids[-1] in student.stop_ids
-        end = student.tokens.of_token[ids[-1]] if has_end else b""
+        end = student.tokens.by_id[ids[-1]] if has_end else b""
         if message.get("tool_calls") and not student.marks.has_calls:
             # The student's own template writes calls in a form that cannot be parsed.
             self._num_bytes += len(text) - len(end)

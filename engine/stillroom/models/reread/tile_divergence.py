@@ -24,7 +24,7 @@ from stillroom.models.reread.byte_chain import (
 from stillroom.models.reread.comparison_points import SymbolSet
 from stillroom.models.reread.rereading import ByteReading
 
-NextSymbolsOf = Callable[[slice, Sequence[TrieNodes]], NextSymbols]
+NextSymbolsFunction = Callable[[slice, Sequence[TrieNodes]], NextSymbols]
 """Takes a slice of the teacher's tokens, and the trie nodes at which sums are needed; returns the
 teacher's predictions at these tokens."""
 
@@ -76,19 +76,19 @@ class ByteDivergences:
         self._device = device
         self._order_P = torch.from_numpy(self._student.order).to(device)
 
-    def of_tile(
+    def compute_tile(
         self,
         part: slice,
         student_nV: Tensor,
         probabilities_nV: Tensor,
-        next_symbols: NextSymbolsOf,
+        next_symbols: NextSymbolsFunction,
     ) -> tuple[Divergence, Tensor]:
         """Returns the divergences of a tile's tokens, and sampled estimates of them, both [n].
 
         An estimate sums log p_student - log p_teacher of the sampled symbols.
         student_nV, probabilities_nV: the student's log-probabilities and probabilities; the
-        gradient overwrites the former. next_symbols: is called for at most one teacher token more
-        than the tile has tokens.
+        gradient overwrites the former. next_symbols: called for at most one more teacher token than
+        the tile has tokens.
         """
         num_rows = len(probabilities_nV)
         first, end = np.searchsorted(self._student_of_M, [part.start, part.start + num_rows])
@@ -103,7 +103,7 @@ class ByteDivergences:
             high = self._teacher_of_M[stop - 1] + 1
             chunk = slice(start, stop)
             cuts = [self._nodes[1][chunk], self._before[chunk]]
-            symbols_of_teacher = next_symbols(slice(low, high), cuts)
+            teacher_symbols = next_symbols(slice(low, high), cuts)
             for index in np.unique(self._symbol_set_of_M[start:stop]):
                 points = start + np.nonzero(self._symbol_set_of_M[start:stop] == index)[0]
                 points_m = torch.from_numpy(points).to(self._device)
@@ -116,7 +116,7 @@ class ByteDivergences:
                 student = symbol_probabilities(
                     sums, student_rows_m, nodes, symbol_set, is_student=True
                 )
-                teacher = symbols_of_teacher.probabilities_at(
+                teacher = teacher_symbols.probabilities_at(
                     teacher_rows_m,
                     self._nodes[1][points_m],
                     self._before[points_m],

@@ -33,7 +33,7 @@ It is in Unicode form NFC, to which some byte-level tokenizers normalise every t
 
 @lru_cache(maxsize=1)
 def gpt2_byte_decoder() -> dict[str, int]:
-    """Returns the byte of each character in byte-level vocabularies, as GPT-2 encodes bytes."""
+    """Returns the byte of each character in byte-level vocabularies, in GPT-2's encoding."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in plain]
     letters = {chr(byte): byte for byte in plain}
@@ -62,13 +62,13 @@ _DECODERS: tuple[Callable[[str], bytes], ...] = (_byte_level, _sentence_piece)
 class TokenBytes:
     """The bytes of each token of one tokenizer."""
 
-    of_token: Sequence[bytes]
+    by_id: Sequence[bytes]
     """The bytes by token id; empty for ids that no token has."""
     marks: frozenset[int]
     """Special tokens and tokens that the chat template writes, which are not text."""
 
     @classmethod
-    def of(cls, tokenizer: Any, name: str) -> "TokenBytes":
+    def from_tokenizer(cls, tokenizer: Any, name: str) -> "TokenBytes":
         """Returns the bytes of a tokenizer's tokens; name: the model's name in errors.
 
         Raises ModelError if the bytes of a text's tokens, joined, are not the text.
@@ -84,17 +84,17 @@ class TokenBytes:
         ids = encode(tokenizer, PROBE)
         words = {token_id: word for word, token_id in vocabulary.items()}
         for decode in _DECODERS:
-            of_token = [b""] * (max(words) + 1)
+            by_id = [b""] * (max(words) + 1)
             for token_id, word in words.items():
                 is_added = token_id in added
-                of_token[token_id] = str(added[token_id]).encode() if is_added else decode(word)
-            if b"".join(of_token[token_id] for token_id in ids) == PROBE.encode():
-                return cls(of_token, frozenset(marks))
+                by_id[token_id] = str(added[token_id]).encode() if is_added else decode(word)
+            if b"".join(by_id[token_id] for token_id in ids) == PROBE.encode():
+                return cls(by_id, frozenset(marks))
         raise _tokenizer_error(tokenizer, name, ids)
 
     def text(self, ids: Sequence[int]) -> bytes:
         """Returns the joined bytes of tokens, markers included."""
-        return b"".join(self.of_token[token_id] for token_id in ids)
+        return b"".join(self.by_id[token_id] for token_id in ids)
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
@@ -147,7 +147,7 @@ class ByteTrie:
     def __init__(self, tokens: TokenBytes) -> None:
         pairs = sorted(
             (word, token_id)
-            for token_id, word in enumerate(tokens.of_token)
+            for token_id, word in enumerate(tokens.by_id)
             if word and token_id not in tokens.marks
         )
         self.order = np.array([token_id for _, token_id in pairs], dtype=np.int64)

@@ -24,7 +24,7 @@ _ARGUMENTS = ('{"xqkeyzqx": "xqvalzqx"}', '{"xqkeyvqx": "xqvalvqx"}')
 class TurnMarks:
     """The texts that a chat template writes before, between and after the parts of a turn.
 
-    A text is None where the template cannot render such a turn.
+    None: the template cannot render a turn with this text.
     """
 
     before_text: str

@@ -14,7 +14,7 @@ import anyio
 from stillroom.data.formats import SftRow, Task
 from stillroom.models.batches import TokenSequence
 from stillroom.policy.check import check_decoding
-from stillroom.policy.passes import sample_row_by_row
+from stillroom.policy.passes import set_row_by_row_mode
 from stillroom.settings import Workspace
 from stillroom.train.config.request import TrainingPlan
 from stillroom.train.config.resume import CarriedRollout
@@ -89,7 +89,7 @@ def distill(
             sampling_notes += check_decoding(teacher.loaded)
     if config.rollout.deterministic:
         for loaded in (session.student.loaded, *(one.loaded for one in teachers.local.values())):
-            sample_row_by_row(loaded.model)
+            set_row_by_row_mode(loaded.model)
     notes = [note for teacher in set(teachers.local.values()) for note in teacher.head.notes]
     notes += teachers.notes
     notes += check_before_rollouts(

@@ -34,7 +34,7 @@ from stillroom.models.reread.byte_chain import (
     TrieNodes,
 )
 from stillroom.models.reread.rereading import ByteReading
-from stillroom.models.reread.tile_divergence import ByteDivergences, NextSymbolsOf
+from stillroom.models.reread.tile_divergence import ByteDivergences, NextSymbolsFunction
 from stillroom.serving.scoring import TeacherScores
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
@@ -328,7 +328,7 @@ def listed_tokens(
         ids = [i for i, is_trained in zip(tokens.ids, tokens.trained, strict=True) if is_trained]
         trained += zip(ids, scores.logprobs, strict=True)
         listed += zip(scores.top_ids or [], scores.top_logprobs or [], strict=True)
-    return ListedTokens.of(listed, trained, readings[0].pair.teacher_trie, device)
+    return ListedTokens.from_logprobs(listed, trained, readings[0].pair.teacher_trie, device)
 
 
 class _ByteScorer(Scorer):
@@ -338,7 +338,7 @@ class _ByteScorer(Scorer):
         self,
         batch: TokenBatch,
         readings: Sequence[ByteReading],
-        next_symbols: NextSymbolsOf,
+        next_symbols: NextSymbolsFunction,
     ) -> None:
         """next_symbols: returns the teacher's predictions at some of the readings' tokens."""
         self._targets_N, self._next_symbols = batch.targets_N, next_symbols
@@ -346,7 +346,7 @@ class _ByteScorer(Scorer):
         self._divergences = ByteDivergences(readings, counts, batch.targets_N.device)
 
     def compare(self, part: slice, student_nV: Tensor, probabilities_nV: Tensor) -> TeacherTile:
-        divergence, gap_n = self._divergences.of_tile(
+        divergence, gap_n = self._divergences.compute_tile(
             part, student_nV, probabilities_nV, self._next_symbols
         )
         student_n = student_nV.gather(1, self._targets_N[part, None])[:, 0]

@@ -47,7 +47,7 @@ def listed(rows_kV, k, own):
     top = rows_kV.log().topk(k, -1)
     pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
     own_pairs = [(token, math.log(row[token])) for token, row in zip(own, rows_kV, strict=True)]
-    return ListedTokens.of(list(pairs), own_pairs, TRIE, CPU)
+    return ListedTokens.from_logprobs(list(pairs), own_pairs, TRIE, CPU)
 
 
 def at(symbols, places, symbol_set):
@@ -121,7 +121,7 @@ def test_within_a_token_the_tail_is_the_share_of_unlisted_tokens_that_begin_as_i
 
 
 def test_a_server_that_lists_more_tokens_than_the_tokenizer_has_is_understood():
-    beyond = ListedTokens.of([([500, 1], [-1.0, -2.0])], [(1, -2.0)], TRIE, CPU)
+    beyond = ListedTokens.from_logprobs([([500, 1], [-1.0, -2.0])], [(1, -2.0)], TRIE, CPU)
 
     found = at(beyond, [(0, b"", b"")], CHOICES["text"])
 

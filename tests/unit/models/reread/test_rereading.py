@@ -76,10 +76,10 @@ def random_turn(rng, *, calls, thinks):
 def shaken(rng, pair, ids):
     """Returns tokens of the same text that the tokenizer itself would not always choose."""
     tokens = pair.symbol_sets([]).student.tokens
-    by_bytes = {word: i for i, word in enumerate(tokens.of_token) if i not in tokens.marks}
+    by_bytes = {word: i for i, word in enumerate(tokens.by_id) if i not in tokens.marks}
     out = []
     for token in ids:
-        word = tokens.of_token[token]
+        word = tokens.by_id[token]
         cut = rng.randint(1, len(word) - 1) if len(word) > 1 else 0
         halves = (word[:cut], word[cut:])
         if token not in tokens.marks and rng.random() < 0.15 and all(h in by_bytes for h in halves):
@@ -117,9 +117,9 @@ def check(pair, ids, reading):
     said = bytearray()
     places = [(0, b"", 0, b"")]
     for point in reading.points:
-        one, two = ours.of_token[ids[point.student_token]], None
+        one, two = ours.by_id[ids[point.student_token]], None
         if point.teacher_token < len(teacher_ids):
-            two = others.of_token[teacher_ids[point.teacher_token]]
+            two = others.by_id[teacher_ids[point.teacher_token]]
         assert one.startswith(point.student_prefix)
         assert two is not None
         assert two.startswith(point.teacher_prefix)
@@ -327,7 +327,7 @@ def test_one_distribution_that_is_cut_in_two_ways_teaches_nothing(student, teach
         ):
             divergences = ByteDivergences([reading], [len(ids)], torch.device("cpu"))
             whole, probabilities = slice(0, len(ids)), teacher_table[there]
-            divergence, _ = divergences.of_tile(
+            divergence, _ = divergences.compute_tile(
                 whole,
                 table[own].log(),
                 table[own],

@@ -12,7 +12,7 @@ TEXTS = [PROBE, "", " ", "a\x00b", "👩‍👩‍👧‍👦", "\r\n\r\n", "e\N
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_bytes_of_tokens_are_those_of_the_text(kind):
     tokenizer = kind_tokenizer(kind)
-    tokens = TokenBytes.of(tokenizer, kind)
+    tokens = TokenBytes.from_tokenizer(tokenizer, kind)
 
     for text in TEXTS:
         assert tokens.text(encode(tokenizer, text)) == text.encode()
@@ -42,10 +42,10 @@ def blank_first(core):
 )
 def test_a_tokenizer_that_changes_texts_is_refused(change, said):
     with pytest.raises(ModelError, match=said):
-        TokenBytes.of(kind_tokenizer("llama", change=change), "teacher 'x'")
+        TokenBytes.from_tokenizer(kind_tokenizer("llama", change=change), "teacher 'x'")
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma"])
 def test_sentence_piece_without_bytes_or_with_a_blank_is_refused(family):
     with pytest.raises(ModelError, match=r"adds a space|normalises text|has no token"):
-        TokenBytes.of(mask_tokenizer(MASK_FAMILIES[family]), "teacher 'x'")
+        TokenBytes.from_tokenizer(mask_tokenizer(MASK_FAMILIES[family]), "teacher 'x'")
