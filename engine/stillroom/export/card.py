@@ -57,7 +57,7 @@ def render_card(facts: CardFacts) -> str:
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=False,  # noqa: S701 - Markdown; names from users go through cell and inline
+        autoescape=False,  # noqa: S701 - Markdown; the filters cell and inline clean users' names
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -119,8 +119,8 @@ def header(facts: CardFacts) -> dict[str, Any]:
         tags += ["distillation", "synthetic-data"]
     if kind == "gguf":
         tags.append("gguf")
-    takes_images = facts.written.is_multimodal and kind != "gguf"
-    task = "image-text-to-text" if takes_images else "text-generation"
+    accepts_images = facts.written.is_multimodal and kind != "gguf"
+    task = "image-text-to-text" if accepts_images else "text-generation"
     return {**fields, "pipeline_tag": task, "tags": tags}
 
 
@@ -156,8 +156,8 @@ def _stage(stage: TrainingStage) -> str:
 
 def _data_step(step: DataStep) -> str:
     counts = ", ".join(f"{name} {number}" for name, number in step.counts.items())
-    by = f" by {', '.join(step.authors)}" if step.authors else ""
-    return f"`{step.output}`: {step.operation}{by} ({counts})"
+    authors = f" by {', '.join(step.authors)}" if step.authors else ""
+    return f"`{step.output}`: {step.operation}{authors} ({counts})"
 
 
 def _data_notes(history: History) -> Iterator[str]:
@@ -191,10 +191,10 @@ def _licence(facts: CardFacts) -> Iterator[str]:
         custom_name = f" ({licence.name})" if licence.name else ""
         link = f", {licence.link}" if licence.link else ""
         yield f"Base model: {licence.id}{custom_name}{link}, according to {licence.source}."
-    outside = [name for name in facts.history.providers if name not in IN_PROCESS]
-    if outside:
+    external = [name for name in facts.history.providers if name not in IN_PROCESS]
+    if external:
         yield (
-            f"Teachers answered through {', '.join(outside)}. The terms of a teacher or "
+            f"Teachers answered through {', '.join(external)}. The terms of a teacher or "
             "provider may restrict the use of its outputs: check them."
         )
     elif facts.history.teachers:
@@ -256,7 +256,7 @@ def _template(facts: CardFacts) -> str:
 
 
 def _fenced(text: str | None) -> str | None:
-    """Returns a text as a code block with a fence longer than any in the text."""
+    """Returns a text as a code block, with a fence longer than any run of backticks in it."""
     if not text:
         return None
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)

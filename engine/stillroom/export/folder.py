@@ -30,7 +30,7 @@ class ExportManifest(msgspec.Struct, frozen=True, kw_only=True):
     format: str
     request: dict[str, Any]
     run_id: str | None
-    """The training run; None for a checkpoint that stillroom did not write."""
+    """The training run; None for a checkpoint that Stillroom did not write."""
     method: str | None
     step: int | None
     base_model: str
@@ -112,8 +112,8 @@ def require_space(output: Path, num_bytes: int) -> None:
 def export_folder(output: Path, *, run: Path, overwrite: bool = False) -> Generator[Path]:
     """Yields a new folder that becomes `output` if the block raises no error.
 
-    An existing export is replaced. `run` is the folder of the writing run; files that killed runs
-    left behind are removed.
+    An existing export is replaced. run: the folder of the run that writes the export. Partial
+    folders of killed runs are removed.
     Raises InputError if another process is writing the output.
     """
     with output_lock(output, "export_model", run_id=run.name):
@@ -129,7 +129,7 @@ def _new_folder(output: Path, run: Path, *, overwrite: bool) -> Generator[Path]:
         yield partial
         for folder in (partial, *(path for path in partial.rglob("*") if path.is_dir())):
             wait_for_disk(folder)
-        # The output may have been changed while the model was merged.
+        # The output may have been changed while the export was written.
         check_output(output, overwrite=overwrite)
         put_in_place(partial, output, aside=output.with_name(f".{output.name}.replaced-{run.name}"))
     except BaseException:

@@ -52,7 +52,7 @@ class TrainingStage:
     teacher: str | None = None
     """The teacher of on-policy distillation, or of soft targets for the rows."""
     instruction: str | None = None
-    """The instruction that only the teacher read, in a few words; None if both read the same."""
+    """A short description of the instruction that only the teacher read; None without one."""
     soft_targets: str | None = None
     """The loss against the teacher's probabilities; None if only the tokens were learnt."""
     max_length: int | None = None
@@ -93,7 +93,7 @@ class History:
     """The model that the first training started from; None if it was moved or deleted."""
     base_name: str
     stages: tuple[TrainingStage, ...]
-    """The training runs in order; empty for a model that stillroom did not train."""
+    """The training runs in order; empty for a model that Stillroom did not train."""
     evaluations: tuple[RecordedEvaluation, ...]
     """The evaluations, latest first."""
     num_evaluations: int = 0
@@ -135,7 +135,7 @@ class History:
     def is_instructed(self) -> bool:
         """Whether rows record an instruction that only their teacher read.
 
-        It shows that a teacher answered them, even if its name is unknown.
+        Such rows were answered by a teacher, even if its name is unknown.
         """
         conversations = (stage.conversation for stage in self.stages)
         return any(
@@ -301,7 +301,7 @@ def _conversation(
 
 
 def _instruction(config: dict[str, Any], manifest: Manifest | None) -> str | None:
-    """Returns the instruction that only the teacher read in training, in a few words."""
+    """Returns a short description of the instruction that only the teacher read in training."""
     teacher, student = (config.get(name) or {} for name in ("teacher", "model"))
     system, name = teacher.get("system"), teacher.get("context_file")
     parts = [] if system is None else [Instruction(system).describe()]

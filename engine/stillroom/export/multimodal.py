@@ -1,7 +1,7 @@
 """Exports a trained text part as the multimodal model that it belongs to.
 
-Everything else is copied unchanged: the weights of the other parts byte for byte, the names and
-shards of the weights, the configuration, the tokenizer and the processor.
+Everything else is copied: the weights of the other parts byte for byte, the names and shards of
+the weights, the configuration, the tokenizer and the processor.
 """
 
 import importlib
@@ -42,9 +42,9 @@ class MultimodalBase:
     """A multimodal model whose text part was trained."""
 
     name: str
-    """The display name, without folders of this machine."""
+    """The display name, without local folders."""
     folder: Path
-    """The folder with its files, also for a model from the hub."""
+    """The local folder of its files; for a hub model, in the hub's cache."""
     location: ModelLocation
 
 
@@ -75,7 +75,7 @@ def is_multimodal(location: ModelLocation) -> bool:
 
 
 def _check_unchanged(folder: Path, record: ModelRecord | None) -> None:
-    """Raises ModelError if the model's folder is not as it was recorded in training."""
+    """Raises ModelError if the model's folder differs from its record in training."""
     if record is None:
         return
     if not folder.is_dir():
@@ -87,7 +87,7 @@ def _check_unchanged(folder: Path, record: ModelRecord | None) -> None:
     if record.sha256 is not None and record_folder(folder).sha256 != record.sha256:
         raise ModelError(
             f"the multimodal model {folder} has changed since its text part was trained",
-            f"restore its earlier files, or {_TEXT_ONLY}",
+            f"restore the original files, or {_TEXT_ONLY}",
         )
 
 
@@ -144,7 +144,7 @@ def write_multimodal(
     _copy_settings(base.folder, target)
     _write_settings(base, model, tokenizer, target)
     names = [name for keys in others.values() for name in keys]
-    return OtherParts(sorted({_part_with(name) for name in names}), len(names))
+    return OtherParts(sorted({_part_of(name) for name in names}), len(names))
 
 
 def _weight_files(folder: Path) -> list[str]:
@@ -205,8 +205,7 @@ def _text_names(names: Sequence[str], text: Mapping[str, Tensor]) -> dict[str, s
     """Returns the text weights among the names in the files, with their names in the text model."""
     renamed = {name: language_model_name(name) for name in names}
     if any(name != new for name, new in renamed.items()):
-        heads = ("lm_head.",)
-        renamed = {n: new for n, new in renamed.items() if n != new or n.startswith(heads)}
+        renamed = {n: new for n, new in renamed.items() if n != new or n.startswith("lm_head.")}
     return {name: new for name, new in renamed.items() if new in text}
 
 
@@ -293,7 +292,7 @@ def _set_dtype(file: Path, dtype: str) -> None:
     write_json(file, settings)
 
 
-def _part_with(weight: str) -> str:
-    """Returns the part of the model with a weight: `visual` for model.visual.blocks.0.weight."""
+def _part_of(weight: str) -> str:
+    """Returns the part that a weight belongs to: `visual` for model.visual.blocks.0.weight."""
     parts = weight.split(".")
     return parts[1] if parts[0] == "model" and len(parts) > 1 else parts[0]

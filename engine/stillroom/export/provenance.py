@@ -60,7 +60,7 @@ class DataStep:
 
 
 def public_name(workspace: Workspace, name: str) -> str:
-    """Returns the name of a model or file without folders of this machine."""
+    """Returns the name of a model or file without local folders."""
     path = Path(name)
     if not path.is_absolute():
         return name
@@ -85,10 +85,10 @@ def data_steps(workspace: Workspace, rows: FileRecord) -> Iterator[DataStep]:
             left_out=manifest.left_out,
             teacher=_teacher(workspace, manifest.request) if is_generated else first,
             provider=_provider(manifest.request) if is_generated else None,
-            answered_by=tuple(_answerers(manifest)),
+            answered_by=tuple(_reported_models(manifest)),
             other_models=tuple(name for name in others if name is not None),
         )
-        # The path is compared too, since a filter that keeps all rows copies the content.
+        # The path is compared too: a filter that keeps all rows writes the same content.
         new_inputs = [
             source for source in _row_inputs(manifest) if (source.path, source.sha256) not in seen
         ]
@@ -163,19 +163,19 @@ def file_with_content(workspace: Workspace, record: FileRecord) -> Path | None:
 
 
 def _row_inputs(manifest: Manifest) -> list[FileRecord]:
-    """Returns the inputs that rows came from, without files that they were compared with.
+    """Returns the inputs that rows came from.
 
     Files that a filter used for decontamination, such as held-out prompts, are left out.
     """
-    compared_paths = {Path(name).parts for name in manifest.request.get("decontaminate") or ()}
+    held_out_paths = {Path(name).parts for name in manifest.request.get("decontaminate") or ()}
     inputs = manifest.request.get("input")
     for name in inputs if isinstance(inputs, list) else [inputs]:
-        compared_paths.discard(Path(str(name)).parts)
+        held_out_paths.discard(Path(str(name)).parts)
     # Only the ends of the paths are compared, since the project may have been moved.
     return [
         source
         for source in manifest.inputs
-        if not any(Path(source.path).parts[-len(parts) :] == parts for parts in compared_paths)
+        if not any(Path(source.path).parts[-len(parts) :] == parts for parts in held_out_paths)
     ]
 
 
@@ -184,7 +184,7 @@ def _imported_models(manifest: Manifest) -> list[str | None]:
     return [model.name for model in manifest.models if model.role == "policy"]
 
 
-def _answerers(manifest: Manifest) -> Iterator[AnsweringModel]:
+def _reported_models(manifest: Manifest) -> Iterator[AnsweringModel]:
     for model in manifest.models:
         if model.role == "policy":
             yield from model.answered_by
@@ -209,7 +209,7 @@ def _manifest_of(workspace: Workspace, record: FileRecord) -> Manifest | None:
 
 
 def _provider(request: dict[str, Any]) -> str | None:
-    """Returns a request's provider; for an unknown address, a description with its API."""
+    """Returns a request's provider; for an unknown base_url, a description of the endpoint."""
     provider, address = request.get("provider"), request.get("base_url")
     if not address or provider is None:
         return provider
@@ -217,7 +217,7 @@ def _provider(request: dict[str, Any]) -> str | None:
 
 
 def _known_provider(address: str) -> str | None:
-    """Returns the provider whose address this is; None for any other."""
+    """Returns the provider at an address; None for an unknown address."""
     return provider_at(urlsplit(address).hostname or "")
 
 
@@ -257,7 +257,7 @@ class Licence:
     """The name of a custom licence (`id` is `other`)."""
     link: str | None = None
     source: str = "its publisher"
-    """Who or what states the licence."""
+    """The origin of this information, such as a file or the user."""
 
 
 def licence_of(base: ModelLocation | None, stated: Licence | None = None) -> Licence | None:
@@ -283,8 +283,10 @@ def _licence_in_gguf(path: Path) -> Licence | None:
     """Returns the licence in the metadata of a GGUF file; None if it states none."""
     values = read_header(path).values
     fields = (values.get(f"general.license{part}") for part in ("", ".name", ".link"))
-    named, name, link = (text if isinstance(text, str) and text else None for text in fields)
-    return Licence(named, name, link, source=f"the metadata of {path.name}") if named else None
+    licence_id, name, link = (text if isinstance(text, str) and text else None for text in fields)
+    if licence_id is None:
+        return None
+    return Licence(licence_id, name, link, source=f"the metadata of {path.name}")
 
 
 def _read_beginning(path: Path) -> str:

@@ -130,14 +130,14 @@ def _converter(
     if is_built_in:
         raise missing_extra("gguf", "format gguf")
     raise InputError(
-        f"stillroom converts {FAMILY_NAMES} models to GGUF; {model.name!r} is of type {kind!r}, "
+        f"Stillroom converts {FAMILY_NAMES} models to GGUF; {model.name!r} is of type {kind!r}, "
         f"and llama.cpp's {SCRIPT} is neither on the PATH nor in LLAMA_CPP",
         "clone ggml-org/llama.cpp and set llama_cpp to its folder, or use format merged",
     )
 
 
 def _model_type(model: ModelLocation) -> str | None:
-    """Returns the type of a model's text part; None if its files are not here."""
+    """Returns the model type of a local model's text part; None for a model on the hub."""
     if not model.is_local:
         return None
     config = msgspec.json.decode((model.path / "config.json").read_bytes())
@@ -146,10 +146,10 @@ def _model_type(model: ModelLocation) -> str | None:
 
 def _check_no_gguf_option(request: ExportModel) -> None:
     if request.llama_cpp is not None:
-        raise InputError("llama_cpp is for format gguf", "leave llama_cpp out, or set format gguf")
+        raise InputError("llama_cpp needs format gguf", "leave llama_cpp out, or set format gguf")
     if request.precision in ("fp16", "q8_0"):
         raise InputError(
-            f"precision {request.precision} is for format gguf",
+            f"precision {request.precision} needs format gguf",
             "set format gguf, or use precision bf16 or fp32",
         )
 

@@ -66,7 +66,7 @@ class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
     """The command that serves the export."""
     warnings: list[str]
     seconds: float
-    """The seconds of the work; on another machine without installation and transfers."""
+    """The seconds of the export itself, without installation and transfers on another machine."""
     verified: list[VerifiedAccuracy] = []
     """The accuracy of the written files with each program; empty without verify."""
 
@@ -102,11 +102,11 @@ def export_model(
         served = _serving_facts(export, written)
         verified = []
         if plan.verification is not None:
-            # Imported here, since only this needs the rollouts' code.
+            # Imported here, because it loads the code for rollouts.
             from stillroom.export.verify import WrittenFiles, verify_files
 
-            local = replace(served, path=str(target), base=_base_path(plan, served))
-            files = WrittenFiles(target, gguf_file, local, folder, written.max_context)
+            target_facts = replace(served, path=str(target), base=_base_path(plan, served))
+            files = WrittenFiles(target, gguf_file, target_facts, folder, written.max_context)
             verified = verify_files(workspace, plan.verification, files, reporter)
         conversation, stage_with_tools = history.conversation, history.stage_with_tools
         if stage_with_tools is not None and stage_with_tools.conversation is not None:
@@ -127,9 +127,9 @@ def export_model(
         manifest = _manifest(export, written, record_files(target))
         write_json(target / MANIFEST, manifest)
         _write_lineage(plan, target, manifest, run_id=folder.name)
-    local = replace(served, path=workspace.shown(plan.output), base=_base_path(plan, served))
+    local_facts = replace(served, path=workspace.shown(plan.output), base=_base_path(plan, served))
     seconds = round(time.monotonic() - started, 3)
-    result = _result(export, written, manifest, replace(usage, served=local), seconds=seconds)
+    result = _result(export, written, manifest, replace(usage, served=local_facts), seconds=seconds)
     if not verified:
         return result
     warnings = [warning for warning in result.warnings if warning != _NOT_LOADED]

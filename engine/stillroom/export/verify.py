@@ -32,7 +32,7 @@ from stillroom.types import Message, Trajectory
 _MIN_TASKS = 2
 _LLAMA_CONTEXT = 16384
 _MIN_TIMEOUT_S = 600.0
-"""The least seconds per call, since an answer may take minutes without a GPU."""
+"""The minimum request timeout, since an answer may take minutes without a GPU."""
 _REMEDIES = {
     "transformers": "export with precision fp32, or format adapter; if that also fails, the tools, "
     "rewards or settings have changed since the evaluation: repeat the evaluation",
@@ -41,7 +41,7 @@ _REMEDIES = {
     "llama.cpp": "convert with precision fp32 and a newer llama.cpp; check that it supports the "
     "tokenizer and the chat template (--jinja); or serve format merged with vLLM",
 }
-"""The remedies if files are less accurate than the checkpoint, by the program that loaded them."""
+"""What to do if files are less accurate than the checkpoint, by the program that loaded them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,9 @@ def same_answers(verification: Verification, rollouts: Sequence[Trajectory]) -> 
     shared = [rollout for rollout in rollouts if rollout.task_id in expected]
     if not shared:
         return None
-    return fmean(_turn_contents(one.messages) == expected[one.task_id] for one in shared)
+    return fmean(
+        _turn_contents(rollout.messages) == expected[rollout.task_id] for rollout in shared
+    )
 
 
 def _turn_contents(messages: Sequence[Message]) -> list[Any]:

@@ -50,10 +50,10 @@ class Verification:
 def plan_verification(
     workspace: Workspace, checkpoint: ModelLocation, *, n: int, is_gguf: bool, checkout: str | None
 ) -> Verification:
-    """Returns the plan for verifying an export. checkout: a folder of llama.cpp, for its server.
+    """Returns the plan for verifying an export. checkout: a checkout of llama.cpp with its server.
 
-    Raises InputError if the checkpoint was not evaluated, or if llama.cpp's server is not
-    installed, which verifies GGUF files.
+    Raises InputError if the checkpoint was not evaluated, or if llama.cpp's server, which verifies
+    GGUF files, is not installed.
     """
     for file in sorted(workspace.runs.glob(f"*/{RESULT_FILE}"), key=_start_time, reverse=True):
         request = _request_of(file)
@@ -75,16 +75,16 @@ def plan_verification(
 
 
 def _start_time(path: Path) -> str:
-    """Returns the start time of an evaluation; file times may differ between machines."""
+    """Returns an evaluation's recorded start time; copied files may have other times."""
     with suppress(OSError, DataError):
         return RunFolder(path.parent).read().created_at
     return ""
 
 
 def _request_of(result_file: Path) -> EvaluateModel | None:
-    """Returns the request of an evaluation with one answer per task, and without guard and teacher.
+    """Returns an evaluation's request, changed to one answer per task, without guard and teacher.
 
-    None if it cannot be read.
+    Returns None if it cannot be read.
     """
     try:
         document: Mapping[str, Any] = RunFolder(result_file.parent).read_request().request
@@ -107,7 +107,7 @@ def _is_evaluation_of(
 
 
 def has_llama_server() -> bool:
-    """Returns whether llama.cpp's server is installed, which verifies GGUF files."""
+    """Returns whether llama.cpp's server, which verifies GGUF files, is installed."""
     return bool(shutil.which(LLAMA_SERVER) or importlib.util.find_spec("xllamacpp"))
 
 

@@ -42,8 +42,8 @@ from stillroom.types import Message, ToolSchema
 SHARD_SIZE = "4GB"
 PHASES = ("load", "write", "read back")
 _DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-_CONFIG_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+_CONFIG_PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 # Far above the effect of rounding to bf16, and far below the difference of another model.
 _MAX_KL = 0.1
 _SAMPLES = (
@@ -105,7 +105,7 @@ def write_merged(
         )
         note = other_parts.sentence(multimodal.name)
         written = replace(_facts_of(model, tokenizer), is_multimodal=True, other_parts=note)
-    # Avoids two models in memory.
+    # Freed before the written model is loaded, so that only one is in memory.
     del model
     gc.collect()
     _report_phase(reporter, 2)
@@ -140,7 +140,7 @@ def _save(model: Any, tokenizer: Any, target: Path, shard_size: str, *, name: st
 
 def _facts_of(model: Any, tokenizer: Any) -> WrittenModel:
     return WrittenModel(
-        _NAMES.get(model.dtype, str(model.dtype)),
+        _PRECISIONS.get(model.dtype, str(model.dtype)),
         find_tool_parser(tokenizer),
         max_context=getattr(model.config.get_text_config(), "max_position_embeddings", None),
         parameters=model.num_parameters(),
@@ -178,7 +178,7 @@ def _load_model(plan: ExportPlan, precision: Precision) -> Any:
     if other_parts := trained_other_weights(plan.checkpoint.path):
         raise ModelError(
             f"the adapter {plan.checkpoint.name!r} also changes other parts of a multimodal model, "
-            f"e.g. {other_parts[0]}, but stillroom merges only text parts",
+            f"e.g. {other_parts[0]}, but Stillroom merges only text parts",
             "use format adapter, or merge it with peft",
         )
     model = read_weights(base, dtype=torch.float32 if precision == "fp32" else "auto")
@@ -224,7 +224,7 @@ def _stored_dtype(base: ModelLocation) -> str:
         return "auto"
     text: dict[str, Any] = settings.get("text_config") or {}
     names = (part.get(key) for part in (settings, text) for key in ("dtype", "torch_dtype"))
-    return _CONFIG_NAMES.get(str(next((name for name in names if name), None)), "auto")
+    return _CONFIG_PRECISIONS.get(str(next((name for name in names if name), None)), "auto")
 
 
 def _sample_ids(tokenizer: Any) -> list[list[int]]:

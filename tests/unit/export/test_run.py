@@ -221,7 +221,7 @@ def test_an_adapter_names_its_base_and_how_to_serve_it(project, made):
         ({"output": "config.yml"}, "exists and is not an export", "a new folder"),
         ({"output": "runs/run-1"}, "exists and is not an export", "a new folder"),
         ({"format": "adapter", "precision": "bf16"}, "format adapter", "leave precision out"),
-        ({"llama_cpp": "llama.cpp"}, "llama_cpp is for format gguf", "leave llama_cpp out"),
+        ({"llama_cpp": "llama.cpp"}, "llama_cpp needs format gguf", "leave llama_cpp out"),
         ({"format": "gguf", "llama_cpp": "none"}, "llama_cpp 'none' does not exist", "check the"),
     ],
 )

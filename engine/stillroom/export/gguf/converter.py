@@ -15,7 +15,7 @@ from stillroom.reporting import Reporter, stop_if_cancelled
 from stillroom.settings import Workspace, llama_cpp_folder
 
 SCRIPT = "convert_hf_to_gguf.py"
-_NAMES = (SCRIPT, "convert-hf-to-gguf.py")
+_SCRIPT_NAMES = (SCRIPT, "convert-hf-to-gguf.py")
 _MAGIC = b"GGUF"
 _TIMEOUT_S = 6 * 3600.0
 _POLL_S = 0.1
@@ -41,14 +41,14 @@ def find_converter(workspace: Workspace, checkout: str | None) -> list[str] | No
         return _in_checkout(workspace.existing(checkout, label="llama_cpp"))
     if (checkout_path := llama_cpp_folder()) is not None:
         return _in_checkout(workspace.existing(checkout_path, label="LLAMA_CPP"))
-    installed = next((path for name in _NAMES if (path := shutil.which(name))), None)
-    # The first line of the script names the Python with its packages.
+    installed = next((path for name in _SCRIPT_NAMES if (path := shutil.which(name))), None)
+    # The script's shebang names the Python interpreter that has its packages.
     return None if installed is None else [installed]
 
 
 def _in_checkout(path: Path) -> list[str]:
-    """Returns the command of the converter in a checkout, or of the script itself."""
-    scripts = [path] if path.suffix == ".py" else [path / name for name in _NAMES]
+    """Returns the command of the converter in a checkout; `path` may be the script itself."""
+    scripts = [path] if path.suffix == ".py" else [path / name for name in _SCRIPT_NAMES]
     script = next((script for script in scripts if script.is_file()), None)
     if script is None:
         raise InputError(
@@ -109,12 +109,12 @@ def _failure(command: Sequence[str], log: Path, outcome: str) -> RunError:
 
 
 def _remedy(command: Sequence[str], log: Path) -> str:
-    """Returns the remedy for a failure, from the converter's output if it shows the cause."""
+    """Returns what to do about a failure, from the converter's output if it shows the cause."""
     text = log.read_text(encoding="utf-8", errors="replace")
     if missing := _MISSING_PACKAGE.search(text):
         module = (missing[1] or missing[2]).partition(".")[0]
         package = _PACKAGES.get(module, module.lower())
-        # A converter on the PATH names its Python in its first line.
+        # A converter on the PATH names its Python interpreter in its shebang.
         python = command[0] if command[1].endswith(".py") else "python"
         return f"install a missing package: `{python} -m pip install {package}`"
     if _TOKENIZER_ERROR.search(text):

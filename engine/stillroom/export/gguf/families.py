@@ -77,7 +77,7 @@ def _gemma_unsupported(config: Settings) -> Iterator[str]:
         config["hidden_size"] / config["num_attention_heads"] if is_27b else head_size(config)
     )
     if config["query_pre_attn_scalar"] != expected:
-        yield "query_pre_attn_scalar other than the size of a head"
+        yield "query_pre_attn_scalar other than the head size"
 
 
 def head_size(config: Settings) -> int:

@@ -1,4 +1,4 @@
-"""Converts a tokenizer's vocabulary to llama.cpp's: byte-level BPE, or pieces like Gemma's."""
+"""Converts tokenizer vocabularies to llama.cpp's: byte-level BPE, or SentencePiece as in Gemma."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _LLAMA3 = (
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace("{1,3}", "")
-_SPLITS: Mapping[tuple[str, ...], tuple[str, bool]] = {
+_PRE_TOKENIZERS: Mapping[tuple[str, ...], tuple[str, bool]] = {
     ("words",): ("gpt-2", False),
     ("digits", "words"): ("smollm", False),
     (_LLAMA3, "bytes"): ("llama-bpe", True),
@@ -58,7 +58,7 @@ def read_vocabulary(tokenizer: Json, size: int) -> Vocabulary:
     """Returns the vocabulary of a parsed tokenizer.json, padded to `size` tokens.
 
     Tokens with ids of `size` or more, for which the model has no embeddings, are left out. Raises
-    ModelError if llama.cpp has no such tokenizer.
+    ModelError if llama.cpp does not support the tokenizer.
     """
     model: Json = tokenizer["model"]
     if model["type"] != "BPE":
@@ -70,9 +70,9 @@ def read_vocabulary(tokenizer: Json, size: int) -> Vocabulary:
             tokens[i], types[i] = token, TokenType.NORMAL
     merges = [tuple(m.split(" ", 1) if isinstance(m, str) else m) for m in model["merges"]]
     if model.get("byte_fallback"):
-        _check_pieces(tokenizer)
+        _check_sentencepiece(tokenizer)
         scores = _scores(merges, tokens)
-        _set_piece_types(tokens, types, model.get("unk_token"))
+        _set_sentencepiece_types(tokens, types, model.get("unk_token"))
         _set_added_tokens(tokenizer["added_tokens"], tokens, types)
         score_of_type = {
             TokenType.UNUSED: _UNUSED_SCORE,
@@ -88,7 +88,7 @@ def read_vocabulary(tokenizer: Json, size: int) -> Vocabulary:
 
 def _unsupported_error(reason: str) -> ModelError:
     return ModelError(
-        f"llama.cpp has no tokenizer like this model's, which {reason}",
+        f"llama.cpp does not support the model's tokenizer, which {reason}",
         "export with format merged, and serve it with vLLM or transformers; or set llama_cpp to a "
         "checkout of llama.cpp, whose converter may support it",
     )
@@ -114,7 +114,7 @@ def _pre_tokenizer_name(tokenizer: Json) -> str:
     if normalizer is not None and normalizer["type"] != "NFC":
         raise _unsupported_error(f"normalises text with {normalizer['type']}")
     steps = tuple(_step(part) for part in _parts(tokenizer["pre_tokenizer"]))
-    name, ignores_merges = _SPLITS.get(steps, (None, False))
+    name, ignores_merges = _PRE_TOKENIZERS.get(steps, (None, False))
     if name is None or bool(tokenizer["model"].get("ignore_merges")) != ignores_merges:
         raise _unsupported_error("splits text into words by its own rules")
     return name
@@ -129,7 +129,7 @@ def _parts(pre_tokenizer: Json | None) -> Sequence[Json]:
 
 
 def _step(part: Json) -> str:
-    """Returns the name of a pre-tokenizer's step, as in the keys of `_SPLITS`."""
+    """Returns the name of a pre-tokenizer's step, as in the keys of `_PRE_TOKENIZERS`."""
     match part:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": uses_regex}:
             return "words" if uses_regex else "bytes"
@@ -141,7 +141,7 @@ def _step(part: Json) -> str:
             return f"unknown: {part['type']}"
 
 
-def _check_pieces(tokenizer: Json) -> None:
+def _check_sentencepiece(tokenizer: Json) -> None:
     """Raises ModelError unless text is prepared as for Gemma: spaces become `▁`, nothing else."""
     normalizer, parts = tokenizer["normalizer"], _parts(tokenizer["pre_tokenizer"])
     expected = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
@@ -165,7 +165,9 @@ def _scores(merges: Sequence[tuple[str, ...]], tokens: Sequence[str]) -> list[fl
     return [-float(ranks.get(token, 0)) for token in tokens]
 
 
-def _set_piece_types(tokens: Sequence[str], types: list[TokenType], unknown: str | None) -> None:
+def _set_sentencepiece_types(
+    tokens: Sequence[str], types: list[TokenType], unknown: str | None
+) -> None:
     """Sets the types of the byte tokens and of the unknown token."""
     byte_tokens = {f"<0x{byte:02X}>" for byte in range(256)}
     for i, token in enumerate(tokens):

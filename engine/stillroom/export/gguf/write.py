@@ -66,7 +66,7 @@ def check_convertible(model: ModelLocation, tokenizer: ModelLocation) -> None:
     config = _settings(model.location)
     if (unsupported := find_unsupported(config)) is not None:
         raise ModelError(
-            f"stillroom converts {FAMILY_NAMES} models to GGUF, but {model.name!r} has "
+            f"Stillroom converts {FAMILY_NAMES} models to GGUF, but {model.name!r} has "
             f"{unsupported}, which is not supported",
             "set llama_cpp to a checkout of llama.cpp, whose converter may support it, or use "
             "format merged",
@@ -82,8 +82,8 @@ def _vocabulary(tokenizer: Any, config: Mapping[str, Any]) -> Vocabulary:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ModelError(
-            f"the model's tokenizer ({type(tokenizer).__name__}) has no tokenizer.json, from which "
-            "a GGUF file is written",
+            f"the model's tokenizer ({type(tokenizer).__name__}) has no tokenizer.json, which "
+            "conversion to GGUF needs",
             "use format merged, or set llama_cpp to a checkout of llama.cpp",
         )
     return read_vocabulary(json.loads(backend.to_str()), config["vocab_size"])
