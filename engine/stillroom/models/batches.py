@@ -175,7 +175,7 @@ def _split(
     ids = [sequence.ids for sequence in sequences]
     if rules.layout == "packed":
         return group_by_prefix(ids, max_tokens=max_tokens)
-    return microbatches([len(one) for one in ids], max_tokens=max_tokens)
+    return microbatches([len(tokens) for tokens in ids], max_tokens=max_tokens)
 
 
 def add_empty_passes(batch: TokenBatch, count: int) -> TokenBatch:

@@ -33,7 +33,7 @@ _PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
 }
-KEY_MAPPING = {f"^{re.escape(begin)}": end for begin, end in _PREFIXES.items()}
+KEY_MAPPING = {f"^{re.escape(prefix)}": new for prefix, new in _PREFIXES.items()}
 """Patterns of weight-name prefixes in a multimodal model, each with its replacement."""
 
 # Multimodal models that contain a whole language model, including its head.
@@ -83,9 +83,9 @@ def language_model_name(name: str) -> str:
 
     Weights outside the text part keep their names.
     """
-    for begin, end in _PREFIXES.items():
-        if name.startswith(begin):
-            return end + name.removeprefix(begin)
+    for prefix, new_prefix in _PREFIXES.items():
+        if name.startswith(prefix):
+            return new_prefix + name.removeprefix(prefix)
     return name
 
 

@@ -191,11 +191,11 @@ class _Reference:
     @torch.no_grad()
     def __init__(self, head: HeadRunner, lengths: Sequence[int]) -> None:
         ids = _probe_ids(lengths, head.vocab_size)
-        self._sequences = [TokenSequence(one, [True] * len(one)) for one in ids]
+        self._sequences = [TokenSequence(tokens, [True] * len(tokens)) for tokens in ids]
         with _eval_mode(head.base) as model:
             outputs = [
-                model(input_ids=torch.tensor([one], device=input_device(model)), use_cache=False)
-                for one in ids
+                model(input_ids=torch.tensor([tokens], device=input_device(model)), use_cache=False)
+                for tokens in ids
             ]
         self._logits_NV = torch.cat([output.logits[0, :-1].float() for output in outputs])
 
@@ -214,9 +214,9 @@ class _Reference:
         try:
             with _eval_mode(head.base):
                 batch = head.collate(self._sequences)
-                for one in batch.passes:
-                    if one.pack is not None:
-                        one.pack.observer = check
+                for batch_pass in batch.passes:
+                    if batch_pass.pack is not None:
+                        batch_pass.pack.observer = check
                 logits_NV = head.logits(head.batch_hidden(batch, embed))
         except _UNSUPPORTED_ERRORS:
             return math.inf

@@ -58,10 +58,10 @@ class SlotTable:
         Sequences that get a slot are removed from `waiting`.
         """
         num_free = self._max_rows - len(self.sequences)
-        newcomers = waiting[:num_free]
+        new = waiting[:num_free]
         del waiting[:num_free]
-        if newcomers:
-            self._place_all(newcomers)
+        if new:
+            self._place_all(new)
         while gaps := self._gaps():
             last = self._entries.pop()
             if isinstance(last, DecodedSequence):
@@ -79,52 +79,52 @@ class SlotTable:
             self.tokens_shared += num - target.num_cached
             target.num_cached = num
 
-    def _place_all(self, newcomers: Sequence[DecodedSequence]) -> None:
-        """Gives newcomers slots, and copies the parts of their prefixes that other slots have."""
+    def _place_all(self, new: Sequence[DecodedSequence]) -> None:
+        """Gives new sequences slots, and copies prefixes that other slots have."""
         cached = [
             entry if isinstance(entry, list) else entry.ids[: entry.num_cached]
             for entry in self._entries
         ]
         prefixes = PrefixIndex([ids if self._has_original_rope(len(ids)) else [] for ids in cached])
-        sources = [self._find_source(prefixes, newcomer) for newcomer in newcomers]
-        # First the newcomers whose prefix is in the slot of a released sequence: they take that
+        sources = [self._find_source(prefixes, sequence) for sequence in new]
+        # First the sequences whose prefix is in the slot of a released sequence: they take that
         # slot, and nothing is copied.
-        for newcomer, source in zip(newcomers, sources, strict=True):
+        for sequence, source in zip(new, sources, strict=True):
             if source is not None and isinstance(self._entries[source.index], list):
-                self._place(newcomer, source.index, source)
-        for index, (newcomer, source) in enumerate(zip(newcomers, sources, strict=True)):
-            if newcomer.slot is not None:
+                self._place(sequence, source.index, source)
+        for index, (sequence, source) in enumerate(zip(new, sources, strict=True)):
+            if sequence.slot is not None:
                 continue
             needed = {later.index for later in sources[index:] if later is not None}
             gaps = sorted(self._gaps(), key=lambda slot: slot in needed)
             if len(self._entries) < self._max_rows and (not gaps or gaps[0] in needed):
                 gaps = [len(self._entries)]
                 self._entries.append([])
-            self._place(newcomer, gaps[0], source)
-            # That slot's cached prefix is overwritten, so later newcomers cannot copy from it.
+            self._place(sequence, gaps[0], source)
+            # That slot's cached prefix is overwritten, so later sequences cannot copy from it.
             sources = [s if s is None or s.index != gaps[0] else None for s in sources]
 
-    def _place(self, newcomer: DecodedSequence, slot: int, source: SharedPrefix | None) -> None:
-        """Gives a newcomer a slot, and copies its prefix from the source, if there is one."""
-        newcomer.slot = slot
-        self._entries[slot] = newcomer
+    def _place(self, sequence: DecodedSequence, slot: int, source: SharedPrefix | None) -> None:
+        """Gives a sequence a slot, and copies its prefix from the source, if there is one."""
+        sequence.slot = slot
+        self._entries[slot] = sequence
         if source is None:
             return
         if source.index != slot:
             self._cache.copy_tokens(source.index, [slot], source.num_tokens)
-        newcomer.num_cached = source.num_tokens
+        sequence.num_cached = source.num_tokens
         self.tokens_shared += source.num_tokens
 
-    def _find_source(self, slots: PrefixIndex, newcomer: DecodedSequence) -> SharedPrefix | None:
-        """Returns the slot with the newcomer's longest prefix; None if it is too short to copy."""
-        if not self._has_original_rope(len(newcomer.ids)):
+    def _find_source(self, slots: PrefixIndex, sequence: DecodedSequence) -> SharedPrefix | None:
+        """Returns the slot with the sequence's longest prefix; None if it is too short to copy."""
+        if not self._has_original_rope(len(sequence.ids)):
             return None
         # The last token must be run in any case, because the logits after it are not kept.
-        limit = len(newcomer.ids) - 1
+        limit = len(sequence.ids) - 1
         longest = (
-            slots.longest_prefix_of(newcomer.ids[:limit])
+            slots.longest_prefix_of(sequence.ids[:limit])
             if self._copies_whole_slots
-            else slots.longest_shared(newcomer.ids)
+            else slots.longest_shared(sequence.ids)
         )
         if longest is None:
             return None

@@ -15,7 +15,7 @@ from stillroom.places import make_folder, rename_folder
 # Increase it when the converter writes something different for the same file.
 _CONVERTER_VERSION = 1
 _POLL_S = 0.2
-_LONGEST_WAIT_S = 2 * 3600.0
+_MAX_WAIT_S = 2 * 3600.0
 
 
 def pretrained_path(location: ModelLocation) -> str:
@@ -85,9 +85,9 @@ def _convert(path: Path, folder: Path, stamp: tuple[int, int]) -> None:
 
 def _acquire(lock: FileLock, path: Path) -> None:
     """Acquires the lock; waits while another process converts the file."""
-    if not lock.acquire_within(_LONGEST_WAIT_S, poll_s=_POLL_S):
+    if not lock.acquire_within(_MAX_WAIT_S, poll_s=_POLL_S):
         raise ModelError(
-            f"another process has been converting {path} for {_LONGEST_WAIT_S / 3600:g} hours",
+            f"another process has been converting {path} for {_MAX_WAIT_S / 3600:g} hours",
             f"end the process that holds {lock.path}, then repeat the call",
         )
 

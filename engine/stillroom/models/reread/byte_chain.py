@@ -188,8 +188,8 @@ def symbol_probabilities(
         mass_m = bytes_m[:, first_bytes].sum(1)
         is_known = known_m[:, first_bytes].all(1)
         if ids:
-            marks_m = to_float64(sums.probabilities_nV[:, list(ids)][rows_m]).sum(1)
-            mass_m, is_known = mass_m + marks_m, is_known & nodes.is_root_M
+            marker_mass_m = to_float64(sums.probabilities_nV[:, list(ids)][rows_m]).sum(1)
+            mass_m, is_known = mass_m + marker_mass_m, is_known & nodes.is_root_M
         columns.append(mass_m[:, None])
         known.append(is_known[:, None])
         hidden[[*symbol.student_bytes, *symbol.teacher_bytes]] = True
@@ -221,11 +221,11 @@ def with_longer_tokens(
     low_m, high_m = sums.mass_before(rows_m, before.low_M), sums.mass_before(rows_m, before.high_M)
     total_m = (high_m - low_m).clamp_min(1e-300)
     share_m = ((edges[:, 0] - low_m) / total_m)[:, None]
-    marks = [
+    markers = [
         longer_m[:, list(symbol.teacher_bytes)].sum(1, keepdim=True)
         for symbol in symbol_set.symbols
     ]
-    mixed = torch.cat([longer_m, *marks], 1) / total_m[:, None] + share_m * after.probabilities_mS
+    mixed = torch.cat([longer_m, *markers], 1) / total_m[:, None] + share_m * after.probabilities_mS
     has_before = ~before.is_root_M[:, None]
     probabilities = torch.where(has_before, mixed, after.probabilities_mS)
     return SymbolProbabilities(probabilities, after.is_known_mS, after.total_m)
@@ -299,7 +299,7 @@ class GradientSums:
         self._ends = torch.zeros(shape, dtype=torch.float64, device=device)
         # The derivatives of all tokens of a row, and of marker tokens: rows, ids and values.
         self._rows = self._ends.new_zeros(num_rows)
-        self._marks: list[tuple[Tensor, tuple[int, ...], Tensor]] = []
+        self._marker_slopes: list[tuple[Tensor, tuple[int, ...], Tensor]] = []
 
     def add(
         self,
@@ -319,7 +319,7 @@ class GradientSums:
             for byte in symbol.student_bytes:
                 slopes_m[:, byte] = symbol_slopes_m
             if symbol.student_ids:
-                self._marks.append((rows_m, symbol.student_ids, symbol_slopes_m))
+                self._marker_slopes.append((rows_m, symbol.student_ids, symbol_slopes_m))
         ends = torch.nn.functional.pad(slopes_m, (1, 1)).diff(dim=1)
         self._add_at(rows_m[:, None], nodes.starts_M.long(), ends)
         base = (others_m - kl.value_m) / student.total_m.clamp_min(1e-300)
@@ -340,7 +340,7 @@ class GradientSums:
         slopes_nR[:, -1] = 0
         slopes_nR = (slopes_nR + self._rows[:, None]).to(probabilities_nV)
         torch.index_select(slopes_nR, 1, self._ranges.range_of_token_V, out=out_nV)
-        for rows_m, ids, values_m in self._marks:
+        for rows_m, ids, values_m in self._marker_slopes:
             for token in ids:
                 out_nV[:, token].index_add_(0, rows_m, values_m.to(out_nV))
         return out_nV.mul_(probabilities_nV)
@@ -457,5 +457,5 @@ class ListedTokens:
 
     def _marker_probability(self, rows_m: Tensor, ids: tuple[int, ...]) -> Tensor:
         """Returns the listed probability of a marker's tokens."""
-        marks = torch.tensor(ids, dtype=torch.int64, device=rows_m.device)
-        return (self.probabilities_kK[rows_m] * torch.isin(self.ids_kK[rows_m], marks)).sum(1)
+        marker_ids = torch.tensor(ids, dtype=torch.int64, device=rows_m.device)
+        return (self.probabilities_kK[rows_m] * torch.isin(self.ids_kK[rows_m], marker_ids)).sum(1)

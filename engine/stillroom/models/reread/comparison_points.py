@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from stillroom.models.reread.token_bytes import TokenBytes, encode
 from stillroom.models.reread.turns import (
     PartKind,
-    TurnMarks,
+    TurnMarkers,
     TurnPart,
     common_prefix,
     json_object_end,
@@ -71,7 +71,7 @@ class TurnFormat(NamedTuple):
 
     tokenizer: Any
     tokens: TokenBytes
-    marks: TurnMarks
+    markers: TurnMarkers
     stop_ids: frozenset[int]
 
 
@@ -131,7 +131,7 @@ class SymbolSets:
     def _texts(self, kind: PartKind) -> tuple[dict[PartKind, str], dict[PartKind, str]]:
         """Returns each template's text before every kind of part that may follow in both."""
         student, teacher = (
-            texts_between(turn_format.marks, kind) for turn_format in (self.student, self.teacher)
+            texts_between(turn_format.markers, kind) for turn_format in (self.student, self.teacher)
         )
         both = student.keys() & teacher.keys()
         return {k: t for k, t in student.items() if k in both}, {
@@ -206,7 +206,7 @@ def common_lead(turn_format: TurnFormat, texts: Mapping[PartKind, str]) -> str:
     [text] = texts.values()
     before = b""
     for token in encode(turn_format.tokenizer, text):
-        if token in turn_format.tokens.marks:
+        if token in turn_format.tokens.marker_ids:
             return before.decode()
         before += turn_format.tokens.by_id[token]
     return text
@@ -228,9 +228,9 @@ class _MarkerStart(NamedTuple):
 def _marker_start(turn_format: TurnFormat, text: str, *, is_end: bool) -> _MarkerStart:
     """Returns how the marker `text` begins; `is_end`: whether the marker ends the turn."""
     first = encode(turn_format.tokenizer, text.lstrip() or text)[0]
-    if first not in turn_format.tokens.marks:
+    if first not in turn_format.tokens.marker_ids:
         return _MarkerStart((), byte=text.encode()[0])
-    ends = turn_format.stop_ids & turn_format.tokens.marks if is_end else frozenset[int]()
+    ends = turn_format.stop_ids & turn_format.tokens.marker_ids if is_end else frozenset[int]()
     blank = text.encode()[0] if text[0].isspace() else None
     return _MarkerStart(tuple(sorted({first, *ends})), blank)
 
@@ -299,7 +299,7 @@ class TokenOffsets:
 
     def __init__(self, turn_format: TurnFormat, ids: Sequence[int]) -> None:
         self._words = [turn_format.tokens.by_id[token] for token in ids]
-        self._is_mark = [token in turn_format.tokens.marks for token in ids]
+        self._is_marker = [token in turn_format.tokens.marker_ids for token in ids]
         # For each byte of the turn: the index of its token, and its offset in the token.
         self._by_byte: list[tuple[int, int]] = [
             (index, offset) for index, word in enumerate(self._words) for offset in range(len(word))
@@ -313,13 +313,13 @@ class TokenOffsets:
         if not 0 <= byte < len(self._by_byte):
             return None
         index, offset = self._by_byte[byte]
-        if offset and self._is_mark[index]:
+        if offset and self._is_marker[index]:
             return None
         return index, self._words[index][:offset]
 
     def previous_text(self, index: int, prefix: bytes) -> bytes:
         """Returns the bytes of the previous token; empty inside a token and after a marker."""
-        is_text = not prefix and index > 0 and not self._is_mark[index - 1]
+        is_text = not prefix and index > 0 and not self._is_marker[index - 1]
         return self._words[index - 1] if is_text else b""
 
 

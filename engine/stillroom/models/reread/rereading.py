@@ -17,7 +17,13 @@ from stillroom.models.reread.comparison_points import (
     turn_points,
 )
 from stillroom.models.reread.token_bytes import ByteTrie, TokenBytes, encode
-from stillroom.models.reread.turns import PartKind, TurnParts, parse_turn, texts_between, turn_marks
+from stillroom.models.reread.turns import (
+    PartKind,
+    TurnParts,
+    parse_turn,
+    texts_between,
+    turn_markers,
+)
 from stillroom.types import Message, TokenTrace, ToolSchema
 
 
@@ -100,7 +106,7 @@ class ReadingPair:
                 TurnFormat(
                     reader.tokenizer,
                     tokens,
-                    turn_marks(reader.renderer, tools, reader.name),
+                    turn_markers(reader.renderer, tools, reader.name),
                     reader.stop_ids,
                 )
                 for reader, tokens in zip((self.student, self.teacher), self._bytes, strict=True)
@@ -174,11 +180,11 @@ class _RolloutReader:
         text = student.tokens.text(ids)
         has_end = ids[-1] in student.stop_ids
         end = student.tokens.by_id[ids[-1]] if has_end else b""
-        if message.get("tool_calls") and not student.marks.has_calls:
+        if message.get("tool_calls") and not student.markers.has_calls:
             # The student's own template writes calls in a form that cannot be parsed.
             self._num_bytes += len(text) - len(end)
             return None
-        turn = parse_turn(text, student.marks, has_calls=bool(message.get("tool_calls")), end=end)
+        turn = parse_turn(text, student.markers, has_calls=bool(message.get("tool_calls")), end=end)
         self._num_bytes += sum(len(part.text) for part in turn.parts) + len(turn.unparsed)
         rendered = render_turn(
             teacher, turn, has_end=has_end, closing=self._symbol_sets.closing("arguments")
@@ -235,14 +241,14 @@ def render_turn(
     text, starts = "", list[int]()
     before: PartKind = "start"
     for part in turn.parts:
-        mark = texts_between(teacher.marks, before).get(part.kind)
-        if mark is None:
+        marker = texts_between(teacher.markers, before).get(part.kind)
+        if marker is None:
             return None
-        text += mark
+        text += marker
         starts.append(len(text.encode()))
         text += part.text.decode()
         before = part.kind
-    ends: Mapping[PartKind, str] = texts_between(teacher.marks, before)
+    ends: Mapping[PartKind, str] = texts_between(teacher.markers, before)
     if turn.is_ended:
         if "end" not in ends:
             return None
@@ -250,7 +256,7 @@ def render_turn(
     if turn.unparsed and turn.parts and is_complete_call(turn.parts[-1]):
         text += closing
     text += turn.unparsed.decode(errors="replace")
-    return _TeacherTurn(text + (teacher.marks.end_text if has_end else ""), starts)
+    return _TeacherTurn(text + (teacher.markers.end_text if has_end else ""), starts)
 
 
 def sampled_spans(trace: TokenTrace) -> list[tuple[int, int]]:

@@ -64,7 +64,7 @@ class TokenBytes:
 
     by_id: Sequence[bytes]
     """The bytes by token id; empty for ids that no token has."""
-    marks: frozenset[int]
+    marker_ids: frozenset[int]
     """Special tokens and tokens that the chat template writes, which are not text."""
 
     @classmethod
@@ -76,11 +76,11 @@ class TokenBytes:
         added: dict[int, Any] = tokenizer.added_tokens_decoder
         vocabulary: dict[str, int] = tokenizer.get_vocab()
         template = tokenizer.chat_template or ""
-        marks = set(tokenizer.all_special_ids)
+        marker_ids = set(tokenizer.all_special_ids)
         for token_id, token in added.items():
             text = str(token)
             if token.special or (text.strip() and text in template):
-                marks.add(token_id)
+                marker_ids.add(token_id)
         ids = encode(tokenizer, PROBE)
         words = {token_id: word for word, token_id in vocabulary.items()}
         for decode in _DECODERS:
@@ -89,7 +89,7 @@ class TokenBytes:
                 is_added = token_id in added
                 by_id[token_id] = str(added[token_id]).encode() if is_added else decode(word)
             if b"".join(by_id[token_id] for token_id in ids) == PROBE.encode():
-                return cls(by_id, frozenset(marks))
+                return cls(by_id, frozenset(marker_ids))
         raise _tokenizer_error(tokenizer, name, ids)
 
     def text(self, ids: Sequence[int]) -> bytes:
@@ -148,7 +148,7 @@ class ByteTrie:
         pairs = sorted(
             (word, token_id)
             for token_id, word in enumerate(tokens.by_id)
-            if word and token_id not in tokens.marks
+            if word and token_id not in tokens.marker_ids
         )
         self.order = np.array([token_id for _, token_id in pairs], dtype=np.int64)
         """The ids of the sorted tokens."""

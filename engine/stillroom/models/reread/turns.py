@@ -21,7 +21,7 @@ _ARGUMENTS = ('{"xqkeyzqx": "xqvalzqx"}', '{"xqkeyvqx": "xqvalvqx"}')
 
 
 @dataclass(frozen=True, slots=True)
-class TurnMarks:
+class TurnMarkers:
     """The texts that a chat template writes before, between and after the parts of a turn.
 
     None: the template cannot render a turn with this text.
@@ -54,7 +54,7 @@ class TurnMarks:
         return self.before_thought is not None
 
 
-def turn_marks(renderer: ChatRenderer, tools: Sequence[ToolSchema], name: str) -> TurnMarks:
+def turn_markers(renderer: ChatRenderer, tools: Sequence[ToolSchema], name: str) -> TurnMarkers:
     """Returns the markers of a template; name: the model's name in errors.
 
     Raises ModelError if the template does not render a plain answer verbatim.
@@ -72,25 +72,25 @@ def turn_marks(renderer: ChatRenderer, tools: Sequence[ToolSchema], name: str) -
             f"the chat template of {name} does not render a plain answer verbatim",
             "fix chat_template.jinja, or use another model",
         )
-    marks: dict[str, str] = {}
+    markers: dict[str, str] = {}
     if (
         thinking := texts_around([_THOUGHT, _TEXT], _probe_turn(thought=_THOUGHT, text=_TEXT))
     ) is not None:
-        marks |= {"before_thought": thinking[0], "thought_to_text": thinking[1]}
+        markers |= {"before_thought": thinking[0], "thought_to_text": thinking[1]}
     if tools:
         call = [_NAMES[0], _ARGUMENTS[0]]
         if (alone := texts_around(call, _probe_turn(calls=1))) is not None:
-            marks |= dict(zip(("before_call", "separator", "end_call"), alone, strict=True))
+            markers |= dict(zip(("before_call", "separator", "end_call"), alone, strict=True))
         if (both := texts_around([_TEXT, *call], _probe_turn(text=_TEXT, calls=1))) is not None:
-            marks["text_to_call"] = both[1]
+            markers["text_to_call"] = both[1]
         parts = [*call, _NAMES[1], _ARGUMENTS[1]]
         if (two := texts_around(parts, _probe_turn(calls=2))) is not None:
-            marks["call_to_call"] = two[2]
+            markers["call_to_call"] = two[2]
         if (
             thinking := texts_around([_THOUGHT, *call], _probe_turn(thought=_THOUGHT, calls=1))
         ) is not None:
-            marks["thought_to_call"] = thinking[1]
-    return TurnMarks(before_text=plain[0], end_text=plain[1], **marks)
+            markers["thought_to_call"] = thinking[1]
+    return TurnMarkers(before_text=plain[0], end_text=plain[1], **markers)
 
 
 def _probe_turn(*, thought: str = "", text: str = "", calls: int = 0) -> Message:
@@ -165,21 +165,21 @@ class TurnParts:
     """The text after the last part that could not be parsed; empty for a well-formed turn."""
 
 
-def parse_turn(text: bytes, marks: TurnMarks, *, has_calls: bool, end: bytes) -> TurnParts:
+def parse_turn(text: bytes, markers: TurnMarkers, *, has_calls: bool, end: bytes) -> TurnParts:
     """Splits a turn into its parts, using the markers of the template that it was sampled with.
 
     has_calls: whether the turn was parsed as tool calls; otherwise all of it is content.
     end: the bytes of the stop token at the end of `text`; empty if generation was cut off by a
     limit.
     """
-    return _TurnParser(text, marks, end).parse(has_calls=has_calls)
+    return _TurnParser(text, markers, end).parse(has_calls=has_calls)
 
 
 class _TurnParser:
     """Parses one turn from its first byte."""
 
-    def __init__(self, text: bytes, marks: TurnMarks, end: bytes) -> None:
-        self._text, self._marks, self._end = text[: len(text) - len(end)], marks, end
+    def __init__(self, text: bytes, markers: TurnMarkers, end: bytes) -> None:
+        self._text, self._markers, self._end = text[: len(text) - len(end)], markers, end
         self._offset = 0
         self._parts: list[TurnPart] = []
         self._starts: list[int] = []
@@ -189,7 +189,7 @@ class _TurnParser:
         if not self._parse_thought():
             return self._malformed()
         call = self._first_call_offset() if has_calls else None
-        closing = self._closing(self._marks.end_text) if call is None else b""
+        closing = self._closing(self._markers.end_text) if call is None else b""
         stop = len(self._text) - len(closing) if call is None else call
         if stop > self._offset and not self._add_part("text", stop):
             return self._malformed()
@@ -197,10 +197,10 @@ class _TurnParser:
             while True:
                 if not self._parse_call():
                     return self._malformed()
-                between = self._marks.call_to_call
+                between = self._markers.call_to_call
                 if not between or not self._text.startswith(between.encode(), self._offset):
                     break
-            closing = self._closing(self._marks.end_call or "")
+            closing = self._closing(self._markers.end_call or "")
         if self._text[self._offset :] != closing:
             return self._malformed()
         return TurnParts(self._parts, self._starts, bool(self._end))
@@ -228,27 +228,27 @@ class _TurnParser:
         self._offset += len(text)
         return self._offset == stop
 
-    def _skip(self, mark: str | None) -> bool:
+    def _skip(self, marker: str | None) -> bool:
         """Advances past a marker; returns False if the text does not continue with it."""
-        written = (mark or "").encode()
-        if mark is None or not self._text.startswith(written, self._offset):
+        written = (marker or "").encode()
+        if marker is None or not self._text.startswith(written, self._offset):
             return False
         self._offset += len(written)
         return True
 
     def _parse_thought(self) -> bool:
         """Parses thinking, or its empty placeholder, before the content; False if malformed."""
-        marks = self._marks
-        if self._skip(marks.before_text or None):
+        markers = self._markers
+        if self._skip(markers.before_text or None):
             return True
-        before, after = marks.before_thought, marks.thought_to_text
+        before, after = markers.before_thought, markers.thought_to_text
         if before is None or after is None:
             return True
         # The turn's header may already have opened the thinking.
         is_open = not before.strip()
         if not is_open and not self._skip(before):
             return True
-        shared = common_prefix(after, marks.thought_to_call)
+        shared = common_prefix(after, markers.thought_to_call)
         core = shared.strip()
         stop = self._text.find(core.encode(), self._offset)
         if stop < 0:
@@ -265,14 +265,14 @@ class _TurnParser:
 
     def _first_call_offset(self) -> int | None:
         """Returns the offset of the first call's opening marker; None if there is none."""
-        marks = self._marks
-        opening = marks.before_call or ""
-        core = _first_line(opening[len(common_prefix(opening, marks.before_text)) :])
+        markers = self._markers
+        opening = markers.before_call or ""
+        core = _first_line(opening[len(common_prefix(opening, markers.before_text)) :])
         start = self._text.find(core, self._offset) if core else -1
         if start < 0:
             return None
         # Whitespace before the first word is the template's only if the template writes it.
-        for text in (marks.text_to_call or "", opening):
+        for text in (markers.text_to_call or "", opening):
             blank = text[: len(text) - len(text.lstrip())].encode()
             if blank and self._text[self._offset : start].endswith(blank):
                 return start - len(blank)
@@ -280,16 +280,16 @@ class _TurnParser:
 
     def _parse_call(self) -> bool:
         """Parses a call's opening, name and arguments; returns False if malformed."""
-        marks = self._marks
-        openings = [marks.before_call, marks.text_to_call, marks.call_to_call]
+        markers = self._markers
+        openings = [markers.before_call, markers.text_to_call, markers.call_to_call]
         # Longest first, as one may be a prefix of another.
         variants = sorted({text for text in openings if text}, key=len, reverse=True)
-        shared = common_prefix(marks.before_call, marks.before_text)
+        shared = common_prefix(markers.before_call, markers.before_text)
         variants += [text[len(shared) :] for text in variants if shared and text.startswith(shared)]
         variants += [text.lstrip() for text in variants]
         if not any(self._skip(text) for text in variants):
             return False
-        separator = (marks.separator or "").encode()
+        separator = (markers.separator or "").encode()
         stop = self._text.find(separator, self._offset)
         if stop < 0:
             return self._add_part("name", len(self._text)) and False
@@ -309,25 +309,25 @@ def _first_line(opening: str) -> bytes:
     return stripped.split("\n")[0].encode()
 
 
-def texts_between(marks: TurnMarks, before: PartKind) -> dict[PartKind, str]:
+def texts_between(markers: TurnMarkers, before: PartKind) -> dict[PartKind, str]:
     """Returns the template's text between a part and each kind of part that may follow it."""
     texts: dict[PartKind, dict[PartKind, str | None]] = {
         "start": {
-            "text": marks.before_text,
-            "name": marks.before_call,
-            "thought": marks.before_thought,
-            "end": marks.before_text + marks.end_text,
+            "text": markers.before_text,
+            "name": markers.before_call,
+            "thought": markers.before_thought,
+            "end": markers.before_text + markers.end_text,
         },
         "thought": {
-            "text": marks.thought_to_text,
-            "name": marks.thought_to_call,
+            "text": markers.thought_to_text,
+            "name": markers.thought_to_call,
             "end": None
-            if marks.thought_to_text is None
-            else marks.thought_to_text + marks.end_text,
+            if markers.thought_to_text is None
+            else markers.thought_to_text + markers.end_text,
         },
-        "text": {"name": marks.text_to_call, "end": marks.end_text},
-        "name": {"arguments": marks.separator},
-        "arguments": {"name": marks.call_to_call, "end": marks.end_call},
+        "text": {"name": markers.text_to_call, "end": markers.end_text},
+        "name": {"arguments": markers.separator},
+        "arguments": {"name": markers.call_to_call, "end": markers.end_call},
         "end": {},
     }
     return {kind: text for kind, text in texts[before].items() if text is not None}

@@ -76,13 +76,17 @@ def random_turn(rng, *, calls, thinks):
 def shaken(rng, pair, ids):
     """Returns tokens of the same text that the tokenizer itself would not always choose."""
     tokens = pair.symbol_sets([]).student.tokens
-    by_bytes = {word: i for i, word in enumerate(tokens.by_id) if i not in tokens.marks}
+    by_bytes = {word: i for i, word in enumerate(tokens.by_id) if i not in tokens.marker_ids}
     out = []
     for token in ids:
         word = tokens.by_id[token]
         cut = rng.randint(1, len(word) - 1) if len(word) > 1 else 0
         halves = (word[:cut], word[cut:])
-        if token not in tokens.marks and rng.random() < 0.15 and all(h in by_bytes for h in halves):
+        if (
+            token not in tokens.marker_ids
+            and rng.random() < 0.15
+            and all(h in by_bytes for h in halves)
+        ):
             out += [by_bytes[half] for half in halves]
         else:
             out.append(token)
@@ -145,17 +149,17 @@ def test_every_byte_that_a_student_wrote_is_compared_once_at_the_same_text(stude
     pair = pair_of(student, teacher)
     kinds = KINDS[student], KINDS[teacher]
     tools = [SCHEMA] if all(kind.has_tools for kind in kinds) else []
-    marks = [pair.symbol_sets(tools).student.marks, pair.symbol_sets(tools).teacher.marks]
-    calls = [0, 1] if all(one.has_calls for one in marks) else [0]
-    if all(one.call_to_call is not None for one in marks):
+    markers = [pair.symbol_sets(tools).student.markers, pair.symbol_sets(tools).teacher.markers]
+    calls = [0, 1] if all(one.has_calls for one in markers) else [0]
+    if all(one.call_to_call is not None for one in markers):
         calls += [2, 3]
-    thinks = all(one.has_thought for one in marks)
+    thinks = all(one.has_thought for one in markers)
     num_read = 0
     for _ in range(TURNS):
         turn = random_turn(rng, calls=calls, thinks=thinks)
-        if turn.get("tool_calls") and any(one.text_to_call is None for one in marks):
+        if turn.get("tool_calls") and any(one.text_to_call is None for one in markers):
             turn["content"] = ""
-        if turn.get("tool_calls") and any(one.thought_to_call is None for one in marks):
+        if turn.get("tool_calls") and any(one.thought_to_call is None for one in markers):
             turn.pop("reasoning_content", None)
         if not turn["content"] and not turn.get("tool_calls"):
             turn.pop("reasoning_content", None)

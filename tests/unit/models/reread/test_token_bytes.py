@@ -16,7 +16,7 @@ def test_the_bytes_of_tokens_are_those_of_the_text(kind):
 
     for text in TEXTS:
         assert tokens.text(encode(tokenizer, text)) == text.encode()
-    marks = [tokenizer.decode([i]) for i in sorted(tokens.marks)]
+    marks = [tokenizer.decode([i]) for i in sorted(tokens.marker_ids)]
     assert set(KINDS[kind].marks[1:3]) <= set(marks)
 
 
