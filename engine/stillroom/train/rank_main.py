@@ -39,7 +39,7 @@ from stillroom.train.student.collective import WAIT_S, Collective
 def main() -> int:
     """Runs the rank folder's job as one rank and returns the exit code."""
     files, rank = RankFiles(Path(sys.argv[1])), int(os.environ["RANK"])
-    write_output_to(files.log_file(rank), Redactor(shared_secrets().values()))
+    redirect_output(files.log_file(rank), Redactor(shared_secrets().values()))
     watch_owner(files, files.read_job().owner)
     is_cuda = torch.cuda.is_available()
     state = PartialState(cpu=not is_cuda, timeout=timedelta(seconds=WAIT_S))
@@ -101,7 +101,7 @@ def _failure_of(error: BaseException) -> RankFailure:
 _CHUNK = 1 << 16
 
 
-def write_output_to(log: Path, redactor: Redactor) -> None:
+def redirect_output(log: Path, redactor: Redactor) -> None:
     """Redirects stdout and stderr, also of C libraries, to a log with known secrets redacted.
 
     A separate process writes it, so that the last output of a killed process is in the log. It

@@ -141,9 +141,9 @@ def _prepare_method(
         case "distill":
             tasks = load_datasets(plan.train_files)
             cold_rows = plan.load_rows(plan.cold_start_file) if plan.cold_start_file else []
-            added = plan.load_rows(plan.added_rows_file) if plan.added_rows_file else []
+            mixed_rows = plan.load_rows(plan.mixed_rows_file) if plan.mixed_rows_file else []
             return lambda session: distill(
-                workspace, session, plan, tasks, cold_rows, added, prepare
+                workspace, session, plan, tasks, cold_rows, mixed_rows, prepare
             )
 
 

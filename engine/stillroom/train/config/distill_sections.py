@@ -78,7 +78,7 @@ class RolloutSection(ConfigSection, EpisodeOptions):
         """The URLs or command lines of the MCP servers that offer tools."""
         return (self.mcp_url,) if isinstance(self.mcp_url, str) else self.mcp_url or ()
 
-    def num_added_rows(self, num_rollouts: int) -> int:
+    def num_mixed_rows(self, num_rollouts: int) -> int:
         """Returns the number of rows mixed into an iteration of `num_rollouts` rollouts."""
         share = self.on_policy_share
         return 0 if share is None else max(1, round(num_rollouts * (1 - share) / share))
@@ -94,9 +94,9 @@ class TeacherSection(ConfigSection):
     """The teacher that scores tokens: the student's (distill), or those of rows (soft_targets)."""
 
     path: str | tuple[str, ...]
-    """The teacher: a hub id, folder, run id or demo/teacher; with a server, the model's name there.
+    """The teacher: a hub id, folder, run id or demo/teacher; on a server, the served model's name.
 
-    A list names one teacher for each file of `data.train_file`; it alone scores that file's
+    A list names one teacher for each file of `data.train_file`, which scores only that file's
     rollouts.
     """
     provider: Literal["hf", "vllm", "sglang"] = "hf"
@@ -244,7 +244,7 @@ class AlgorithmSection(ConfigSection):
     jsd_beta: Annotated[float, Field(ge=0, le=1)] = 0.5
     """The teacher's share of jsd's mixture; 0 is the forward KL, 1 the reverse KL."""
     top_k: Annotated[int, Field(ge=1, le=1024)] = 16
-    """The number of the teacher's most likely tokens in top_k_reverse_kl, and from which
+    """The number of the teacher's most likely tokens that top_k_reverse_kl compares, and from which
     byte_reverse_kl derives a served teacher's next bytes; all other tokens count as one."""
     mask_special_tokens: bool = False
     """Whether special tokens (end of turn, markers of the template) are excluded from training."""

@@ -198,12 +198,12 @@ def _refused_keys_of_other_types(
 def _is_set(dotted: str, value: Any, model: type[BaseModel]) -> bool:
     """Returns whether a configuration's value differs from the key's default."""
     section, _, key = dotted.rpartition(".")
-    holder = section_of(model, section) if section else model
+    parent = section_of(model, section) if section else model
     if isinstance(value, dict):
-        inner = holder and section_of(holder, key)
+        inner = parent and section_of(parent, key)
         values = cast("dict[str, Any]", value).items()
         return inner is None or any(_is_set(name, each, inner) for name, each in values)
-    field = holder and holder.model_fields.get(key)
+    field = parent and parent.model_fields.get(key)
     return value is not None and (field is None or value != field.get_default())
 
 
@@ -288,16 +288,16 @@ def _apply_override(raw: dict[str, Any], override: str) -> None:
         value: Any = read_yaml(value_text)
     except _UNREADABLE as error:
         raise ConfigError(f"override {override!r}: the value is not YAML", "quote it") from error
-    holder: Any = raw
+    container: Any = raw
     for depth, part in enumerate(parts):
-        if not isinstance(holder, dict | list):
+        if not isinstance(container, dict | list):
             raise ConfigError(
                 f"override {override!r}: {parts[depth - 1]!r} is a value, not a section",
                 "check the key",
             )
-        key = part if isinstance(holder, dict) else _index(part, cast("list[Any]", holder))
+        key = part if isinstance(container, dict) else _index(part, cast("list[Any]", container))
         if key is None:
-            num = len(cast("list[Any]", holder))
+            num = len(cast("list[Any]", container))
             raise ConfigError(
                 f"override {override!r}: {parts[depth - 1]!r} has no entry {part!r}",
                 f"give an index below {num}, counted from 0"
@@ -305,11 +305,11 @@ def _apply_override(raw: dict[str, Any], override: str) -> None:
                 else "the list is empty: add its entries in the file, or override the whole list",
             )
         if depth == len(parts) - 1:
-            cast("Any", holder)[key] = value
+            cast("Any", container)[key] = value
         elif isinstance(key, str):
-            holder = cast("dict[str, Any]", holder).setdefault(key, {})
+            container = cast("dict[str, Any]", container).setdefault(key, {})
         else:
-            holder = holder[key]
+            container = container[key]
 
 
 def _index(part: str, entries: list[Any]) -> int | None:
@@ -342,9 +342,9 @@ def _refused_settings(raw: Mapping[str, Any]) -> Iterator[_Refusal]:
 def _remove(raw: dict[str, Any], dotted: str) -> None:
     """Deletes a dotted key, if present."""
     section, _, key = dotted.rpartition(".")
-    holder = _value_at(raw, section) if section else raw
-    if isinstance(holder, dict):
-        cast("dict[str, Any]", holder).pop(key, None)
+    container = _value_at(raw, section) if section else raw
+    if isinstance(container, dict):
+        cast("dict[str, Any]", container).pop(key, None)
 
 
 def _value_at(raw: Mapping[str, Any], dotted: str) -> Any:

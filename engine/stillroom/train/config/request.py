@@ -107,8 +107,8 @@ _Request = TypeVar("_Request", bound=PlanTraining)
 def requests_per_model(workspace: Workspace, request: _Request) -> list[_Request]:
     """Returns the request itself, or one request for each model if model.path is a list.
 
-    Each of several requests names its model in an override. Raises ConfigError for a list with
-    anything but names, or with a name twice.
+    Each of several requests sets its model by an override. Raises ConfigError for a list with
+    anything but names, or with duplicates.
     """
     config_file = workspace.existing(request.config, label="config")
     paths = _model_paths(config_file, request.overrides)
@@ -116,13 +116,13 @@ def requests_per_model(workspace: Workspace, request: _Request) -> list[_Request
         return [request]
     return [
         request.model_copy(
-            update={"overrides": (*request.overrides, f"model.path={_as_yaml(path)}")}
+            update={"overrides": (*request.overrides, f"model.path={_quoted_yaml(path)}")}
         )
         for path in paths
     ]
 
 
-def _as_yaml(path: str) -> str:
+def _quoted_yaml(path: str) -> str:
     """Returns the quoted path; JSON strings are valid YAML."""
     return msgspec.json.encode(path).decode()
 
@@ -158,14 +158,14 @@ class TrainingPlan:
     train_files: tuple[Path, ...]
     """The files of rows to train on: one, or for distill several."""
     tools_file: UserFile | None
-    """tools.py next to config.yml; None if there is none, or if the run neither samples (sft or dpo
-    without evals) nor has rows with answers that name a tool."""
+    """tools.py next to config.yml; None if there is none, or if the run neither samples (sft and
+    dpo sample only for evals) nor has rows that name tools."""
     rewards_file: UserFile | None
     eval_files: Mapping[str, Path]
     """The prompt file of each evaluation, by the evaluation's name."""
     cold_start_file: Path | None = None
-    added_rows_file: Path | None = None
-    """The rows that are mixed into the student's rollouts."""
+    mixed_rows_file: Path | None = None
+    """The file of rows mixed into the student's rollouts."""
     models: tuple[ModelLocation, ...] = ()
     """The student, then the teachers that this run loads."""
     context_file: Path | None = None
@@ -204,7 +204,7 @@ class TrainingPlan:
     @property
     def rows_files(self) -> list[Path]:
         """The files of supervised rows other than the training files, without duplicates."""
-        files = (self.cold_start_file, self.added_rows_file)
+        files = (self.cold_start_file, self.mixed_rows_file)
         return list(dict.fromkeys(file for file in files if file is not None))
 
     def load_rows(self, path: Path) -> list[SftRow]:
@@ -267,39 +267,39 @@ def plan_request(
         _rows_file(workspace, config_file, name, key="data.train_file", kind=kind)
         for name in config.data.train_files
     ]
-    cold_start_file, added_rows_file = _extra_row_files(workspace, config_file, config)
-    # For a run on another machine, its process there checks the models.
-    is_here = request.where is None
-    models = _checked_models(workspace, config, is_here=is_here)
+    cold_start_file, mixed_rows_file = _supervised_files(workspace, config_file, config)
+    # A run on another machine checks its own packages and devices.
+    is_on_this_machine = request.where is None
+    models = _checked_models(workspace, config, is_on_this_machine=is_on_this_machine)
     for server in config.rollout.mcp_servers:
         parse_spec(server)
     context_file = None
     if config.teacher is not None and config.teacher.context_file is not None:
         context_file = workspace.path(folder / config.teacher.context_file)
-    if is_here:
+    if is_on_this_machine:
         _check_trackers(config)
         check_launcher(config.launcher)
     is_sampled = config.dataset_type == "distill" or bool(config.evals)
-    supervised = [cold_start_file, added_rows_file]
+    supervised = [cold_start_file, mixed_rows_file]
     supervised += train_files if config.dataset_type == "sft" else []
     pairs = train_files if config.dataset_type == "dpo" else []
-    naming_file = _file_with_tool_names(folder, [*supervised, *pairs])
+    tool_names_file = _file_with_tool_names(folder, [*supervised, *pairs])
     notes = config_notes(config_file, request.overrides, source=source)
-    notes += _row_notes(supervised, naming_file)
+    notes += _row_notes(supervised, tool_names_file)
     return TrainingPlan(
         config,
         config_file,
         source,
         tuple(train_files),
         tools_file=_user_file(folder, TOOLS_FILE)
-        if is_sampled or naming_file is not None
+        if is_sampled or tool_names_file is not None
         else None,
         rewards_file=_user_file(folder, "rewards.py") if is_sampled else None,
         eval_files={
             section.name: _eval_file(workspace, folder, section) for section in config.evals
         },
         cold_start_file=cold_start_file,
-        added_rows_file=added_rows_file,
+        mixed_rows_file=mixed_rows_file,
         models=models,
         context_file=context_file,
         views=_prompt_views(workspace, config, context_file),
@@ -310,10 +310,10 @@ def plan_request(
     )
 
 
-def _extra_row_files(
+def _supervised_files(
     workspace: Workspace, config_file: Path, config: TrainConfig
 ) -> tuple[Path | None, Path | None]:
-    """Returns the file of the cold start's rows, and that of rows mixed into the rollouts."""
+    """Returns the files of the cold start's rows and of the rows mixed into the rollouts."""
 
     def checked(name: str, key: str) -> Path:
         return _rows_file(workspace, config_file, name, key=key, kind=RowFormat.SFT)
@@ -331,12 +331,12 @@ def _extra_row_files(
 
 
 def _checked_models(
-    workspace: Workspace, config: TrainConfig, *, is_here: bool
+    workspace: Workspace, config: TrainConfig, *, is_on_this_machine: bool
 ) -> tuple[ModelLocation, ...]:
     """Returns the student, then the teachers that the run loads; also checks the servers."""
     models = [locate_model(workspace, config.model.path)]
     sections = (config.model, *(teacher.section for teacher in config.teachers))
-    if is_here and any(section.quantization is not None for section in sections):
+    if is_on_this_machine and any(section.quantization is not None for section in sections):
         check_quantization()
     for teacher in config.teachers:
         refuse_api_teacher(teacher.path)
@@ -347,7 +347,7 @@ def _checked_models(
     return tuple(models)
 
 
-def _row_notes(supervised: Sequence[Path | None], naming_file: Path | None) -> list[str]:
+def _row_notes(supervised: Sequence[Path | None], tool_names_file: Path | None) -> list[str]:
     """Returns notes on files with unfiltered rollouts, and on a file whose rows name tools."""
     notes = [
         f"{file.name} holds unfiltered rollouts: unsuccessful ones are trained on too "
@@ -355,9 +355,10 @@ def _row_notes(supervised: Sequence[Path | None], naming_file: Path | None) -> l
         for file in supervised
         if file is not None and _holds_rollouts(file)
     ]
-    if naming_file is not None:
+    if tool_names_file is not None:
         notes.append(
-            f"rows of {naming_file.name} name their tools: the schemas are taken from {TOOLS_FILE}"
+            f"rows of {tool_names_file.name} name their tools: the schemas are taken from "
+            f"{TOOLS_FILE}"
         )
     return notes
 

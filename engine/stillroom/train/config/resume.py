@@ -20,8 +20,8 @@ from stillroom.train.config.schema import CONFIGS, keys_of_other_types, section_
 from stillroom.types import PartialTurn, RunStatus, SampledTurn
 
 STATE = "training_state.json"
-# These keys affect how a run is stored and watched, or how its numbers are split over passes and
-# processes, not the numbers themselves; max_minutes only the decay of the learning rate.
+# These keys affect how a run is stored, watched, and split over passes and processes, not what it
+# computes; max_minutes changes only the decay of the learning rate.
 _CHANGEABLE_KEYS = frozenset(
     {
         "description",
@@ -250,11 +250,11 @@ def _leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _file_changes(before: list[FileRecord], after: list[FileRecord]) -> Iterator[str]:
-    now, then = _by_name(after), _by_name(before)
-    for name in sorted(now.keys() | then.keys()):
-        if now.get(name) != then.get(name):
-            change = "is new" if name not in then else "is gone" if name not in now else "differs"
-            yield f"{name} {change} (SHA-256 {_short(then.get(name))} → {_short(now.get(name))})"
+    old, new = _by_name(before), _by_name(after)
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            change = "is new" if name not in old else "is gone" if name not in new else "differs"
+            yield f"{name} {change} (SHA-256 {_short(old.get(name))} → {_short(new.get(name))})"
 
 
 def _by_name(files: Sequence[FileRecord]) -> dict[str, str]:
@@ -272,20 +272,20 @@ def _by_name(files: Sequence[FileRecord]) -> dict[str, str]:
 
 def _module_changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
     # A new module is imported by a file that is compared itself.
-    for name, then in sorted(before.items()):
-        if (now := after.get(name)) != then:
-            change = "differs" if now else "is gone"
-            yield f"{name} {change} (SHA-256 {_short(then)} → {_short(now)})"
+    for name, old in sorted(before.items()):
+        if (new := after.get(name)) != old:
+            change = "differs" if new else "is gone"
+            yield f"{name} {change} (SHA-256 {_short(old)} → {_short(new)})"
 
 
 def _model_changes(before: list[ModelRecord], after: list[ModelRecord]) -> Iterator[str]:
-    now = {model.role: model.sha256 or model.revision for model in after}
+    new = {model.role: model.sha256 or model.revision for model in after}
     for model in before:
-        then = model.sha256 or model.revision
-        if now.get(model.role) != then:
+        old = model.sha256 or model.revision
+        if new.get(model.role) != old:
             yield (
                 f"the files of the {model.role} {model.name!r} (weights, tokenizer or chat "
-                f"template) differ ({_short(then)} → {_short(now.get(model.role))})"
+                f"template) differ ({_short(old)} → {_short(new.get(model.role))})"
             )
 
 

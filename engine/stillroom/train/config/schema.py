@@ -333,8 +333,8 @@ CONFIGS: Mapping[str, type[TrainConfig]] = {
 def section_of(model: type[BaseModel], name: str) -> type[BaseModel] | None:
     """Returns the section class that a key of `model` holds; None if it is not a section."""
     field = model.model_fields.get(name)
-    kinds = (field.annotation, *get_args(field.annotation)) if field is not None else ()
-    sections = (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+    types = (field.annotation, *get_args(field.annotation)) if field is not None else ()
+    sections = (each for each in types if isinstance(each, type) and issubclass(each, BaseModel))
     return next(sections, None)
 
 

@@ -31,7 +31,7 @@ class ModelSection(ConfigSection):
     """The student: a hub id, folder, GGUF file, run id or demo/student."""
     chat_template: Annotated[str, Field(min_length=1)] | None = None
     """The template of a base model, which its checkpoints keep: chatml, gemma, llama3, a .jinja
-    file, or a model whose template is taken. None: the model's own."""
+    file, or a model whose template is used. None: the model's own."""
     license: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     """The id of the model's licence, such as apache-2.0, where its own files name none."""
     qlora_rank: Annotated[int, Field(ge=0, le=1024)] = 32
@@ -297,8 +297,8 @@ class LauncherSection(ConfigSection):
             )
         if self.num_machines > 1 and split_address(self.main_address or "") is None:
             raise ValueError(
-                "launcher.num_machines needs main_address: host:port at which the others reach "
-                "this machine"
+                "launcher.num_machines needs main_address: host:port at which the other machines "
+                "reach this one"
             )
         if self.num_processes is not None and self.num_processes % self.num_machines:
             raise ValueError("launcher.num_processes must be a multiple of num_machines")

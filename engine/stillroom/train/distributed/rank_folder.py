@@ -245,7 +245,7 @@ def watch_owner(files: RankFiles, owner: Owner) -> None:
 
 
 def _is_run_alive(files: RankFiles, owner: Owner) -> bool:
-    """Returns whether the run still exists; on another machine only its folder tells."""
+    """Returns whether the run still exists; from another machine only its folder shows it."""
     if files.abandoned.exists() or not files.folder.exists():
         return False
     if owner.host != platform.node():

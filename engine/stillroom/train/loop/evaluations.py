@@ -68,7 +68,7 @@ class TrainingEvaluations:
             _run_in_own_loop(self._check_one, section)
 
     def measure(self, step: int, total: int) -> dict[str, float]:
-        """Returns the metrics of the evaluations that are due, without one that was cancelled."""
+        """Returns the metrics of the evaluations that are due and not cancelled."""
         started, metrics = time.monotonic(), dict[str, float]()
         was_training = self.student.module.training
         for section in self.plan.config.evals:

@@ -135,9 +135,9 @@ class Session(Generic[ConfigT_co]):
     validation: BestValidation = field(default_factory=BestValidation)
     last_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     _optimizer: Optimizer | None = None
-    _begun: tuple[float, int] | None = None
+    _speed_start: tuple[float, int] | None = None
     """The monotonic time (s) of the first step, and the tokens trained on before it."""
-    _phase_began: float = 0.0
+    _phase_start: float = 0.0
     """When the optimiser's first step began (s on the clock), minus the seconds before a resume."""
     _num_idle: int = 0
     """The number of consecutive steps without a gradient."""
@@ -149,8 +149,8 @@ class Session(Generic[ConfigT_co]):
         reference), because it overwrites them. The optimiser takes the steps after `first_step`,
         each in `substeps` updates; a later phase calls this again.
         """
-        self._optimizer, self._phase_began = optimizer, self.clock()
-        self._begun = self._begun or (self.clock(), self.trained_tokens)
+        self._optimizer, self._phase_start = optimizer, self.clock()
+        self._speed_start = self._speed_start or (self.clock(), self.trained_tokens)
         if (point := self.resumed) is None or self.step > 0:
             return
         state = point.state
@@ -158,10 +158,10 @@ class Session(Generic[ConfigT_co]):
         tensors = restore_snapshot(point.checkpoint, rank=self._peers.rank)
         if state.step > first_step:
             optimizer.restore(tensors, num_steps=(state.step - first_step) * substeps)
-            self._phase_began -= state.seconds_of_phase
+            self._phase_start -= state.seconds_of_phase
             self._note_time_share()
         self.step, self.trained_tokens = state.step, state.trained_tokens
-        self._begun = self.clock(), state.trained_tokens
+        self._speed_start = self.clock(), state.trained_tokens
         if self.progress is not None:
             self.progress.carried = list(state.carried)
         self.validation = state.validation
@@ -265,8 +265,8 @@ class Session(Generic[ConfigT_co]):
     def _note_time_share(self) -> None:
         """Passes the used share of the time limit to the optimiser, the same in all processes."""
         if self._optimizer is not None and self.deadline < math.inf:
-            limit_s = max(1e-9, self.deadline - self._phase_began)
-            share = min(1.0, (self.clock() - self._phase_began) / limit_s)
+            limit_s = max(1e-9, self.deadline - self._phase_start)
+            share = min(1.0, (self.clock() - self._phase_start) / limit_s)
             self._optimizer.time_share = self._peers.largest(share)
 
     def _stop_at_limit(self, step: int, total: int) -> None:
@@ -343,8 +343,8 @@ class Session(Generic[ConfigT_co]):
 
     def _tokens_per_s(self) -> float:
         """Returns the trained tokens per second since the first step, excluding model loading."""
-        begun_at, begun_with = self._begun or (self.started, 0)
-        return (self.trained_tokens - begun_with) / max(1e-9, self.clock() - begun_at)
+        start, start_tokens = self._speed_start or (self.started, 0)
+        return (self.trained_tokens - start_tokens) / max(1e-9, self.clock() - start)
 
     @property
     def _peers(self) -> Collective:
@@ -390,7 +390,7 @@ class Session(Generic[ConfigT_co]):
             step=step,
             trained_tokens=self.trained_tokens,
             seconds=round(self.clock() - self.started, 3),
-            phase_seconds=round(self.clock() - self._phase_began, 3),
+            phase_seconds=round(self.clock() - self._phase_start, 3),
             validation=self.validation,
             inputs=self.inputs,
             carried=[] if self.progress is None else self.progress.carried,
@@ -431,7 +431,7 @@ def encode_rows(
 def _all_skipped_error(skipped: Counter[str], max_length: int, problem: str) -> DataError:
     """Returns the error for rows that were all skipped.
 
-    problem: the first problem that the chat template had, or an empty text.
+    problem: the chat template's first error, or "".
     """
     if not skipped:
         return DataError("there is no row to train on", "check the rows with inspect_examples")

@@ -231,7 +231,7 @@ async def _unload_adapter(server: ModelServerClient, name: str) -> None:
     try:
         await server.post("/v1/unload_lora_adapter", {"lora_name": name}, lambda _response: None)
     except (CallFailedError, TeacherError):
-        # A server that is gone or has dropped the adapter itself no longer holds it.
+        # The server has stopped, or has already removed the adapter.
         return
 
 

@@ -121,10 +121,10 @@ def add_reference(
 ) -> list[ReferencedPair]:
     """Returns the pairs with the log-probabilities of both answers under the current student."""
     student.module.eval()
-    mine = student.peers.share(_pair_lengths(pairs))
+    own_indices = student.peers.share(_pair_lengths(pairs))
     own_scores: dict[int, tuple[float, float]] = {}
-    for group in student.passes(_pair_lengths([pairs[i] for i in mine])):
-        indices = [mine[i] for i in group]
+    for group in student.passes(_pair_lengths([pairs[i] for i in own_indices])):
+        indices = [own_indices[i] for i in group]
         members = [pairs[i] for i in indices]
         chosen_P, rejected_P = _pair_logprobs(student, members, is_mean=is_mean)
         both = zip(chosen_P.tolist(), rejected_P.tolist(), strict=True)
@@ -207,9 +207,9 @@ def _pairs_by_pass(
     student: Student, batch: Sequence[ReferencedPair]
 ) -> Iterator[list[ReferencedPair]]:
     """Yields this process's share of the pairs, one list per forward pass."""
-    mine = student.peers.share(_pair_lengths([item.pair for item in batch]))
-    for group in student.passes(_pair_lengths([batch[i].pair for i in mine])):
-        yield [batch[mine[i]] for i in group]
+    own_indices = student.peers.share(_pair_lengths([item.pair for item in batch]))
+    for group in student.passes(_pair_lengths([batch[i].pair for i in own_indices])):
+        yield [batch[own_indices[i]] for i in group]
 
 
 def _chosen_lengths(like: Tensor, pairs: Sequence[TokenPair]) -> Tensor:

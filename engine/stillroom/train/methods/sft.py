@@ -173,10 +173,10 @@ def accumulate_loss(
     its share of the sequences; the loss is of the whole batch.
     """
     num_tokens = sum(sequence.num_trained for sequence in sequences)
-    mine = _share(student, sequences)
+    own_sequences = _share(student, sequences)
     total = 0.0
-    for group in student.passes([len(sequence.ids) for sequence in mine]):
-        members = [mine[i] for i in group]
+    for group in student.passes([len(sequence.ids) for sequence in own_sequences]):
+        members = [own_sequences[i] for i in group]
         batch, scale = student.collate(members), 1 / num_tokens
         if targets is None:
             total += student.add_nll_gradient(batch, scale=scale)
@@ -192,9 +192,9 @@ def validation_loss(
 ) -> float:
     """Returns the mean loss (nats) over all trained tokens of held-out rows."""
     student.module.eval()
-    mine, total = _share(student, sequences), 0.0
-    for group in student.passes([len(sequence.ids) for sequence in mine]):
-        members = [mine[i] for i in group]
+    own_sequences, total = _share(student, sequences), 0.0
+    for group in student.passes([len(sequence.ids) for sequence in own_sequences]):
+        members = [own_sequences[i] for i in group]
         batch = student.collate(members)
         if targets is None:
             total -= student.logprobs(batch).sum().item()

@@ -44,7 +44,7 @@ _MAX_NOT_COMPARED, _MIN_COMPARED = 0.5, 0.5
 # Once most rollouts have a token that the teacher finds a hundred times less likely than the
 # student, and fail, correct greedy answers do not help users who sample.
 _MAX_WITH_TAIL, _TAIL_FALLS, _SUCCESS = 0.5, 0.7, 0.5
-_SLOWER = "lower trainer.learning_rate to a third"
+_LOWER_RATE = "lower trainer.learning_rate to a third"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def _detect_truncation(history: History, config: DistillConfig) -> Alarm | None:
         "truncation",
         f"{share:.0%} of the rollouts are truncated: raise rollout.max_tokens "
         f"({config.rollout.max_tokens}) or rollout.max_context_window; if answers became so long "
-        f"only recently, go back to an earlier checkpoint and {_SLOWER}",
+        f"only recently, go back to an earlier checkpoint and {_LOWER_RATE}",
     )
 
 
@@ -134,7 +134,7 @@ def _detect_length_inflation(history: History, config: DistillConfig) -> Alarm |
     if now < _LONGER * before or (now < _MUCH_LONGER * before and not is_cut_more):
         return None
     advice = _join_advice(
-        (True, _SLOWER),
+        (True, _LOWER_RATE),
         (
             config.algorithm.mask_special_tokens,
             "set algorithm.mask_special_tokens: false so that end-of-turn tokens are trained",
@@ -163,7 +163,7 @@ def _detect_repetition(history: History, config: DistillConfig) -> Alarm | None:
         "repetition",
         f"{now:.0%} of the student's 4-grams repeat within a turn (at first {before:.0%}): its "
         "answers loop, and the teacher finds loops likely; go back to an earlier checkpoint, "
-        f"{_SLOWER}, and lower rollout.max_tokens{prefix}",
+        f"{_LOWER_RATE}, and lower rollout.max_tokens{prefix}",
     )
 
 
@@ -175,7 +175,7 @@ def _detect_entropy_collapse(history: History, config: DistillConfig) -> Alarm |
     if now >= _MIN_ENTROPY * before or kl_last <= max(_NEAR_KL, _NO_NEARER * kl_first):
         return None
     advice = _join_advice(
-        (True, _SLOWER),
+        (True, _LOWER_RATE),
         (_could_use_distribution(config), "use algorithm.loss_fn: full_reverse_kl"),
         (
             not config.teacher.is_served and config.algorithm.loss_fn != "jsd",
@@ -207,7 +207,7 @@ def _detect_kl_not_falling(
             is_trained,
             "stop if evaluate_model shows no gain over the checkpoint that the student began from",
         ),
-        (True, f"{_SLOWER} if teacher_kl jumps, raise it if grad_norm stays small"),
+        (True, f"{_LOWER_RATE} if teacher_kl jumps, raise it if grad_norm stays small"),
         (_could_use_distribution(config), "use algorithm.loss_fn: full_reverse_kl"),
     )
     return Alarm(
@@ -230,11 +230,13 @@ def _detect_rising_kl(history: History, config: DistillConfig) -> Alarm | None:
     if median(last) <= max(_NEAR_KL, _RISEN * median(lowest)) or last[1] <= lowest[-2]:
         return None
     has_turns = config.rollout.max_turns > 1 and config.curriculum.first_turns is None
-    turns = "; errors accumulate over turns: curriculum.first_turns limits them at the beginning"
+    advice = _LOWER_RATE
+    if has_turns:
+        advice += "; errors accumulate over turns: curriculum.first_turns limits them at first"
     return Alarm(
         "kl_rising",
         f"teacher_kl rose from {median(lowest):.3f} to {median(last):.3f} nats per token: go back "
-        f"to the checkpoint with the lowest teacher_kl and {_SLOWER}{turns if has_turns else ''}",
+        f"to the checkpoint with the lowest teacher_kl and {advice}",
     )
 
 

@@ -70,12 +70,12 @@ def distill(
     plan: TrainingPlan,
     tasks: Sequence[Task],
     cold_rows: Sequence[SftRow],
-    added_rows: Sequence[SftRow] = (),
+    mixed_rows: Sequence[SftRow] = (),
     prepare: PrepareTargets | None = None,
 ) -> TrainResult:
     """Trains on the rows of a cold start, if any, and then on the student's own rollouts.
 
-    added_rows: rows mixed into the rollouts, in the share set by rollout.on_policy_share.
+    mixed_rows: rows mixed into the rollouts, in the share set by rollout.on_policy_share.
     prepare: returns soft targets for the cold start; None: it trains on its rows' own tokens.
 
     Raises EngineError before the first rollout if student and teacher are incompatible.
@@ -109,9 +109,9 @@ def distill(
     environment = open_student_environment(
         workspace, plan, session.student, tasks, is_judge_optional=True
     )
-    added = _added_sequences(session, teachers, plan, added_rows) if added_rows else []
+    mixed = _encode_mixed_rows(session, teachers, plan, mixed_rows) if mixed_rows else []
     return anyio.run(
-        train_on_policy, session, tasks, teachers, environment, cold_start, added, prepare
+        train_on_policy, session, tasks, teachers, environment, cold_start, mixed, prepare
     )
 
 
@@ -121,12 +121,12 @@ async def train_on_policy(
     teachers: Teachers,
     environment_context: AbstractAsyncContextManager[StudentEnvironment],
     cold_start: EncodedSft | None = None,
-    added: Sequence[TokenSequence] = (),
+    mixed: Sequence[TokenSequence] = (),
     prepare: PrepareTargets | None = None,
 ) -> TrainResult:
     """Trains for the configured iterations and returns the result with the final checkpoint.
 
-    cold_start: the rows of a cold start, which is trained first; None: no cold start. added: the
+    cold_start: the rows of a cold start, which is trained first; None: no cold start. mixed: the
     rows mixed into the rollouts.
     """
     config = session.config
@@ -166,7 +166,7 @@ async def train_on_policy(
                 raise no_samples_error(sampled, iteration)
             if (error := failed_iteration_error(sampled, iteration)) is not None:
                 raise error
-            sequences += rows_of_iteration(added, config, iteration)
+            sequences += rows_of_iteration(mixed, config, iteration)
             metrics = await _update(session, sampled, sequences, teachers, optimizer, iteration)
             metrics |= {
                 "sample_s": sampled_at - started,
@@ -179,34 +179,34 @@ async def train_on_policy(
     return session.finish(session.step, rows=num_prompts, skipped=skipped)
 
 
-def _added_sequences(
+def _encode_mixed_rows(
     session: Session[DistillConfig], teachers: Teachers, plan: TrainingPlan, rows: Sequence[SftRow]
 ) -> list[TokenSequence]:
-    """Returns the rows to mix in, with the tokens of student and teacher.
+    """Returns the rows to mix into the rollouts, as tokens for the student and the teacher.
 
-    Raises ConfigError if one of them exceeds the teacher's context.
+    Raises ConfigError if a row exceeds the teacher's context.
     """
     encoded = encode_supervised_rows(session, rows, plan.views.teacher)
     check_teacher_context(teachers.local[0].loaded.max_context, encoded.sequences)
-    left_out = ", ".join(f"{count} {reason}" for reason, count in encoded.skipped.items())
+    skipped = ", ".join(f"{count} {reason}" for reason, count in encoded.skipped.items())
     session.reporter.note(
         f"{len(encoded.sequences)} rows are mixed into the rollouts"
-        + (f"; skipped: {left_out}" if left_out else "")
+        + (f"; skipped: {skipped}" if skipped else "")
     )
     return encoded.sequences
 
 
 def rows_of_iteration(
-    added: Sequence[TokenSequence], config: DistillConfig, iteration: int
+    mixed: Sequence[TokenSequence], config: DistillConfig, iteration: int
 ) -> list[TrainingSequence]:
-    """Returns the rows added to an iteration's rollouts; each epoch uses every row once."""
-    if not added:
+    """Returns the rows mixed into an iteration's rollouts; each epoch uses every row once."""
+    if not mixed:
         return []
-    num = config.rollout.num_added_rows(config.data.batch_size * config.data.group_size)
+    num = config.rollout.num_mixed_rows(config.data.batch_size * config.data.group_size)
     chosen: list[TrainingSequence] = []
     for position in range(iteration * num, (iteration + 1) * num):
-        epoch, index = divmod(position, len(added))
-        tokens = added[epoch_order(len(added), epoch, config.trainer.seed + 2)[index]]
+        epoch, index = divmod(position, len(mixed))
+        tokens = mixed[epoch_order(len(mixed), epoch, config.trainer.seed + 2)[index]]
         no_logprobs = [0.0] * tokens.num_trained
         chosen.append(TrainingSequence(tokens, no_logprobs, is_row=True))
     return chosen

@@ -181,7 +181,10 @@ def token_losses(
     """Returns the loss of each sampled token, [N], and adds its metrics to `stats`."""
     student_N, teacher_N = scores.student_N, scores.teacher_N
     now_N = student_N.detach()
-    sampler_logprobs_N, rewards_N = sampled.sampler_logprobs_N, sampled.rewards_N
+    sampler_logprobs_N, reward_advantages_N = (
+        sampled.sampler_logprobs_N,
+        sampled.reward_advantages_N,
+    )
     stats.add_teacher_kl(sampler_logprobs_N - teacher_N, dataset=sampled.dataset)
     stats.entropy += scores.entropy_N.sum().item()
     stats.add_ratios((now_N - sampler_logprobs_N).exp())
@@ -192,8 +195,10 @@ def token_losses(
         return _policy_gradient_losses(scores, sampled, algorithm, stats)
     losses_N = algorithm.kl_coef * zero_rounding(scores.divergence_N)
     if algorithm.reward_coef > 0:
-        stats.add_advantages(rewards_N)
-        losses_N = losses_N + importance_sampling_losses(student_N, sampler_logprobs_N, rewards_N)
+        stats.add_advantages(reward_advantages_N)
+        losses_N = losses_N + importance_sampling_losses(
+            student_N, sampler_logprobs_N, reward_advantages_N
+        )
     return losses_N
 
 
@@ -225,7 +230,7 @@ def _policy_gradient_losses(
     if algorithm.kl_baseline == "exact":
         expected_N = zero_rounding(scores.divergence_N.detach())
         advantages_N = subtract_expected_advantage(advantages_N, expected_N, coef=coef)
-    advantages_N = advantages_N + sampled.rewards_N
+    advantages_N = advantages_N + sampled.reward_advantages_N
     stats.add_advantages(advantages_N)
     if "clip_ratio" in algorithm.loss.options:
         clip = algorithm.clip_ratio
@@ -295,8 +300,8 @@ def accumulate_gradient(
     Each process adds the gradient of its own part; the mean is over all processes' sequences.
     """
     num_tokens = sum(sequence.tokens.num_trained for sequence in sequences)
-    mine = student.peers.share([len(sequence.tokens.ids) for sequence in sequences])
-    for members in _passes(student, [sequences[i] for i in mine]):
+    own_indices = student.peers.share([len(sequence.tokens.ids) for sequence in sequences])
+    for members in _passes(student, [sequences[i] for i in own_indices]):
         batch = student.collate([member.tokens for member in members])
         sampled = sampled_tokens(members, batch.targets_N.device)
 
@@ -329,14 +334,14 @@ def _passes(
     lengths.
     """
     for kind in sorted({(sequence.is_row, sequence.dataset) for sequence in sequences}):
-        of_kind = [one for one in sequences if (one.is_row, one.dataset) == kind]
-        ids = [sequence.tokens.ids for sequence in of_kind]
+        same_kind = [one for one in sequences if (one.is_row, one.dataset) == kind]
+        ids = [sequence.tokens.ids for sequence in same_kind]
         lengths = [len(one) for one in ids]
         groups = microbatches(lengths, max_tokens=student.max_microbatch_tokens)
         if student.head.can_pack:
             groups = group_by_prefix(ids, max_tokens=student.pack_tokens(max(lengths)))
         for group in groups:
-            yield [of_kind[i] for i in group]
+            yield [same_kind[i] for i in group]
 
 
 def _add_gradient(

@@ -100,7 +100,7 @@ class StudentRollout(EpisodeRecorder):
 
 
 class StudentPolicy:
-    """A policy in which the student writes all turns but those that the teacher is to write."""
+    """A policy in which the student writes all turns except those drawn for the teacher."""
 
     def __init__(
         self,

@@ -122,7 +122,7 @@ async def sample_rollouts(
     done: dict[RolloutKey, SampledRollout] = {}
     replace = teacher_prompt_replacer(environment)
 
-    async def keep(outcome: Outcome) -> None:
+    async def score_and_keep(outcome: Outcome) -> None:
         key = key_of(outcome)
         done[key] = await _score_rollout(
             outcome, started[key], teachers, replace, environment.views
@@ -153,7 +153,7 @@ async def sample_rollouts(
                     ),
                     # Rollouts being scored by a server overlap with others being sampled.
                     concurrency=config.rollout.concurrency + teachers.num_scored_at_once,
-                    on_outcome=keep,
+                    on_outcome=score_and_keep,
                     recorder_for=started.__getitem__,
                 )
     except* RunCancelledError:
@@ -229,8 +229,8 @@ def _own_share(
     """Returns the rollouts that this process samples; those of one prompt stay together."""
     prompt_of = {key: (rollout.iteration, key.task_id) for key, rollout in rollouts.items()}
     prompts = list(dict.fromkeys(prompt_of.values()))
-    mine = {prompts[index] for index in peers.share([1] * len(prompts))}
-    return {key: rollout for key, rollout in rollouts.items() if prompt_of[key] in mine}
+    own_prompts = {prompts[index] for index in peers.share([1] * len(prompts))}
+    return {key: rollout for key, rollout in rollouts.items() if prompt_of[key] in own_prompts}
 
 
 def _start_rollout(

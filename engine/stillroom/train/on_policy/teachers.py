@@ -167,8 +167,8 @@ def check_teacher_context(max_context: int, sequences: Sequence[TokenSequence]) 
     longest = max((len(one.ids) for one in teacher_sequences(sequences)), default=0)
     if longest > max_context:
         raise ConfigError(
-            f"the longest row has {longest} tokens for the teacher (with its own prompt, if it has "
-            f"one), but the teacher's context has {max_context}",
+            f"with the teacher's prompt the longest row has {longest} tokens, but the teacher's "
+            f"context has {max_context}",
             "shorten teacher.context_file or teacher.system if they are set, or skip longer rows "
             "with model.max_length",
         )
@@ -176,7 +176,7 @@ def check_teacher_context(max_context: int, sequences: Sequence[TokenSequence]) 
 
 @dataclass(frozen=True, slots=True)
 class ServedPair:
-    """A student and a served teacher, with notes on how it scores."""
+    """A student and a served teacher, with notes on how the teacher scores."""
 
     pair: ReadingPair | None
     """None: the teacher has the student's tokenizer and template, and scores its tokens."""

@@ -135,7 +135,7 @@ class SampledTokens:
 
     sampler_logprobs_N: Tensor
     """The log-probabilities (nats) with which the tokens were sampled."""
-    rewards_N: Tensor
+    reward_advantages_N: Tensor
     """The part of the tokens' advantages that comes from rewards."""
     old_logprobs_N: Tensor | None
     """The log-probabilities (nats) under the weights before the iteration's first step; None: those
@@ -147,7 +147,10 @@ class SampledTokens:
         """Returns the values of a slice of the tokens."""
         old_logprobs_N = None if self.old_logprobs_N is None else self.old_logprobs_N[part]
         return SampledTokens(
-            self.sampler_logprobs_N[part], self.rewards_N[part], old_logprobs_N, self.dataset
+            self.sampler_logprobs_N[part],
+            self.reward_advantages_N[part],
+            old_logprobs_N,
+            self.dataset,
         )
 
 

@@ -17,8 +17,8 @@ _USABLE_SHARE = 0.9
 # Adapters need about ten times the learning rate of full fine-tuning (Schulman et al. 2025, LoRA
 # without regret). Below a hundred million parameters, an adapter's rank is too low to learn much.
 _TINY_MODEL, _TINY_RATE = 100_000_000, 1e-3
-# In SmolLM2-135M all weights at 2e-4 learnt most, and an adapter at 1e-4 hardly anything
-# (benchmarks/real/sweep.py).
+# SmolLM2-135M learnt most with all weights trained at 2e-4, and hardly anything with an adapter at
+# 1e-4 (benchmarks/real/sweep.py).
 _SMALL_MODEL, _SMALL_FULL_RATE, _SMALL_LORA_RATE = 400_000_000, 2e-4, 1e-3
 # A step changes a weight by about the learning rate: 16 steps at 1e-4 left a loss of 3.95.
 _FEW_STEPS = 40
@@ -161,7 +161,7 @@ def memory_parts(
 ) -> dict[str, float]:
     """Returns the peak bytes of training, by purpose.
 
-    They are of one GPU, or of all processes in this machine's CPU memory.
+    On GPUs they are per GPU, on CPUs of all processes of one machine.
     """
     size = layout.per_process(size)
     logits = min(tokens, size.tile_positions) * size.vocab_size * 4
@@ -317,7 +317,7 @@ def combined_forecast(
 ) -> TrainingForecast:
     """Returns one forecast for runs in sequence.
 
-    Its memory is the largest of the runs', its disk and time are the sums, and its notes name
+    Its memory is the maximum over the runs, its disk and time are the sums, and its notes list
     each run.
     """
     if len(forecasts) == 1:
@@ -338,7 +338,7 @@ def combined_forecast(
         fits=all(each.fits for each in forecasts),
         machines=forecast_sequence([each.machines for each in forecasts]),
         notes=[
-            f"{len(forecasts)} runs in sequence; memory is of the run that needs most",
+            f"{len(forecasts)} runs in sequence; the memory is the maximum over the runs",
             *notes,
             *largest.notes,
         ],

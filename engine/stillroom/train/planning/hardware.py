@@ -163,7 +163,7 @@ def forecast_on(
 ) -> MachineForecast:
     """Returns the time and price of a run on a machine.
 
-    most: the computation of the upper estimate, if `work` is that of the lower one only.
+    most: the computation for the upper estimate; None: `work` is for both estimates.
     """
     span, based_on = _seconds(hardware, work)
     longest, _ = _seconds(hardware, most or work)
@@ -193,7 +193,7 @@ def forecast_on(
 def forecast_sequence(forecasts: Sequence[Sequence[MachineForecast]]) -> list[MachineForecast]:
     """Returns each machine's forecast of several runs in sequence; `forecasts` has a list per run.
 
-    The memory is that of the run that needs most.
+    The memory is the maximum over the runs.
     """
     return [_sum_forecasts(runs) for runs in zip(*forecasts, strict=True)]
 

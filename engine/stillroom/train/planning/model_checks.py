@@ -31,9 +31,9 @@ from stillroom.train.planning.weightless_models import WeightlessStudent, Weight
 from stillroom.train.student.model import Student
 from stillroom.types import Message
 
-# About a hundred times the share of a vocabulary of 100,000 tokens.
+# A hundred times the uniform probability in a vocabulary of 100,000 tokens.
 _UNLIKELY = 1e-3
-# A teacher that ends fewer answers than this where the rows end them would write longer ones.
+# A teacher whose end token is less likely than this where answers end would write longer ones.
 _UNSURE = 0.2
 _VOCABULARY_LAYERS = ("lm_head", "embed", "wte")
 _TOP_K = 16
@@ -128,7 +128,7 @@ def divergence_note(
 def prompt_note(pair: ReadingPair, messages: Sequence[Message]) -> str | None:
     """Returns a note on what one model's chat template alone adds to a prompt; None if nothing.
 
-    For example a system prompt of its own, or the date.
+    For example a default system message, or the date.
     """
     student, teacher = (_added_lines(one, messages) for one in (pair.student, pair.teacher))
     differing = [(pair.student.name, student - teacher), (pair.teacher.name, teacher - student)]
@@ -140,8 +140,8 @@ def prompt_note(pair: ReadingPair, messages: Sequence[Message]) -> str | None:
     if not parts:
         return None
     return (
-        "; ".join(parts) + ": so the models answer different prompts; give a system message of "
-        "your own if that matters"
+        "; ".join(parts) + ": so the models answer different prompts; if that matters, give the "
+        "prompts a system message"
     )
 
 

@@ -34,7 +34,7 @@ from stillroom.train.planning.weightless_models import (
 _PROCESS_BYTES = int(1.2e9)
 """The CPU memory of torch and transformers before a model is loaded."""
 _CHARACTERS_PER_TOKEN = 4
-_SENT_GB = 0.1
+_NOTED_UPLOAD_GB = 0.1
 """The upload size in GB from which a note reports it."""
 
 
@@ -225,9 +225,9 @@ def _notes(plan: TrainingPlan, on_first: _DeviceForecast, first: Hardware) -> li
             f"only one of the {len(first.gpus)} GPUs of {first.machine} trains; "
             "launcher.kind=accelerate uses all of them"
         )
-    sent = sum(map(_num_bytes, plan.inputs)) / GB
-    if sent >= _SENT_GB:
-        notes.append(f"{sent:.1f} GB of models and rows are uploaded, once")
+    upload_gb = sum(map(_num_bytes, plan.inputs)) / GB
+    if upload_gb >= _NOTED_UPLOAD_GB:
+        notes.append(f"{upload_gb:.1f} GB of models and rows are uploaded, once")
     if config.evals:
         notes.append("evaluations during training are not included in the time")
     return [

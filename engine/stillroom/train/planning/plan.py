@@ -36,8 +36,8 @@ from stillroom.train.planning.weightless_models import (
     suggest_settings,
 )
 
-# Below this, an evaluation is fine enough for most decisions.
-_MANY_POINTS = 10
+# An evaluation that can show differences below this (percentage points) suits most decisions.
+_COARSE_POINTS = 10
 
 
 def plan_training(
@@ -270,7 +270,7 @@ def _notes(config: TrainConfig, trial_run: "trial.Trial | None", tokens: int) ->
             "a run with trainer.max_steps=2 measures it (sample_s and update_s of each step)"
         )
     elif trial_run is None:
-        notes.append("no step was tried, as it would not fit into memory")
+        notes.append("no trial step was run, as the run would not fit into memory")
     elif trial_run.is_partial:
         notes.append("the trial's steps had fewer rows than a batch, to save time")
     if (soft := config.soft_targets) is not None and soft.top_k is not None:
@@ -290,7 +290,7 @@ def _eval_notes(plan: TrainingPlan) -> list[str]:
         rows = read_rows(plan.eval_files[section.name], RowFormat.PROMPTS)
         num = sum(1 for _ in itertools.islice(rows, section.n))
         points = 100 * smallest_difference(num)
-        advice = "; more prompts can show a smaller one" if points > _MANY_POINTS else ""
+        advice = "; more prompts can show a smaller one" if points > _COARSE_POINTS else ""
         notes.append(
             f"the {num} prompts of the evaluation {section.name!r} can show a difference of about "
             f"{points:.0f} percentage points between two models{advice}"

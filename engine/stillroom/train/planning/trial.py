@@ -79,26 +79,29 @@ def try_steps(workspace: Workspace, config: TrainConfig, units: Sequence[Unit]) 
     size = config.data.batch_size
     longest = sorted(units, key=num_tokens)[-size:][::-1]
     optimizer = student.optimizer(config.trainer, total_steps=2)
-    heavy, light = _first_units(longest, max_tokens), _first_units(units[:size], max_tokens)
+    longest_batch, first_batch = (
+        _first_units(longest, max_tokens),
+        _first_units(units[:size], max_tokens),
+    )
     settings, targets, scoring_s = config.soft_targets, None, 0.0
     if settings is not None and teacher is not None:
         if settings.top_k is None:
             targets = SoftTargets(settings, teacher=teacher)
         else:
-            scoring_s = _scoring_seconds(teacher, light)
-    answers = [unit.chosen if isinstance(unit, TokenPair) else unit for unit in light]
+            scoring_s = _scoring_seconds(teacher, first_batch)
+    answers = [unit.chosen if isinstance(unit, TokenPair) else unit for unit in first_batch]
     end_notes = end_token_notes(student, answers, teacher)
-    _take_timed_step(student, config, heavy, optimizer, targets)
-    accumulate_s, step_s = _take_timed_step(student, config, light, optimizer, targets)
-    num_light = sum(map(num_tokens, light))
-    speed = Speed(token_s=accumulate_s / num_light, step_s=step_s)
+    _take_timed_step(student, config, longest_batch, optimizer, targets)
+    accumulate_s, step_s = _take_timed_step(student, config, first_batch, optimizer, targets)
+    num_first = sum(map(num_tokens, first_batch))
+    speed = Speed(token_s=accumulate_s / num_first, step_s=step_s)
     return Trial(
         speed,
         memory_gb=peak_memory_gb(student.loaded.device),
-        is_partial=len(heavy) < len(longest) or len(light) < len(units[:size]),
+        is_partial=len(longest_batch) < len(longest) or len(first_batch) < len(units[:size]),
         load_s=load_s,
         notes=[*student.head.notes, *end_notes],
-        teacher_s_per_token=scoring_s / num_light,
+        teacher_s_per_token=scoring_s / num_first,
     )
 
 

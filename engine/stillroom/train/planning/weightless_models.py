@@ -99,12 +99,12 @@ def size_of(model: Any, *, is_quantized: bool = False) -> ModelSize:
 
 
 def active_parameters(model: Any) -> int:
-    """Returns the number of parameters active for one token, with only the chosen experts."""
+    """Returns the number of parameters active for one token, of experts only the routed ones."""
     text: Any = base_model(model).config.get_text_config()
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     num_experts = next((n for name in names if (n := getattr(text, name, None))), None)
-    chosen = getattr(text, "num_experts_per_tok", None)
-    share = chosen / num_experts if num_experts and chosen else 1.0
+    num_routed = getattr(text, "num_experts_per_tok", None)
+    share = num_routed / num_experts if num_experts and num_routed else 1.0
     parameters = model.named_parameters()
     return round(sum(p.numel() * (share if ".experts." in name else 1) for name, p in parameters))
 
@@ -112,7 +112,7 @@ def active_parameters(model: Any) -> int:
 def sampling_bytes(model: Any, *, num_tokens: int) -> int:
     """Returns how many bytes a conversation of `num_tokens` keeps while it is sampled.
 
-    They are its KV cache, and the states of recurrent layers, which do not grow.
+    Counted are its KV cache, and the states of recurrent layers, which do not grow.
     """
     cache = new_slot_cache(base_model(model).config, num_slots=1)
     if cache is not None:
@@ -183,6 +183,7 @@ class WeightlessStudent:
     location: ModelLocation
     tokenizer: Any
     empty: Any
+    """The model on the meta device, without an adapter."""
     size: ModelSize
     device: torch.device
     notes: list[str]
@@ -328,7 +329,7 @@ def load_teachers_without_weights(
 def largest_pass(
     student: WeightlessStudent, rows: RowTokens, *, rollout_tokens: int | None = None
 ) -> tuple[int, int]:
-    """Returns the tokens of the largest pass with gradient, and how many bytes sampling keeps.
+    """Returns the tokens of the largest pass with gradient, and the bytes of sampling's KV cache.
 
     rollout_tokens: the tokens of a rollout with its prompt; None: the maximum.
     """
@@ -345,8 +346,8 @@ def largest_pass(
     length = min(rollout.max_context_window, rollout_tokens or most)
     num = config.data.batch_size * config.data.group_size
     at_once = min(rollout.concurrency, num)
-    kept = at_once * sampling_bytes(student.empty, num_tokens=length)
-    return forecast.pass_tokens([length] * num, max_tokens=max_tokens), kept
+    cache_bytes = at_once * sampling_bytes(student.empty, num_tokens=length)
+    return forecast.pass_tokens([length] * num, max_tokens=max_tokens), cache_bytes
 
 
 def suggest_settings(
@@ -448,15 +449,15 @@ def layout_notes(
 ) -> list[str]:
     """Returns notes that explain a forecast for several processes; none for one process.
 
-    is_time_of_all: whether the time is from a run with all of the processes.
+    is_time_of_all: whether the time was measured in a run with all processes.
     """
     if layout.num_processes == 1:
         return []
     machines = f" on {launcher.num_machines} machines" if launcher.num_machines > 1 else ""
-    whose = "one GPU"
+    scope = "one GPU"
     if layout.num_sharing > 1:
-        whose = f"the {layout.num_sharing} processes of one machine"
-    note = f"the run has {layout.num_processes} processes{machines}: the memory is that of {whose}"
+        scope = f"the {layout.num_sharing} processes of one machine"
+    note = f"the run has {layout.num_processes} processes{machines}: the memory is for {scope}"
     if not is_time_of_all:
         note += "; the time excludes communication between them"
     return [note]

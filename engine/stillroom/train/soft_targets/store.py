@@ -1,6 +1,6 @@
 """A file with a teacher's top tokens at the trained tokens of sequences, written once.
 
-The file's name is a hash of the teacher, of k and of the sequences, so it is never overwritten.
+The file's name is a hash of the teacher, k and the sequences, so it is never overwritten.
 While it is written it has another name, and each sequence is one record that ends with a checksum:
 after an interruption the complete records are kept and the rest is truncated. A file with more
 sequences or a larger k than needed is used too.
@@ -210,9 +210,9 @@ def _suffices(header: StoreHeader | None, wanted: StoreHeader) -> bool:
 def _header(path: Path) -> StoreHeader | None:
     """Returns the header of a file; None if the file is not a store, or its header is cut off."""
     with path.open("rb") as stream:
-        begin = stream.read(len(_MAGIC) + 4)
-        size = int.from_bytes(begin[len(_MAGIC) :], "little")
-        if begin[: len(_MAGIC)] != _MAGIC or size > _TWO_BYTES:
+        prefix = stream.read(len(_MAGIC) + 4)
+        size = int.from_bytes(prefix[len(_MAGIC) :], "little")
+        if prefix[: len(_MAGIC)] != _MAGIC or size > _TWO_BYTES:
             return None
         try:
             return msgspec.json.decode(stream.read(size), type=StoreHeader)
@@ -236,15 +236,15 @@ def _scan(path: Path) -> tuple[StoreHeader, dict[bytes, tuple[int, int]], int]:
     with path.open("rb") as stream:
         stream.seek(end)
         while end < size:
-            begin = stream.read(_KEY_BYTES + _COUNT_BYTES)
-            count = int.from_bytes(begin[_KEY_BYTES:], "little")
+            prefix = stream.read(_KEY_BYTES + _COUNT_BYTES)
+            count = int.from_bytes(prefix[_KEY_BYTES:], "little")
             length = count * header.token_bytes
-            if end + len(begin) + length + _CRC_BYTES > size:
+            if end + len(prefix) + length + _CRC_BYTES > size:
                 break
             data = stream.read(length)
-            crc = zlib.crc32(data, zlib.crc32(begin)).to_bytes(_CRC_BYTES, "little")
+            crc = zlib.crc32(data, zlib.crc32(prefix)).to_bytes(_CRC_BYTES, "little")
             if stream.read(_CRC_BYTES) != crc:
                 break
-            records[begin[:_KEY_BYTES]] = (end + len(begin), count)
-            end += len(begin) + length + _CRC_BYTES
+            records[prefix[:_KEY_BYTES]] = (end + len(prefix), count)
+            end += len(prefix) + length + _CRC_BYTES
     return header, records, end

@@ -329,8 +329,10 @@ class SoftTargets:
             return losses_n * scale
 
         if (teacher := self.teacher) is not None:
-            other = teacher_batch(student, teacher, sequences, batch)
-            add_gradient_with_teacher(student, teacher, batch, other, self._comparison, losses)
+            for_teacher = teacher_batch(student, teacher, sequences, batch)
+            add_gradient_with_teacher(
+                student, teacher, batch, for_teacher, self._comparison, losses
+            )
         else:
             add_gradient(student, self._scorer(sequences, batch), batch, losses)
         return total
@@ -341,8 +343,8 @@ class SoftTargets:
     ) -> float:
         """Returns the batch's summed loss (nats), without a gradient."""
         if (teacher := self.teacher) is not None:
-            other = teacher_batch(student, teacher, sequences, batch)
-            scores = score_with_teacher(student, teacher, batch, other, self._comparison)
+            for_teacher = teacher_batch(student, teacher, sequences, batch)
+            scores = score_with_teacher(student, teacher, batch, for_teacher, self._comparison)
         else:
             scorer = self._scorer(sequences, batch)
             scores = score_by_autograd(student, scorer, batch, student.head.max_positions)

@@ -13,9 +13,9 @@ PRINTS = f"""
 import os, signal, sys
 from pathlib import Path
 from stillroom.secrecy.redaction import Redactor
-from stillroom.train.rank_main import write_output_to
+from stillroom.train.rank_main import redirect_output
 
-write_output_to(Path(sys.argv[1]), Redactor(["{KEY}"]))
+redirect_output(Path(sys.argv[1]), Redactor(["{KEY}"]))
 print("asked with {KEY}", flush=True)
 os.write(2, b"the library says {KEY[:9]}")
 os.write(2, b"{KEY[9:]}\\nlast words")
