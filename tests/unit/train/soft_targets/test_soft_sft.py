@@ -422,9 +422,11 @@ def test_rows_that_the_teacher_has_no_room_for_are_refused_by_the_plan_too(
     project = soft(tmp_path, student, {"path": str(teacher), "context_file": "rules.md"})
 
     with pytest.raises(
-        ConfigError, match=r"the longest row has \d+ tokens for the teacher"
+        ConfigError, match=r"with the teacher's prompt the longest row has \d+ tokens"
     ) as caught:
         project.train()
     assert "shorten teacher.context_file" in caught.value.fix
-    with pytest.raises(ConfigError, match=r"the longest row has \d+ tokens for the teacher"):
+    with pytest.raises(
+        ConfigError, match=r"with the teacher's prompt the longest row has \d+ tokens"
+    ):
         plan_training(project.workspace, PlanTraining())
