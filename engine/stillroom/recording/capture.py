@@ -105,7 +105,7 @@ class CallCapture:
         self._redactor = redactor_of((*request_keys(head, b""), *secrets))
         self._body = self.request
         """The request's body without its content encoding."""
-        self._began, self._began_at = time.perf_counter(), time.time()
+        self._start_counter, self._started_at = time.perf_counter(), time.time()
         self._first_block: float | None = None
         self._prepared: RecordedCall | None = None
         self._reply: CapturedBody | None = None
@@ -173,14 +173,14 @@ class CallCapture:
 
     def encode_line(self, end: CallEnd, problem: str | None = None) -> bytes:
         """Ends the call, and returns its journal line without API keys."""
-        seconds = time.perf_counter() - self._began
+        seconds = time.perf_counter() - self._start_counter
         if self._prepared is None:
             self._decode_request()
         first = self._first_block
         call = msgspec.structs.replace(
             self._prepared or self._call_without_reply(),
             duration_s=round(seconds, 6),
-            first_block_s=None if first is None else round(first - self._began, 6),
+            first_block_s=None if first is None else round(first - self._start_counter, 6),
             end=end,
             problem=None if problem is None else self._redactor.redact_text(problem),
             reply=self._reply_record(),
@@ -190,7 +190,7 @@ class CallCapture:
     def _call_without_reply(self) -> RecordedCall:
         """Returns the record of the call without its reply."""
         redactor, session = self._redactor, self._head.headers.get(SESSION_HEADER)
-        began_at = datetime.fromtimestamp(self._began_at, UTC)
+        started_at = datetime.fromtimestamp(self._started_at, UTC)
         request = msgspec.json.encode(self._request_record())
         return RecordedCall(
             stillroom_record=1,
@@ -199,7 +199,7 @@ class CallCapture:
             path=redactor.redact_text(without_keys(self._head.target)),
             upstream=self._upstream.origin,
             provider=self._upstream.provider,
-            started_at=began_at.isoformat(timespec="milliseconds"),
+            started_at=started_at.isoformat(timespec="milliseconds"),
             duration_s=0.0,
             end="proxy_stopped",
             session=redactor.redact_text(session) if session else None,

@@ -13,8 +13,8 @@ from stillroom.places import make_folder, open_real
 from stillroom.recording.records import JOURNAL_NAME
 
 LOCK_NAME = ".recording.lock"
-_FULL_BYTES = 256 << 20
-"""The size in bytes of a journal after which the next one is started."""
+_ROTATE_AT_BYTES = 256 << 20
+"""The size of a journal file in bytes from which a new one is started."""
 _PROBE = bytes(1 << 16)
 """Bytes that are written and removed again, to test whether writing works."""
 
@@ -28,11 +28,11 @@ class CallJournal:
     """Writes calls to numbered files in a folder, which it locks against other processes.
 
     A thread writes all queued calls together, with one sync. A failed write leaves the file
-    unchanged. The next file is started when one has `full_at` bytes.
+    unchanged. A new file is started once one has `rotate_at` bytes.
     """
 
-    def __init__(self, folder: Path, *, full_at: int = _FULL_BYTES) -> None:
-        self.folder, self._full_at = folder, full_at
+    def __init__(self, folder: Path, *, rotate_at: int = _ROTATE_AT_BYTES) -> None:
+        self.folder, self._rotate_at = folder, rotate_at
         self._folder_lock = _acquire_lock(folder)
         self.num_cut = 0
         """The number of bytes cut off: incomplete lines that a killed process left."""
@@ -100,7 +100,7 @@ class CallJournal:
         handle = self._handle
         # Calls written to a deleted file would be lost.
         is_gone = os.fstat(handle).st_nlink == 0
-        if is_gone or self._size >= self._full_at:
+        if is_gone or self._size >= self._rotate_at:
             # The next file is opened first, so that no connection can reuse the descriptor.
             self._open(self._number if is_gone else self._number + 1)
             os.close(handle)

@@ -249,7 +249,7 @@ class _RecordedExchange:
             line = self.capture.encode_line(end, problem)
             if self.reservation is not None:
                 self.reservation.settle(line)
-        except Exception as error:  # the rim of one call: its client must not wait for ever
+        except Exception as error:  # the rim of one call: its client must not wait forever
             finish(error)
         else:
             self._journal.append(line, finish)

@@ -13,7 +13,7 @@ from stillroom.recording.records import call_kind
 from stillroom.recording.request_keys import request_keys
 from stillroom.recording.scrubbing import redactor_of
 from stillroom.recording.serving import Service, cut_off, response_with
-from stillroom.recording.tape import Replayed, Tape, request_key
+from stillroom.recording.tape import ReplayedReply, Tape, request_key
 from stillroom.secrecy.key_fields import without_signatures
 
 _EVENT = re.compile(rb".*?(?:\r?\n\r?\n|\Z)", re.DOTALL)
@@ -53,7 +53,7 @@ class Replay(Service):
         """Closes the journals."""
         self._tape.close()
 
-    def _find(self, head: RequestHead, data: bytes) -> Replayed:
+    def _find(self, head: RequestHead, data: bytes) -> ReplayedReply:
         """Returns the recorded reply to a request.
 
         Raises RefusedError, naming the most similar recorded request, if there is none.

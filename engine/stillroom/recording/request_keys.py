@@ -14,14 +14,14 @@ from stillroom.secrecy.key_fields import (
     secret_forms,
 )
 
-_CONVERSATION = frozenset(("messages", "input", "instructions", "system", "prompt"))
-"""The request fields with the conversation, which is recorded unchanged."""
-_STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+(?P<end>"?)|[\[\]{}]', re.DOTALL)
-_CUT_CHARACTER = re.compile(
+_CONVERSATION_FIELDS = frozenset(("messages", "input", "instructions", "system", "prompt"))
+"""The request fields that hold the conversation, which is recorded unchanged."""
+_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+(?P<end>"?)|[\[\]{}]', re.DOTALL)
+_PARTIAL_CHARACTER = re.compile(
     rb"(?:\\u[dD][89abAB][0-9a-fA-F]{2})?(?:\\u[0-9a-fA-F]{0,3})?$|[\xc0-\xff][\x80-\xbf]{0,2}$"
 )
-_CUT_LITERAL = re.compile(rb"[\w.+-]{1,32}$")
-"""What the end of a body that was cut may lack the rest of: a character, a number or a name."""
+_PARTIAL_LITERAL = re.compile(rb"[\w.+-]{1,32}$")
+"""Match an incomplete character, number or name at the end of a truncated body."""
 _FIELD = re.compile(rb'"([\w.-]{1,64})"\s*:\s*"((?:[^"\\]++|\\.)*+)', re.DOTALL)
 
 
@@ -38,38 +38,44 @@ def _keys_in_head(head: RequestHead) -> Iterator[str]:
 
 
 def _keys_in_body(body: bytes) -> Iterator[str]:
-    """Yields the keys in the fields of a body outside the conversation, also if the body is cut."""
-    for whole in chain([body], _completions(body)):
+    """Yields the keys in a body outside the conversation, even if the body is truncated."""
+    for candidate in chain([body], _completed_bodies(body)):
         try:
-            fields = msgspec.json.decode(whole, type=dict[str, msgspec.Raw])
-            others = [
-                (k, msgspec.json.decode(v)) for k, v in fields.items() if k not in _CONVERSATION
+            fields = msgspec.json.decode(candidate, type=dict[str, msgspec.Raw])
+            other_fields = [
+                (k, msgspec.json.decode(v))
+                for k, v in fields.items()
+                if k not in _CONVERSATION_FIELDS
             ]
             break
         except (ValueError, RecursionError):
             continue
     else:
-        others = [(k.decode(), v.decode(errors="replace")) for k, v in _FIELD.findall(body)]
-    yield from keys_in_fields(others)
+        other_fields = [(k.decode(), v.decode(errors="replace")) for k, v in _FIELD.findall(body)]
+    yield from keys_in_fields(other_fields)
 
 
-def _completions(body: bytes) -> Iterator[bytes]:
-    """Yields JSON texts that begin with a body which was cut; at most one of them is valid."""
-    ends = bytearray()
+def _completed_bodies(body: bytes) -> Iterator[bytes]:
+    """Yields a truncated body with each possible ending; at most one of these is valid JSON."""
+    closing_brackets = bytearray()
     end, is_open = 0, False
-    for match in _STRUCTURE.finditer(body):
+    for match in _STRING_OR_BRACKET.finditer(body):
         end, is_open = match.end(), match["end"] == b""
-        mark = body[match.start()]
-        if mark in b"[{":
-            ends.append(mark + 2)  # in ASCII, the closing bracket
-        elif mark in b"]}" and ends:
-            ends.pop()
-    ends.reverse()
-    body = _without_end(body[:end], _CUT_CHARACTER) if is_open else _without_end(body, _CUT_LITERAL)
+        bracket = body[match.start()]
+        if bracket in b"[{":
+            closing_brackets.append(bracket + 2)  # in ASCII, the closing bracket
+        elif bracket in b"]}" and closing_brackets:
+            closing_brackets.pop()
+    closing_brackets.reverse()
+    body = (
+        _remove_end(body[:end], _PARTIAL_CHARACTER)
+        if is_open
+        else _remove_end(body, _PARTIAL_LITERAL)
+    )
     for rest in (b'"', b'":0') if is_open else (b"", b"0", b'"":0', b":0"):
-        yield body + rest + ends
+        yield body + rest + closing_brackets
 
 
-def _without_end(data: bytes, end: re.Pattern[bytes]) -> bytes:
+def _remove_end(data: bytes, end: re.Pattern[bytes]) -> bytes:
     match = end.search(data, max(0, len(data) - 32))
     return data if match is None else data[: match.start()]

@@ -219,10 +219,10 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 async def _serve(service: Service, listener: socket.socket, stop_s: float) -> None:
     """Serves requests until the process is stopped, and waits for open ones to end."""
     loop = asyncio.get_running_loop()
-    stop_requested, end_requested = asyncio.Event(), asyncio.Event()
+    stop_requested, cancel_requested = asyncio.Event(), asyncio.Event()
 
     def stop() -> None:
-        (end_requested if stop_requested.is_set() else stop_requested).set()
+        (cancel_requested if stop_requested.is_set() else stop_requested).set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
@@ -237,6 +237,6 @@ async def _serve(service: Service, listener: socket.socket, stop_s: float) -> No
             )
             sys.stderr.flush()
         deadline = loop.time() + stop_s
-        while service.num_open and not end_requested.is_set() and loop.time() < deadline:
+        while service.num_open and not cancel_requested.is_set() and loop.time() < deadline:
             with suppress(TimeoutError):
-                await asyncio.wait_for(end_requested.wait(), _POLL_S)
+                await asyncio.wait_for(cancel_requested.wait(), _POLL_S)

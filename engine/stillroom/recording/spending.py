@@ -11,7 +11,7 @@ from stillroom.types import Usage
 
 _DEFAULT_REPLY_TOKENS = 4096
 """The number of reply tokens to expect of a request that sets no limit."""
-_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_LIMIT_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
 class _Request(msgspec.Struct):
@@ -25,7 +25,7 @@ class _Request(msgspec.Struct):
 
     @property
     def completion_limit(self) -> int:
-        limits = [value for name in _LIMITS if (value := getattr(self, name)) is not None]
+        limits = [value for name in _LIMIT_FIELDS if (value := getattr(self, name)) is not None]
         return max(1, self.n or 1) * (max(limits) if limits else _DEFAULT_REPLY_TOKENS)
 
 

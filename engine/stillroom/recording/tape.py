@@ -99,7 +99,7 @@ def first_difference(request: bytes, recorded: bytes) -> str:
     if difference is None:
         return "the deployment in the path"
     path, new_value, old_value = difference
-    return f"{path.lstrip('.')}: {_abbreviate(new_value)} here, {_abbreviate(old_value)} recorded"
+    return f"{path.lstrip('.')}: {_abbreviate(new_value)} sent, {_abbreviate(old_value)} recorded"
 
 
 def _difference(new: Any, old: Any, path: str) -> tuple[str, Any, Any] | None:
@@ -139,12 +139,11 @@ class TapeEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
-    """A recorded reply with which a request is answered, and the call that it is from."""
+class ReplayedReply:
+    """The recorded reply to a request, and the entry of its call."""
 
     reply: RecordedReply
     is_complete: bool
-    """Whether the reply is complete."""
     entry: TapeEntry
     number: int
     """How often the request has been answered, including this time."""
@@ -162,7 +161,7 @@ class Tape:
     def __init__(self, paths: Sequence[Path]) -> None:
         self._entries = defaultdict[bytes, list[TapeEntry]](list)
         self._num_answers = defaultdict[bytes, int](int)
-        self._rows = RowReader()
+        self._reader = RowReader()
         self.num_left_out = 0
         """The number of calls that cannot be replayed: their reply or record is incomplete."""
         for path in paths:
@@ -197,8 +196,8 @@ class Tape:
                     "give unmodified journals of `stillroom record`",
                 ) from error
             contents = [call.request.content, *([call.reply.content] if call.reply else [])]
-            has_all = len(contents) == 2 and all(content.cut is None for content in contents)
-            if call.end not in _REPLAYABLE_ENDS or not has_all:
+            is_complete = len(contents) == 2 and all(content.cut is None for content in contents)
+            if call.end not in _REPLAYABLE_ENDS or not is_complete:
                 self.num_left_out += 1
                 continue
             # Earlier versions recorded the signatures of images and files.
@@ -207,7 +206,7 @@ class Tape:
             entry = TapeEntry(path, line.number, line.offset, line.num_bytes, call.started_at, key)
             self._entries[key.digest].append(entry)
 
-    def next_reply(self, key: RequestKey) -> Replayed | None:
+    def next_reply(self, key: RequestKey) -> ReplayedReply | None:
         """Returns the next recorded reply to a request; after the last one, that one again.
 
         Returns None if the request was not recorded.
@@ -218,10 +217,10 @@ class Tape:
         self._num_answers[key.digest] += 1
         number = self._num_answers[key.digest]
         entry = entries[min(number, len(entries)) - 1]
-        call = self._call(entry)
+        call = self._read_call(entry)
         if call.reply is None:
             raise DataError(f"{entry} has changed since the replay started", "restart the replay")
-        return Replayed(call.reply, call.end == "whole", entry, number, len(entries))
+        return ReplayedReply(call.reply, call.end == "whole", entry, number, len(entries))
 
     def nearest(self, key: RequestKey, data: bytes) -> str | None:
         """Describes the most similar recorded request and its first difference.
@@ -235,15 +234,15 @@ class Tape:
         if not entries:
             return None
         best = max(entries, key=lambda entry: _similarity(entry.key, key))
-        recorded = without_signatures(self._call(best).request.content.data)
+        recorded = without_signatures(self._read_call(best).request.content.data)
         return f"{best}, which differs in {first_difference(data, recorded)}"
 
     def close(self) -> None:
         """Closes the journals."""
-        self._rows.__exit__()
+        self._reader.__exit__()
 
-    def _call(self, entry: TapeEntry) -> RecordedCall:
-        return decode_call(self._rows.read(entry.path, entry.offset, entry.num_bytes))
+    def _read_call(self, entry: TapeEntry) -> RecordedCall:
+        return decode_call(self._reader.read(entry.path, entry.offset, entry.num_bytes))
 
 
 def _similarity(recorded: RequestKey, key: RequestKey) -> tuple[int, bool, int]:

@@ -148,9 +148,9 @@ class UpstreamClient:
                     trace_request_ctx=attempt,
                 )
             except (aiohttp.ClientError, InputError, OSError, ValueError) as error:
-                is_cut = isinstance(error, (aiohttp.ServerDisconnectedError, OSError))
+                is_disconnected = isinstance(error, (aiohttp.ServerDisconnectedError, OSError))
                 is_stale = attempt.is_reused and loop.time() - sent_at < _CLOSED_WITHIN_S
-                if is_cut and is_stale and (body is None or body.captured.is_complete):
+                if is_disconnected and is_stale and (body is None or body.captured.is_complete):
                     # The previous attempt's writer must stop reading the body.
                     await asyncio.sleep(0)
                     continue

@@ -75,7 +75,7 @@ def test_a_torn_last_line_is_cut_off_at_the_next_start(tmp_path):
 
 
 def test_a_full_journal_is_followed_by_the_next(tmp_path):
-    journal = CallJournal(tmp_path, full_at=10)
+    journal = CallJournal(tmp_path, rotate_at=10)
     written(journal, *[b"%d-----\n" % number for number in range(5)])
     journal.close()
     assert [path.name for path in journals_in(tmp_path)] == [
@@ -83,7 +83,7 @@ def test_a_full_journal_is_followed_by_the_next(tmp_path):
     ]  # fmt: skip
     text = b"".join(path.read_bytes() for path in journals_in(tmp_path))
     assert text == b"".join(b"%d-----\n" % number for number in range(5))
-    again = CallJournal(tmp_path, full_at=10)
+    again = CallJournal(tmp_path, rotate_at=10)
     again.close()
     assert again.path.name == "calls-0003.jsonl"
 
@@ -161,7 +161,7 @@ def test_a_journal_that_was_deleted_is_begun_anew(tmp_path):
 
 
 def test_a_next_journal_that_cannot_be_opened_costs_no_file_that_is_open(tmp_path, monkeypatch):
-    journal = CallJournal(tmp_path, full_at=1)
+    journal = CallJournal(tmp_path, rotate_at=1)
     assert written(journal, b"1\n") == [None]
 
     def fail(*_):

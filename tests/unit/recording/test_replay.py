@@ -106,12 +106,12 @@ def test_an_unknown_request_is_told_the_nearest_recorded_one_and_what_differs(tm
         message = json.loads(reply.body)["error"]["message"]
         assert reply.status == 404
         assert (
-            'calls-0001.jsonl:2, which differs in messages[2].content: "d" here, "c" rec' in message
+            'calls-0001.jsonl:2, which differs in messages[2].content: "d" sent, "c" rec' in message
         )
         more = json.dumps({"model": "m", "messages": [*history, last, last]}).encode()
         assert b"messages[3]" in request(url, "POST", CHAT, more).body
         more = body("z", top_p=1)
-        assert b"top_p: 1 here, nothing recorded" in request(url, "POST", CHAT, more).body
+        assert b"top_p: 1 sent, nothing recorded" in request(url, "POST", CHAT, more).body
         assert b"no messages call was recorded" in request(url, "POST", "/v1/messages", body()).body
         assert request(url, "POST", CHAT, b"\xff{").status == 404
         assert request(url, "POST", CHAT, b"[" * 5000).status == 404
