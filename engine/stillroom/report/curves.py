@@ -31,12 +31,12 @@ class ChartPlan:
 
 _LOSS = ChartPlan("loss", "Loss", "nats per token", overlay="val_loss")
 _MAX_DATASETS = 8
-_DIAGNOSTICS = tuple(
+_DIAGNOSTIC_PLANS = tuple(
     ChartPlan(metric, title, unit, is_collapsed=True)
     for metric, title, unit in (
         ("cold_start_loss", "Cold start", "nats per token"),
         ("loss", "Loss", "mean of the tokens"),
-        ("entropy", "Entropy of the student", "nats per token"),
+        ("entropy", "Student entropy", "nats per token"),
         ("repetition", "Repetition", "share of four-token sequences"),
         ("truncated", "Cut off before the end", "share of rollouts"),
         ("out_of_turns", "Out of turns", "share of rollouts"),
@@ -52,21 +52,21 @@ _DIAGNOSTICS = tuple(
         ("clipped", "Clipped", "share of tokens"),
         ("capped", "Capped", "share of tokens"),
         ("logprob_gap", "Gap to the sampler", "nats per token"),
-        ("tail", "Unlikely for the teacher", "share of tokens"),
+        ("tail", "Unlikely under the teacher", "share of tokens"),
         ("grad_norm", "Gradient", "norm before clipping"),
         ("max_turns", "Turns allowed", "curriculum"),
         ("prefix_cut", "Cut off by the curriculum", "share of rollouts"),
-        ("teacher_turns", "Turns of the teacher", "share"),
+        ("teacher_turns", "Teacher turns", "share"),
         ("staleness", "Staleness", "iterations"),
         ("dropped", "Dropped as too old", "rollouts"),
     )
 )
-_PLANS: dict[RunKind, Sequence[ChartPlan]] = {
+_TRAINING_PLANS: dict[RunKind, Sequence[ChartPlan]] = {
     RunKind.SFT: (_LOSS,),
     RunKind.DPO: (
         ChartPlan("loss", "Loss", "mean of the batch", overlay="val_loss"),
         ChartPlan("margin", "Reward margin", "chosen minus rejected"),
-        ChartPlan("pair_accuracy", "Pairs ranked right", "share", overlay="val_pair_accuracy"),
+        ChartPlan("pair_accuracy", "Pairs ranked correctly", "share", overlay="val_pair_accuracy"),
     ),
     RunKind.DISTILL: (
         ChartPlan("teacher_kl", "Reverse KL to the teacher", "nats per token"),
@@ -77,25 +77,25 @@ _PLANS: dict[RunKind, Sequence[ChartPlan]] = {
             ChartPlan(f"teacher_kl/dataset_{i}", f"Reverse KL, dataset {i}", "nats per token")
             for i in range(_MAX_DATASETS)
         ),
-        *_DIAGNOSTICS,
+        *_DIAGNOSTIC_PLANS,
     ),
 }
-_THROUGHPUT = tuple(
+_THROUGHPUT_PLANS = tuple(
     ChartPlan(metric, title, unit, is_collapsed=True)
     for metric, title, unit in (
-        ("tokens_per_s", "Trained tokens", "a second"),
+        ("tokens_per_s", "Trained tokens", "per second"),
         ("grad_norm", "Gradient", "norm before clipping"),
         ("memory_gb", "Peak memory", "GB"),
     )
 )
-_CALLS = (
+_CALL_PLANS = (
     ChartPlan("succeeded", "Rollouts", "succeeded"),
     ChartPlan("cost_usd", "Spent", "US dollars"),
-    ChartPlan("calls_per_s", "Calls", "a second"),
+    ChartPlan("calls_per_s", "Calls", "per second"),
     ChartPlan("tokens", "Tokens", "sent and received"),
     ChartPlan("failed", "Failed", "rollouts", is_collapsed=True),
 )
-_NAMES = {"val_loss": "validation", "val_pair_accuracy": "validation"}
+_SERIES_NAMES = {"val_loss": "validation", "val_pair_accuracy": "validation"}
 _COMMON_SECTIONS = ("data", "model", "trainer")
 _STAGES = ("curriculum", "cold_start", "soft_targets")
 _SECTIONS: dict[RunKind, Sequence[str]] = {
@@ -132,7 +132,7 @@ class Training:
     diagnostics: Sequence[LineChart]
     """The charts that are collapsed on the page."""
     no_charts_reason: str | None
-    """The reason why there are no charts; None if there are some."""
+    """None if there are charts."""
     settings: Sequence[Setting]
 
 
@@ -150,11 +150,11 @@ class _RequestedEvaluations(msgspec.Struct, frozen=True, kw_only=True):
 def chart_plans(reader: FolderReader, run: Run) -> list[ChartPlan]:
     """Returns all charts that a run may have, the most important first."""
     if run.state.kind not in TRAINING_KINDS:
-        return list(_CALLS)
+        return list(_CALL_PLANS)
     plans = [
-        *_PLANS[run.state.kind],
+        *_TRAINING_PLANS[run.state.kind],
         *_evaluation_plans(reader, run.folder / "config.json"),
-        *_THROUGHPUT,
+        *_THROUGHPUT_PLANS,
     ]
     return list({plan.metric: plan for plan in reversed(plans)}.values())[::-1]
 
@@ -179,7 +179,10 @@ def read_trainings(
 
 
 def _training(reader: FolderReader, run: Run, settings: TrainingSettings | None) -> Training:
-    plans = [*_PLANS[run.state.kind], *_evaluation_plans(reader, run.folder / "config.json")]
+    plans = [
+        *_TRAINING_PLANS[run.state.kind],
+        *_evaluation_plans(reader, run.folder / "config.json"),
+    ]
     names = {name for plan in plans for name in (plan.metric, plan.overlay) if name}
     series = read_metrics(reader, RunFolder(run.folder), names)
     drawn_charts = [(plan, _chart(plan, series)) for plan in plans if series[plan.metric].points]
@@ -189,7 +192,7 @@ def _training(reader: FolderReader, run: Run, settings: TrainingSettings | None)
         summary=_summary(series[plans[0].metric], settings),
         charts=charts,
         diagnostics=[chart for plan, chart in drawn_charts if plan.is_collapsed],
-        no_charts_reason=None if charts else _empty_reason(run.state.status),
+        no_charts_reason=None if charts else _no_charts_reason(run.state.status),
         settings=settings.rows if settings else (),
     )
 
@@ -228,7 +231,7 @@ def read_metrics(reader: FolderReader, run: RunFolder, names: set[str]) -> dict[
         reader.note(run.events, str(error))
     return {
         name: Series(
-            name=_NAMES.get(name, name),
+            name=_SERIES_NAMES.get(name, name),
             points=[Point(step, value) for step, value in sorted(values[name].items())],
             num_missing=missing[name],
         )
@@ -268,7 +271,7 @@ def _summary(series: Series, settings: TrainingSettings | None) -> str:
     return " · ".join(parts)
 
 
-def _empty_reason(status: RunStatus) -> str:
+def _no_charts_reason(status: RunStatus) -> str:
     if not status.is_final:
         return "No step has finished yet."
     return "The run ended before its first step."

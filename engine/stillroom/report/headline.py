@@ -79,7 +79,7 @@ def _comparison_clause(
     new, old = percent(comparison.candidate_accuracy), percent(comparison.baseline_accuracy)
     tasks = plural(comparison.tasks_shared, "task")
     difference = comparison.difference
-    rank = f", the best of {lineup.num_rivals}," if lineup.num_rivals > 1 else ""
+    rank = f", the best of {lineup.num_candidates}," if lineup.num_candidates > 1 else ""
     if difference.value <= 0:
         unbeaten = Phrase(f" is not beaten: it answers {old} of {tasks} correctly; ")
         return [_name(before), unbeaten, _name(best), Phrase(f"{rank} answers {new}")]

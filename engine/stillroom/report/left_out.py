@@ -14,7 +14,7 @@ _MAX_STAGES = 40
 _MAX_REASONS = 12
 _WRITTEN_KEYS = ("kept", "converted", "pairs", "rows")
 """The keys under which the operations' manifests count the rows that were written."""
-_UNRECORDED_REASON = "for reasons that an older version did not record"
+_UNKNOWN_REASON = "for reasons that an older version did not record"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +62,19 @@ def _stages_of_training(
         manifest = read_manifest(run.folder / "checkpoints" / "final")
     for record in manifest.inputs if manifest is not None else ():
         for stage in reversed([*stages_of(record)]):
-            yield LeftOut(stage.operation, stage.output, _written(stage.counts), _reasons_of(stage))
+            yield LeftOut(
+                stage.operation, stage.output, _written_text(stage.counts), _reasons_of(stage)
+            )
     rows, skipped = result.get("rows"), result.get("skipped")
     yield LeftOut(
         "start_training",
         run.run_id,
         plural(rows, "row") if isinstance(rows, int) else None,
-        _joined(cast("dict[str, int]", skipped) if isinstance(skipped, dict) else {}),
+        _reasons_text(cast("dict[str, int]", skipped) if isinstance(skipped, dict) else {}),
     )
 
 
-def _written(counts: Mapping[str, int]) -> str | None:
+def _written_text(counts: Mapping[str, int]) -> str | None:
     """Returns the number of written rows, as text."""
     name = next((name for name in _WRITTEN_KEYS if name in counts), None)
     return None if name is None else plural(counts[name], "pair" if name == "pairs" else "row")
@@ -85,11 +87,11 @@ def _reasons_of(stage: DataStage) -> str:
         reasons["failed"] = failed
     written = counts.get("kept", counts.get("converted"))
     if not reasons and written is not None and counts.get("read", 0) > written:
-        reasons[_UNRECORDED_REASON] = counts["read"] - written
-    return _joined(reasons)
+        reasons[_UNKNOWN_REASON] = counts["read"] - written
+    return _reasons_text(reasons)
 
 
-def _joined(reasons: Mapping[str, int]) -> str:
+def _reasons_text(reasons: Mapping[str, int]) -> str:
     """Returns numbers by reason as text, the largest first."""
     largest = sorted(reasons.items(), key=lambda item: -item[1])
     texts = [f"{count(number)} {reason}" for reason, number in largest[:_MAX_REASONS]]

@@ -41,8 +41,8 @@ class Lineup:
     after: EvaluationEntry | None
     """The latest evaluation on the same tasks as `before`."""
     best: EvaluationEntry | None
-    """The most accurate of the `num_rivals` evaluations on the same tasks as `before`."""
-    num_rivals: int
+    """The most accurate of the `num_candidates` evaluations on the same tasks as `before`."""
+    num_candidates: int
     teacher: EvaluationEntry | None
 
     def role(self, entry: EvaluationEntry) -> Role:
@@ -96,19 +96,22 @@ def line_up(entries: Sequence[EvaluationEntry]) -> Lineup:
     before = next(iter(students or entries), None)
     if before is not None:
         before = next((entry for entry in students if _extends(entry, before)), before)
-    rivals = _rivals(before, students, teachers) if before else []
+    candidates = _candidates(before, students, teachers) if before else []
     accuracies = (
-        [compare(before.evaluation, rival.evaluation).candidate_accuracy for rival in rivals]
+        [
+            compare(before.evaluation, candidate.evaluation).candidate_accuracy
+            for candidate in candidates
+        ]
         if before
         else []
     )
-    best = max(zip(accuracies, range(len(rivals)), strict=True), default=None)
+    best = max(zip(accuracies, range(len(candidates)), strict=True), default=None)
     return Lineup(
         entries=entries,
         before=before,
-        after=rivals[-1] if rivals else None,
-        best=rivals[best[1]] if best else None,
-        num_rivals=len(rivals),
+        after=candidates[-1] if candidates else None,
+        best=candidates[best[1]] if best else None,
+        num_candidates=len(candidates),
         teacher=teachers[-1] if teachers and teachers[-1] is not before else None,
     )
 
@@ -125,7 +128,7 @@ def num_shared_tasks(first: Evaluation, second: Evaluation) -> int:
     return len({task.task_id for task in first.tasks} & {task.task_id for task in second.tasks})
 
 
-def _rivals(
+def _candidates(
     before: EvaluationEntry,
     students: Sequence[EvaluationEntry],
     teachers: Sequence[EvaluationEntry],
@@ -133,10 +136,10 @@ def _rivals(
     """Returns the entries that `before` is compared with: other students, or the teacher."""
     model = before.evaluation.result.model
     others = [entry for entry in students if entry.evaluation.result.model != model]
-    for candidates in (others, teachers, students):
+    for group in (others, teachers, students):
         shared = [
             (num_shared_tasks(before.evaluation, entry.evaluation), entry)
-            for entry in candidates
+            for entry in group
             if entry is not before
         ]
         # Evaluations on other prompts may share a few tasks by chance, e.g. those that rewording

@@ -25,10 +25,10 @@ class RecipeOutcome(msgspec.Struct, frozen=True):
 
     @property
     def system_advice(self) -> str:
-        """What to do about a system message."""
+        """Whether to send a system message."""
         if self.system is None:
-            return "Give it complete prompts, with the system messages that they have in the data."
-        return "Give it the text alone: it was trained without a system message."
+            return "Send complete prompts, with their system messages as in the data."
+        return "Send no system message: the student was trained without one."
 
     @property
     def commands(self) -> Iterator[str]:
@@ -40,7 +40,7 @@ class RecipeOutcome(msgspec.Struct, frozen=True):
 
     @property
     def comparisons(self) -> Iterator[str]:
-        """Sentences about what the student was compared with."""
+        """One sentence per comparison of the student with another model."""
         if self.gain is not None:
             before = self.gain_over or "untrained student, with or without examples"
             yield f"Compared with the {before}, on {_points(self.gain, 'test prompt')}."

@@ -1,1 +1,1 @@
-"""Traces where a file or model comes from, along manifests that are checked against the disk."""
+"""Traces the origin of a file or model through manifests, and checks the files on disk."""

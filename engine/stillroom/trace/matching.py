@@ -33,7 +33,7 @@ from stillroom.settings import Workspace
 from stillroom.trace.origins import Origin
 from stillroom.types import Message
 
-_OPERATIONS_THAT_IMPORT = ("convert_rollouts", "filter_dataset", "make_dpo_pairs")
+_IMPORTING_OPERATIONS = ("convert_rollouts", "filter_dataset", "make_dpo_pairs")
 MAX_EQUAL_ROWS = 4
 """The largest number of rows with the same content that are listed."""
 
@@ -294,7 +294,7 @@ def first_matches(files: list[Path], find: Callable[[Path], Iterator[Match]]) ->
 
 def inputs_to_import(workspace: Workspace, origin: Origin, files: Iterable[Path]) -> list[Path]:
     """Returns the input files that the operation which wrote a file had to import first."""
-    if origin.manifest is None or origin.manifest.operation not in _OPERATIONS_THAT_IMPORT:
+    if origin.manifest is None or origin.manifest.operation not in _IMPORTING_OPERATIONS:
         return []
     return [file for file in files if files_to_import(workspace, str(file)) is not None]
 

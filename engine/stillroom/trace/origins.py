@@ -80,7 +80,7 @@ _OTHER_CONTENT_NOTE = "its manifest describes other content, so its origin is un
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The folders of a project: when a manifest was written, and now."""
+    """The folder of a project when a manifest was written, and its folder now."""
 
     before: Path
     now: Path

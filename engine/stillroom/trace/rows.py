@@ -152,13 +152,15 @@ class RowTrace:
             at = self._at(origin, line.number)
             yield RowStep(kind=f"{more} more source rows", at=at, state=origin.state)
 
-    def _source_step(self, sources: Mapping[Path, Origin], row: Location, kind: str) -> RowStep:
-        """Returns the step of a source row, which is given by its recorded location."""
-        source = sources.get(row.path.resolve())
-        part = f"#{row.part}" if row.part else ""
+    def _source_step(
+        self, sources: Mapping[Path, Origin], location: Location, kind: str
+    ) -> RowStep:
+        """Returns the step of the source row at a recorded location."""
+        source = sources.get(location.path.resolve())
+        part = f"#{location.part}" if location.part else ""
         return RowStep(
             kind=kind,
-            at=f"{self._workspace.shown(row.path)}:{row.line}{part}",
+            at=f"{self._workspace.shown(location.path)}:{location.line}{part}",
             state=State.MISSING if source is None else source.state,
             decision=None if source is not None else "the file is not a recorded input",
         )

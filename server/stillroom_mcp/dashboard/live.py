@@ -21,8 +21,8 @@ _METRIC_LABELS: tuple[tuple[str, str, str], ...] = (
     ("loss", "Loss", "of the last step"),
     ("teacher_kl", "Reverse KL", "to the teacher, nats per token"),
     ("reward", "Reward", "mean of the last batch"),
-    ("tokens_per_s", "Tokens a second", "trained"),
-    ("calls_per_s", "Calls a second", "to the teacher"),
+    ("tokens_per_s", "Tokens per second", "trained"),
+    ("calls_per_s", "Calls per second", "to the teacher"),
     ("tokens", "Tokens", "sent and received"),
     ("failed", "Failed", "rollouts"),
 )
@@ -137,13 +137,13 @@ def _metric_figures(state: RunState) -> Iterator[Figure]:
 
 
 def _money_figures(run: Run, request: Mapping[str, Any]) -> Iterator[Figure]:
-    money, elsewhere = spending(run, request), run.remote_view
+    money, remote_view = spending(run, request), run.remote_view
     if money is None:
         return
     note = "no budget was set" if money.share is None else f"{percent(money.share)} of the budget"
-    if elsewhere is not None and elsewhere.machine_usd is not None:
-        note += f", {dollars(elsewhere.machine_usd)} for {elsewhere.where}"
-        if elsewhere.problem is not None:
+    if remote_view is not None and remote_view.machine_usd is not None:
+        note += f", {dollars(remote_view.machine_usd)} for {remote_view.where}"
+        if remote_view.problem is not None:
             note += " (estimated since the last contact)"
     yield Figure("Spent", money.text, note)
 

@@ -48,7 +48,7 @@ class RunView:
 
     run: Run
     outcome: str
-    elsewhere: RemoteView | None
+    remote_view: RemoteView | None
     """The state of a run on another machine; None if it runs on this one."""
     name: str | None
     figures: Sequence[Figure]
@@ -146,7 +146,7 @@ def run_view(workspace: Workspace, run: Run) -> RunView:
     return RunView(
         run=run,
         outcome=run_rows([run])[0].outcome,
-        elsewhere=run.remote_view,
+        remote_view=run.remote_view,
         name=request.display_name if request else None,
         figures=figures(run, values),
         share=share_done(state.progress) if state.progress else None,

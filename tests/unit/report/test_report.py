@@ -102,7 +102,7 @@ def test_the_latest_recipe_says_what_its_figures_do_not_show(runs: Path, written
     write_run(runs, "recipe-c", minute=2, status="failed", result={"caveats": ["of none"]})
     text = text_of(written())
     assert "student/model is for transformers and vLLM, student/gguf/gguf.gguf for" in text
-    assert "Give it the text alone" in text
+    assert "Send no system message" in text
     assert (
         "Compared with the untrained student, 5-shot, on 80 test prompts: +62.0 points (95 % "
         "interval 50.0 to 74.0)." in text

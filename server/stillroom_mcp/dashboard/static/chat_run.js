@@ -7,7 +7,7 @@
   const CURVES = [
     ["teacher_kl", "Reverse KL to the teacher", "nats per token"], ["loss", "Loss", "", "val_loss"],
     ["reward", "Reward", "mean of the batch"], ["succeeded", "Rollouts", "succeeded"], ["cost_usd", "Spent", "US dollars"],
-    ["tokens_per_s", "Trained tokens", "a second"], ["calls_per_s", "Calls", "a second"],
+    ["tokens_per_s", "Trained tokens", "per second"], ["calls_per_s", "Calls", "per second"],
   ];
   const view = document.getElementById("view");
   const head = make("div"), block = make("div", "curves"), charts = make("div", "charts");
