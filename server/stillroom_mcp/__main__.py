@@ -1,11 +1,11 @@
-"""The entry point of `stillroom`: a plain `serve` starts the early server, all else the CLI."""
+"""The entry point of `stillroom`: a plain `serve` runs the early server, all else the CLI."""
 
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-_FLAG = "--workspace"
+_WORKSPACE_FLAG = "--workspace"
 
 
 def main() -> None:
@@ -29,9 +29,9 @@ def _plain_serve_folder(arguments: Sequence[str]) -> Path | None:
     match list(arguments):
         case ["serve"]:
             folder = os.environ.get("STILLROOM_WORKSPACE") or "."
-        case ["serve", option] if option.startswith(f"{_FLAG}="):
-            folder = option.removeprefix(f"{_FLAG}=")
-        case ["serve", option, name] if option == _FLAG:
+        case ["serve", option] if option.startswith(f"{_WORKSPACE_FLAG}="):
+            folder = option.removeprefix(f"{_WORKSPACE_FLAG}=")
+        case ["serve", option, name] if option == _WORKSPACE_FLAG:
             folder = name
         case _:
             return None

@@ -100,7 +100,7 @@ def output_schema(operation: Operation) -> dict[str, Any]:
 def input_schema(operation: Operation, *, listed: Collection[str]) -> dict[str, Any]:
     """Returns the JSON schema of the request, shortened to what a calling model needs.
 
-    Texts that another tool contains are left out if that tool is `listed`.
+    Descriptions that another `listed` tool already contains are left out.
     """
     schema = _schema_of(operation.request)
     explaining = (
@@ -109,7 +109,7 @@ def input_schema(operation: Operation, *, listed: Collection[str]) -> dict[str, 
     if operation.explained_by is not None and any(explaining):
         explained = _schema_of(operation.explained_by)["properties"]
         schema["properties"] = {
-            name: _without_texts(option) if option == explained.get(name) else option
+            name: _without_description(option) if option == explained.get(name) else option
             for name, option in schema["properties"].items()
         }
     return schema
@@ -121,8 +121,8 @@ def _schema_of(request: type[BaseModel]) -> dict[str, Any]:
     return _shortened(schema)
 
 
-def _without_texts(option: dict[str, Any]) -> dict[str, Any]:
-    """Returns an option's schema without the description and limits that another tool contains."""
+def _without_description(option: dict[str, Any]) -> dict[str, Any]:
+    """Returns an option's schema without its description, choices, limits and default."""
     left_out = ("description", "enum", "minimum", "maximum", "minLength", "default")
     return {key: value for key, value in option.items() if key not in left_out}
 
@@ -157,7 +157,7 @@ def _shortened(value: Any) -> Any:
 async def escape_unwritable_text(
     ctx: ServerRequestContext[Any, Any], call_next: CallNext
 ) -> HandlerResult:
-    """Middleware: handles a request, and escapes what is not valid Unicode in its answer.
+    """Middleware that escapes characters of an answer that are not valid Unicode.
 
     A transport stops at the first answer that it cannot write, after which no call is answered. For
     example, JSON cannot contain a file name that is not UTF-8.

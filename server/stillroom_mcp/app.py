@@ -95,9 +95,7 @@ class CompleteServer(MCPServer[TaskGroup]):
         tool_names = [tool.name for tool in self._tool_manager.list_tools()]
         if name not in tool_names:
             is_command = any(operation.name == name for operation in OPERATIONS)
-            problem = (
-                f"there is no tool {fences.one_line(name)!r} here{did_you_mean(name, tool_names)}"
-            )
+            problem = f"unknown tool {fences.one_line(name)!r}{did_you_mean(name, tool_names)}"
             fix = (
                 f"call `stillroom {name.replace('_', '-')}` in a shell"
                 if is_command

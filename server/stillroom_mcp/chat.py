@@ -36,7 +36,7 @@ FLAGS = (
     "seed",
 )
 """The fields of the request that are flags."""
-_HELP = "Type a message. /new starts over, /quit (or Ctrl-D) ends.\n"
+_HELP = "Type a message. /new starts over, /quit (or Ctrl-D) exits.\n"
 _NO_TOOLS = "none"
 
 

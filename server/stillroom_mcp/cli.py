@@ -55,7 +55,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the CLI and exits with 0 (done), 1 (failed) or 2 (wrong usage)."""
+    """Runs the CLI and exits with 0 (done), 1 (failed) or 2 (usage error)."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -20,8 +20,8 @@ from stillroom_mcp.fencing import quoted_for
 from stillroom_mcp.next_steps import as_cli_commands
 
 _POLL_S = 0.3
-_LINE_EVERY_S = 10.0
-_ACTIVE = ("starting", "running")
+_LINE_INTERVAL_S = 10.0
+_ACTIVE_STATUSES = ("starting", "running")
 
 TOOLSETS: dict[str, tuple[str, ...]] = {
     "core": (
@@ -177,7 +177,7 @@ def _follow(
     status_request, started = api.GetRun(run_id=run.run_id), time.monotonic()
     with _ProgressView(is_bar=sys.stderr.isatty() and not as_json) as view:
         view.start(run)
-        while run.status in _ACTIVE:
+        while run.status in _ACTIVE_STATUSES:
             if watch and (reason := watch.reason(run, time.monotonic() - started)):
                 return msgspec.structs.replace(run, answered_at=reason)
             time.sleep(_POLL_S)
@@ -220,11 +220,14 @@ class _ProgressView:
 
     def show(self, run: api.RunReport) -> None:
         """Shows the progress of the run's current phase."""
-        if run.unreachable is not None and time.monotonic() - self._last_line_at >= _LINE_EVERY_S:
+        if (
+            run.unreachable is not None
+            and time.monotonic() - self._last_line_at >= _LINE_INTERVAL_S
+        ):
             last = f"last contact: {run.last_contact or 'never'}"
             why = quoted_for(sys.stderr, run.unreachable)
             sys.stderr.write(
-                f"{run.where} does not answer ({last}); the run continues on it: {why}\n"
+                f"{run.where} does not answer ({last}), but the run continues there: {why}\n"
             )
             self._last_line_at = time.monotonic()
         progress = run.progress
@@ -239,7 +242,7 @@ class _ProgressView:
                 completed=progress.done,
                 unit=progress.unit,
             )
-        elif time.monotonic() - self._last_line_at >= _LINE_EVERY_S:
+        elif time.monotonic() - self._last_line_at >= _LINE_INTERVAL_S:
             eta = "" if progress.eta_s is None else f", about {progress.eta_s:.0f} s left"
             done = f"{progress.done}/{progress.total} {fences.safe_name(progress.unit)}"
             sys.stderr.write(f"{fences.safe_name(progress.phase)}: {done}{eta}\n")

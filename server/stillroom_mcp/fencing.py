@@ -66,7 +66,7 @@ def fenced_quote(text: str) -> str:
 def quoted_for(stream: TextIO, text: str) -> str:
     """Returns a text from others for a command's output: between marks, unless a person reads it.
 
-    Whoever reads a terminal is a person; an agent reads a pipe.
+    People read terminals; agents read pipes.
     """
     return fences.printable(text) if stream.isatty() else fenced_quote(text)
 

@@ -66,9 +66,9 @@ def after_list_machines(request: api.ListMachines, result: api.MachineList) -> s
     idle = [machine for machine in result.machines if machine.state == "up" and machine.problem]
     if idle:
         return f"tell the user that {idle[0].name} costs money without a run: see its problem"
-    silent = [machine.name for machine in result.machines if machine.state == "unreachable"]
-    if silent:
-        return f"check_setup(where={silent[0]}) shows why it does not answer"
+    unreachable = [machine.name for machine in result.machines if machine.state == "unreachable"]
+    if unreachable:
+        return f"check_setup(where={unreachable[0]}) shows why it does not answer"
     first = result.machines[0].name
     if not request.check and all(machine.asked_at is None for machine in result.machines):
         return "list_machines(check=true) probes them; then plan_training(where=…) compares them"
@@ -128,7 +128,7 @@ def after_import_rollouts(request: object, result: api.ImportResult) -> str:
     notes = "; tell the user about the notes" if result.notes else ""
     use = f"filter_dataset and convert_rollouts(input={result.output})"
     if result.scores and not result.rewarded:
-        use = f"import again with reward_from if one of the scores says right or wrong; then {use}"
+        use = f"import again with reward_from if one of the scores measures correctness; then {use}"
     elif "preferred" in result.scores:
         use = f"make_dpo_pairs(input={result.output})"
     step = f"{inspect}{notes}; then {use}"
@@ -152,13 +152,13 @@ def after_filter_dataset(request: object, result: api.FilterResult) -> str:
     if result.read == 0:
         return "the input has no rows: look at how it was made (show_lineage)"
     if result.kept == 0:
-        return f"nothing passed: look at {result.dropped_file} and loosen a filter"
+        return f"no row passed: look at {result.dropped_file} and loosen a filter"
     if result.warnings:
         level = "; decontaminate_level=contained keeps tasks that are only similar"
         is_near = result.contamination.get("near", 0) > result.read / 100
         return (
             f"first read some of these rows in {result.dropped_file} (it names the file:line that "
-            f"each resembles): {result.warnings[0]}{level if is_near else ''}; if they are right, "
+            f"each resembles): {result.warnings[0]}{level if is_near else ''}; if you agree, "
             f"convert_rollouts(input={result.output}, output=…/sft.jsonl)"
         )
     return (
@@ -253,8 +253,8 @@ def after_run(request: object, result: api.RunReport) -> str:
         fix = result.error.fix if result.error else _resume_step(result)
         if result.where is not None:
             # The fix does not name the machine; without where, the run would resume here.
-            again = f"resume={result.run_id}"
-            fix = fix.replace(f"{again})", f"{again}, where={result.where})")
+            argument = f"resume={result.run_id}"
+            fix = fix.replace(f"{argument})", f"{argument}, where={result.where})")
         return f"{fix} (get_run_logs(run_id={result.run_id}) shows the details)"
     return _after_success(result)
 
@@ -277,8 +277,8 @@ def _resume_step(result: api.RunReport) -> str:
     if result.kind in ("sft", "dpo", "distill"):
         where = f", where={result.where}" if result.where is not None else ""
         elsewhere = ", on this or another machine" if where else ""
-        again = f"start_training(resume={result.run_id}{where})"
-        return f"{again} resumes at its last checkpoint, if it has one{elsewhere}"
+        resume_call = f"start_training(resume={result.run_id}{where})"
+        return f"{resume_call} resumes at its last checkpoint, if it has one{elsewhere}"
     if result.kind == "recipe":
         return "run_recipe with the same arguments resumes where it stopped"
     return "repeat the call if you still need the result"
@@ -295,8 +295,8 @@ def _after_success(result: api.RunReport) -> str:
         if limit := outcome.get("stopped_by"):
             return f"{limit} was reached: the same call with a higher limit continues from here"
         if failed := outcome.get("failed"):
-            again = f"generate_rollouts again with output={outcome['output']}"
-            return f"{again}: it repeats only the {failed} failed rollouts"
+            same_call = f"generate_rollouts again with output={outcome['output']}"
+            return f"{same_call}: it repeats only the {failed} failed rollouts"
         step = f"filter_dataset(input={outcome['output']}, …), then convert_rollouts"
         return first_remark(result.kind, outcome) + step
     if result.kind == "score":
@@ -305,11 +305,11 @@ def _after_success(result: api.RunReport) -> str:
     if result.kind == "evaluate" and outcome.get("dry_run"):
         return "evaluate_model without dry_run makes the calls; budget_usd caps the cost"
     if result.kind == "evaluate":
-        compared = f"compare_evaluations(baseline=<run id>, candidates=[{result.run_id}])"
-        return first_remark(result.kind, outcome) + compared
+        comparison = f"compare_evaluations(baseline=<run id>, candidates=[{result.run_id}])"
+        return first_remark(result.kind, outcome) + comparison
     if (last := last_step(result.kind, outcome)) is not None:
         return last
-    remarks = "it ended with alarms, so look closely: " if result.alarms else ""
+    remarks = "the run ended with alarms, so check it closely: " if result.alarms else ""
     remarks += first_remark(result.kind, outcome)
     is_small = (outcome.get("parameters") or _SMALL_STUDENT) < _SMALL_STUDENT
     # The checkpoint is here: only a student that is slow on a CPU is worth the machine's price.
@@ -421,9 +421,9 @@ def after_cancel_run(request: api.CancelRun, result: api.RunReport) -> str:
 def _when_unreachable(result: api.RunReport) -> str:
     """Suggests what to do while a cancellation is queued because the machine does not answer."""
     if result.kind in ("sft", "dpo", "distill"):
-        again = f"start_training(resume={result.run_id})"
+        resume_call = f"start_training(resume={result.run_id})"
         alternative = (
-            f"{again}, with where for another machine, resumes from the last checkpoint here"
+            f"{resume_call}, with where for another machine, resumes from the last checkpoint here"
         )
     else:
         alternative = "max_hours limits how long it may still run there"

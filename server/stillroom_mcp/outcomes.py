@@ -112,7 +112,7 @@ def _evaluation_remarks(outcome: Mapping[str, Any]) -> Iterator[str]:
     if unjudged := outcome.get("unjudged"):
         yield (
             f"the accuracy leaves out {unjudged} {noun_for(unjudged, 'task')} without an "
-            "expected_answer or reward: say so with it, or evaluate again with rewards or a judge"
+            "expected_answer or reward: tell the user, or evaluate again with rewards or a judge"
         )
     if (failed := outcome.get("failed") or 0) > _NOTABLE_SHARE * num > 0:
         yield f"{failed} rollouts failed because of infrastructure and are left out: evaluate again"
@@ -121,7 +121,8 @@ def _evaluation_remarks(outcome: Mapping[str, Any]) -> Iterator[str]:
             yield f"{cut} answers {advice}"
     if accuracy.get("value") == 0 and num:
         yield (
-            f"no task was solved: read some (inspect_examples(path={outcome.get('rollouts')})); "
+            "no task was solved: read some rollouts "
+            f"(inspect_examples(path={outcome.get('rollouts')})); "
             "the tools, rewards or system message may differ from those of training"
         )
     sampled = outcome.get("sampled_accuracy")
@@ -138,7 +139,7 @@ def _training_remarks(outcome: Mapping[str, Any]) -> Iterator[str]:
     if outcome.get("stopped_by"):
         steps, planned = outcome.get("steps"), outcome.get("planned_steps")
         yield (
-            f"tell the user that it stopped at its time limit after step {steps} of {planned}; "
+            f"tell the user that training stopped at its time limit after step {steps} of {planned}; "
             "start_training(resume=<its run id>, overrides=[trainer.max_minutes=…]) continues it"
         )
     left_out, rows = sum((outcome.get("skipped") or {}).values()), outcome.get("rows") or 0

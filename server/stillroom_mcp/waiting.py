@@ -16,13 +16,13 @@ from stillroom_mcp.answers import structured_content
 from stillroom_mcp.fencing import error_for, quoted_for
 from stillroom_mcp.next_steps import as_cli_commands
 
-EXIT_OF = {"succeeded": 0, "failed": 1, "cancelled": 3, "interrupted": 4}
+EXIT_CODE_BY_STATUS = {"succeeded": 0, "failed": 1, "cancelled": 3, "interrupted": 4}
 """The exit code for the status of a run; with several runs, the highest code counts."""
 EXIT_UNKNOWN = 2
 EXIT_ALARM = 5
 EXIT_TIMEOUT = 124
-EXIT_CODES = (
-    "exit codes: 0 succeeded, 1 failed, 2 no such run or wrong usage, 3 cancelled, 4 interrupted, "
+EXIT_CODES_HELP = (
+    "exit codes: 0 succeeded, 1 failed, 2 unknown run or usage error, 3 cancelled, 4 interrupted, "
     "5 an alarm or nearly spent budget (--alarms), 124 timeout"
 )
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.2, 5.0
@@ -33,7 +33,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Adds the parser of the command to the CLI's subparsers, and returns it."""
     text = "Wait until runs have ended; for a background shell."
     parser = subparsers.add_parser(
-        "wait", help=text, description=text, epilog=EXIT_CODES, allow_abbrev=False
+        "wait", help=text, description=text, epilog=EXIT_CODES_HELP, allow_abbrev=False
     )
     parser.add_argument("run_id", nargs="+", metavar="RUN", help="id, or a unique prefix of it")
     parser.add_argument(
@@ -81,8 +81,10 @@ def wait(
     for first in runs:
         run, reason = _wait_for_run(workspace, first, deadline, stops_at_alarms=stops_at_alarms)
         _print_status(workspace, run, reason, as_json=as_json)
-        codes.append(EXIT_OF.get(run.status, EXIT_TIMEOUT if reason == "time" else EXIT_ALARM))
-        if run.status not in EXIT_OF:
+        codes.append(
+            EXIT_CODE_BY_STATUS.get(run.status, EXIT_TIMEOUT if reason == "time" else EXIT_ALARM)
+        )
+        if run.status not in EXIT_CODE_BY_STATUS:
             break
     return max(codes)
 

@@ -290,7 +290,7 @@ BAD_CALLS = [
     ("show_lineage", {"path": "none.jsonl"}, "none.jsonl"),
     ("write_report", {"output": "../r.html"}, "is outside the workspace"),
     ("write_report", {"output": "prompts.jsonl"}, "prompts.jsonl"),
-    ("get_runs", {}, "there is no tool 'get_runs' here (did you mean 'get_run'?)"),
+    ("get_runs", {}, "unknown tool 'get_runs' (did you mean 'get_run'?)"),
     ("compare_evaluations", {"baseline": "a", "candidates": []}, "candidates"),
     ("compare_evaluations", {"baseline": "a", "candidates": ["b"]}, "there is no run 'a'"),
 ]

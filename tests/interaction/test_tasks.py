@@ -130,7 +130,7 @@ def test_an_id_that_is_no_runs_whole_id_is_refused_and_a_server_that_reads_stops
         async with task_client(build_server(Workspace(tmp_path))) as client:
             for task_id in ("nothing", "../runs", "", "roll"):
                 for method in ("tasks/get", "tasks/cancel"):
-                    with pytest.raises(MCPError, match="there is no task"):
+                    with pytest.raises(MCPError, match="unknown task"):
                         await client.send(method, taskId=task_id)
             assert (await client.send("tasks/get", taskId="rollouts-abc"))["status"] == "cancelled"
         reading = [operation for operation in OPERATIONS if operation.is_read_only]

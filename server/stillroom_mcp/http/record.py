@@ -128,9 +128,9 @@ def _record(
 def limited_recording(
     workspace: Workspace, folder: Path, usd: float | None, *, is_local: bool
 ) -> Generator[tuple[CallJournal, CallBudget | None]]:
-    """Yields a folder's journal and the budget of its calls, which counts in the workspace's.
+    """Yields a folder's journal and the budget for its calls, part of the workspace's budget.
 
-    usd: the budget that the user gave; None without one. is_local: whether all upstreams are on
+    usd: the budget that the user gave, if any. is_local: whether all upstreams are on
     this machine. Raises InputError if nothing is left of the workspace's budget.
     """
     if usd is not None and not usd > 0:
@@ -147,15 +147,15 @@ def limited_recording(
             is_limited = usd is not None or workspace_budget_usd(workspace) is not None
             if is_limited or cost.spent_usd is not None:
                 is_free = usd is None and is_local
-                calls = budget_of_calls(workspace, folder, unlisted=FREE if is_free else None)
-                cost = cost.recounted(calls.budget.spent.usd)
+                call_budget = budget_of_calls(workspace, folder, unlisted=FREE if is_free else None)
+                cost = cost.recounted(call_budget.budget.spent.usd)
                 write_cost(workspace, cost)
                 if is_limited:
-                    _limit(workspace, calls, usd, is_free=is_free)
-                    budget = calls
-            # A budget below what the calls have cost already allows no more of them.
-            most_usd = budget and max(budget.budget.spent.usd, budget.budget.usd)
-            active = msgspec.structs.replace(cost, spent_usd=None, budget_usd=most_usd)
+                    _set_limit(workspace, call_budget, usd, is_free=is_free)
+                    budget = call_budget
+            # A budget that is already spent allows no further calls.
+            budget_usd = budget and max(budget.budget.spent.usd, budget.budget.usd)
+            active = msgspec.structs.replace(cost, spent_usd=None, budget_usd=budget_usd)
             write_cost(workspace, active)
         try:
             yield journal, budget
@@ -167,21 +167,27 @@ def limited_recording(
                 write_cost(workspace, msgspec.structs.replace(cost, spent_usd=spent.usd))
 
 
-def _limit(workspace: Workspace, calls: CallBudget, usd: float | None, *, is_free: bool) -> None:
+def _set_limit(
+    workspace: Workspace, call_budget: CallBudget, usd: float | None, *, is_free: bool
+) -> None:
     """Sets the limit of a folder's budget, which counts the calls so far.
 
     is_free: whether only free calls are forwarded.
     """
-    spent_usd = calls.budget.spent.usd
+    spent_usd = call_budget.budget.spent.usd
     if is_free:
         # Nothing is reserved for servers of this machine, so only free calls are forwarded.
-        calls.budget.usd, calls.is_free = spent_usd, True
+        call_budget.budget.usd, call_budget.is_free = spent_usd, True
     else:
         limit_usd, notes = limit_budget(workspace, usd, earlier_usd=spent_usd)
-        calls.budget.usd = limit_usd or math.inf
+        call_budget.budget.usd = limit_usd or math.inf
         sys.stderr.write("".join(f"{note}\n" for note in notes))
-    unpriced = f" ({calls.num_unpriced} calls have no known price)" if calls.num_unpriced else ""
-    sys.stderr.write(f"{_spending_text(calls)}{unpriced}\n")
+    unpriced = (
+        f" ({call_budget.num_unpriced} calls have no known price)"
+        if call_budget.num_unpriced
+        else ""
+    )
+    sys.stderr.write(f"{_spending_text(call_budget)}{unpriced}\n")
 
 
 def _spending_text(budget: CallBudget) -> str:

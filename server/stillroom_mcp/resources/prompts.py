@@ -186,12 +186,12 @@ def _models(workspace: Workspace) -> Iterable[str]:
             yield run.run_id
 
 
-def _paths(workspace: Workspace, beginning: str) -> list[str]:
-    """Returns the files and folders of the workspace whose path has this beginning.
+def _paths(workspace: Workspace, typed: str) -> list[str]:
+    """Returns the files and folders in the folder of a partly typed path.
 
     Hidden files, files that no tool reads, and links out of the workspace are left out.
     """
-    parent = beginning.rpartition("/")[0]
+    parent = typed.rpartition("/")[0]
     folder = (workspace.root / parent).resolve()
     is_hidden = any(part.startswith(".") for part in parent.split("/"))
     if is_hidden or not folder.is_relative_to(workspace.root) or not folder.is_dir():

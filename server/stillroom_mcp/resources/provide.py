@@ -56,7 +56,9 @@ def add_resources(server: MCPServer, workspace: Workspace) -> None:
         text = skill_text(name, file)
         if text is None:
             uris = ", ".join(text.uri for text in skill_texts())
-            raise ResourceNotFoundError(f"there is no skill text {name}/{file}\nfix: read {uris}")
+            raise ResourceNotFoundError(
+                f"unknown skill file {name}/{file}\nfix: read one of {uris}"
+            )
         return text.read()
 
     def docs(page: str) -> str:
@@ -130,7 +132,7 @@ def _operation_json(workspace: Workspace, name: str, request: BaseModel) -> str:
 
 
 def _call(workspace: Workspace, function: Callable[[], Any]) -> Any:
-    """Returns what the function returns; its errors become resource errors that name a fix."""
+    """Calls the function; its errors become resource errors that name a fix."""
     try:
         return function()
     except EngineError as error:

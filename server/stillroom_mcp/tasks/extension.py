@@ -157,7 +157,7 @@ class Tasks(Extension):
         for source in self._sources:
             if (task := await source.find(task_id)) is not None:
                 return source, task
-        raise MCPError(INVALID_PARAMS, f"there is no task {task_id!r}; list_runs lists all runs")
+        raise MCPError(INVALID_PARAMS, f"unknown task {task_id!r}; list_runs lists all runs")
 
 
 def _check_name_header(ctx: RequestContext, task_id: str) -> None:

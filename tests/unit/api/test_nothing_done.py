@@ -275,11 +275,11 @@ WAYS: dict[str, tuple[Callable[[Workspace], str], str]] = {
     "filter: no rows": (curated("filter_dataset", api.FilterDataset), "has no rows"),
     "filter: nothing passes": (
         curated("filter_dataset", api.FilterDataset, RIGHT, min_reward=9),
-        "nothing passed",
+        "no row passed",
     ),
     "filter: no row can be read": (
         curated("filter_dataset", api.FilterDataset, {"a": 1}),
-        "nothing passed",
+        "no row passed",
     ),
     "conversion: no rows": (
         curated("convert_rollouts", api.ConvertRollouts),
