@@ -17,7 +17,7 @@ from stillroom.errors import InputError
 from stillroom.settings import Workspace
 from stillroom_mcp.demo.chain import DemoSettings, run_chain
 from stillroom_mcp.demo.guide import DemoStoppedError, Guide, print_comparisons
-from stillroom_mcp.demo.run import ORDER, free_folder, run_demo
+from stillroom_mcp.demo.run import RESULT_ORDER, free_folder, run_demo
 
 TINY = DemoSettings(num_rollouts=16, num_heldout=8, num_iterations=1, num_kl_prompts=2)
 NUM_STEPS = 2
@@ -46,7 +46,7 @@ def test_the_whole_chain_ends_with_its_table_and_report(
 ) -> None:
     assert run_demo(str(tmp_path / "demo"), seed=1, settings=TINY) == 0
     shown = capsys.readouterr().out
-    for name in ORDER:
+    for name in RESULT_ORDER:
         assert re.search(rf"{name} +│ +[01]\.\d", shown), name
     assert "SFT, tokens → SFT, soft:" in shown
     assert "SFT, soft → on-policy:" in shown

@@ -112,7 +112,7 @@ def build_dashboard(workspace: Workspace, token: str) -> ASGIApp:
 
 
 def _with_headers(app: ASGIApp) -> ASGIApp:
-    """Adds headers to every response that stop its page from loading or sending anything else."""
+    """Adds security headers to every response, so that a page contacts no other site."""
 
     async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
@@ -183,7 +183,7 @@ class _Pages:
 
     def _run_list(self, request: Request) -> dict[str, Any]:
         runs = views.readable_runs(self._workspace)
-        first = _whole_number(request, "first")
+        first = _int_param(request, "first")
         newest = runs[::-1][first : first + views.RUNS_PER_PAGE]
         return {
             "cards": views.run_cards(newest[::-1]),
@@ -215,7 +215,7 @@ class _Pages:
     def run_metrics(self, request: Request) -> Response:
         """Returns the metrics that a run recorded after a position in its events, as JSON."""
         run = views.load_run(self._workspace, request.path_params["run_id"])
-        metrics = read_metrics_from(run.folder / "events.jsonl", _whole_number(request, "from"))
+        metrics = read_metrics_from(run.folder / "events.jsonl", _int_param(request, "from"))
         body = {**msgspec.to_builtins(metrics), "is_final": run.state.status.is_final}
         return Response(msgspec.json.encode(body), media_type="application/json")
 
@@ -248,8 +248,8 @@ class _Pages:
     def data_file(self, request: Request) -> Response:
         """Returns the page of one data file, with the distributions of its rows."""
         name, path = self._requested_file(request)
-        sample = self._summaries.summary_of(path)
-        return self._render("data_file.html.j2", current="data", name=name, sample=sample)
+        summary = self._summaries.summary_of(path)
+        return self._render("data_file.html.j2", current="data", name=name, summary=summary)
 
     def rows(self, request: Request) -> Response:
         """Returns a page of the rows of a file."""
@@ -262,7 +262,7 @@ class _Pages:
         )
         query = request.query_params.get("q", "")[:200]
         # The page numbers rows from 1.
-        first = max(0, _whole_number(request, "row", default=1) - 1)
+        first = max(0, _int_param(request, "row", default=1) - 1)
         page = rows_page(self._files, path, first, show=show, query=query)
         return self._render(
             "rows_page.html.j2", current="data", name=name, page=page, show=show, query=query,
@@ -275,16 +275,16 @@ class _Pages:
         view = api.view_row(self._workspace, f"{path.name}:{number}", data)
         return self._render(
             "row.html.j2", name=name, row=view, conversations=conversations, number=number,
-            at=_whole_number(request, "at"), figures=row_figures(data, path.suffix),
+            at=_int_param(request, "at"), figures=row_figures(data, path.suffix),
             models=self._students(),
         )  # fmt: skip
 
     def row_tokens(self, request: Request) -> Response:
-        """Returns the tokens of one row, with those marked that training would train."""
+        """Returns the tokens of one row, with the trained tokens marked."""
         _, path, number, data = self._requested_row(request)
         model = request.query_params.get("model", "").strip()
         if not model:
-            raise InputError("no model is given", "give the student's path or hub id")
+            raise InputError("no model was given", "give the student's path or hub id")
         view = api.view_row(self._workspace, f"{path.name}:{number}", data, model=model)
         return self._render("row_tokens.html.j2", row=view, model=model)
 
@@ -293,7 +293,7 @@ class _Pages:
         name = request.query_params.get("path", "").strip()
         lineage = None
         if name:
-            self._check_inside(name)
+            self._check_in_workspace(name)
             lineage = api.show_lineage(self._workspace, api.ShowLineage(path=name))
         return self._render("lineage.html.j2", current="lineage", name=name, lineage=lineage)
 
@@ -305,11 +305,11 @@ class _Pages:
     def _requested_row(self, request: Request) -> tuple[str, Path, int, bytes]:
         """Returns the requested row: its file's name and path, its number, and its bytes."""
         name, path = self._requested_file(request)
-        data = self._files.read_at(path, _whole_number(request, "at"))
-        return name, path, _whole_number(request, "number"), data
+        data = self._files.read_at(path, _int_param(request, "at"))
+        return name, path, _int_param(request, "number"), data
 
-    def _check_inside(self, name: str) -> None:
-        """Raises InputError for a path that leads outside the workspace."""
+    def _check_in_workspace(self, name: str) -> None:
+        """Raises InputError for a path outside the workspace."""
         if not self._workspace.path(name).resolve().is_relative_to(self._workspace.root):
             raise InputError(f"{name!r} is outside the workspace", "give a path inside it")
 
@@ -324,7 +324,7 @@ class _Pages:
         return list(students)
 
 
-def _whole_number(request: Request, name: str, *, default: int = 0) -> int:
+def _int_param(request: Request, name: str, *, default: int = 0) -> int:
     text = request.query_params.get(name, "")
     if not text:
         return default

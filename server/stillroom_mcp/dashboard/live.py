@@ -1,4 +1,4 @@
-"""The live parts of a run's page: its figures, its progress, and its metrics so far."""
+"""The parts of a run's page that change while it runs: figures, progress and metrics."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress

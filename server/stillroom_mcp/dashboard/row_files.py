@@ -1,4 +1,4 @@
-"""Fast access to any page of rows in a data file, however long the file is."""
+"""Fast access to any page of rows in a data file of any length."""
 
 import os
 from bisect import bisect_right
@@ -18,7 +18,7 @@ from stillroom.settings import Workspace
 SUFFIXES = (".jsonl", ".txt")
 _BLOCK = 1 << 20
 _HEAD_BYTES = 2000
-_MAX_FILES = 16
+_MAX_INDEXES = 16
 MAX_SHOWN_BYTES = bounds.SHOWN_ROW.limit
 """The most bytes of a line that are read, since a browser could not show more."""
 
@@ -77,7 +77,7 @@ class _LineIndex:
 
 
 class RowFiles:
-    """The data files of a workspace, with an index of the lines of the files read last."""
+    """The data files of a workspace, with line indexes of the most recently read files."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
@@ -139,7 +139,7 @@ class RowFiles:
         """Returns the up-to-date index of a file; the caller holds the lock."""
         index = self._indexes.setdefault(path, _LineIndex())
         self._indexes.move_to_end(path)
-        if len(self._indexes) > _MAX_FILES:
+        if len(self._indexes) > _MAX_INDEXES:
             self._indexes.popitem(last=False)
         index.update(path)
         return index

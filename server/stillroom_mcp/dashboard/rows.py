@@ -65,7 +65,7 @@ def rows_page(
     total = files.count_lines(path)
     first = max(0, min(first, total - 1))
     if show == "all" and not query:
-        rows = [summary(row, path.suffix) for row in files.read(path, first, PAGE_ROWS)]
+        rows = [summarize_row(row, path.suffix) for row in files.read(path, first, PAGE_ROWS)]
         end = first + PAGE_ROWS
         before = max(0, first - PAGE_ROWS) if first else None
         return RowsPage(
@@ -77,7 +77,7 @@ def rows_page(
         # Searching the raw bytes first avoids decoding most rows.
         if query and query.casefold() not in row.data.decode(errors="replace").casefold():
             continue
-        row_summary = summary(row, path.suffix)
+        row_summary = summarize_row(row, path.suffix)
         if show in ("all", row_summary.outcome):
             rows.append(row_summary)
             if len(rows) == PAGE_ROWS:
@@ -101,7 +101,7 @@ def _lines_to_search(files: RowFiles, path: Path, first: int) -> Iterator[FileLi
         first += 1000
 
 
-def decoded(data: bytes, suffix: str) -> tuple[RowFormat, dict[str, Any]] | str:
+def parse_row(data: bytes, suffix: str) -> tuple[RowFormat, dict[str, Any]] | str:
     """Returns a row and its format (rollouts in stillroom's layout), or the problem with it."""
     row = decode_text_row(data) if suffix == ".txt" else decode_row(data)
     if isinstance(row, Problem):
@@ -115,12 +115,12 @@ def decoded(data: bytes, suffix: str) -> tuple[RowFormat, dict[str, Any]] | str:
     return row_format, as_rollout(row) if row_format is RowFormat.ROLLOUTS else row
 
 
-def summary(line: FileLine, suffix: str) -> RowSummary:
+def summarize_row(line: FileLine, suffix: str) -> RowSummary:
     """Returns the summary of a line for a list."""
     if line.is_cut:
         title = f"longer than {MAX_SHOWN_BYTES >> 20} MB: {head_of(line.data)[:_LONGEST_TITLE]}…"
         return RowSummary(line.number, line.offset, "unknown", title, "", [])
-    row_or_problem = decoded(line.data, suffix)
+    row_or_problem = parse_row(line.data, suffix)
     if isinstance(row_or_problem, str):
         return RowSummary(line.number, line.offset, "unknown", row_or_problem, "", [])
     row_format, row = row_or_problem
@@ -171,8 +171,8 @@ def _title(row_format: RowFormat, row: dict[str, Any]) -> str:
 
 
 def row_figures(data: bytes, suffix: str) -> list[Figure]:
-    """Returns the figures of one row: its rewards, tokens and the like."""
-    row_or_problem = decoded(data, suffix)
+    """Returns the figures of one row: reward, tokens, cost and duration."""
+    row_or_problem = parse_row(data, suffix)
     if isinstance(row_or_problem, str):
         return []
     _, row = row_or_problem
@@ -190,9 +190,9 @@ def _rewards(row: dict[str, Any]) -> Iterator[Figure]:
 def _usage(row: dict[str, Any]) -> Iterator[Figure]:
     usage = row.get("usage")
     if isinstance(usage, dict):
-        num_read, num_written = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        if isinstance(num_read, int) and isinstance(num_written, int):
-            yield Figure("Tokens", count(num_written), f"generated; {count(num_read)} read")
+        prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        if isinstance(prompt, int) and isinstance(completion, int):
+            yield Figure("Tokens", count(completion), f"generated; {count(prompt)} read")
     cost = row.get("cost_usd")
     if _is_number(cost) and cost:
         yield Figure("Cost", dollars(cost), "of the calls")
@@ -205,7 +205,7 @@ def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-_MAX_ROWS = 2000
+_MAX_SAMPLED_ROWS = 2000
 _CHUNK_ROWS = 20
 """The number of consecutive rows in each chunk of the sample."""
 _MAX_CACHED = 32
@@ -250,8 +250,8 @@ def _summarize_rows(files: RowFiles, path: Path) -> FileSummary:
     Rows in another format than the first valid row are not counted.
     """
     total = files.count_lines(path)
-    num_chunks = max(1, _MAX_ROWS // _CHUNK_ROWS)
-    reads_all = total <= _MAX_ROWS
+    num_chunks = max(1, _MAX_SAMPLED_ROWS // _CHUNK_ROWS)
+    reads_all = total <= _MAX_SAMPLED_ROWS
     starts = [0] if reads_all else [chunk * total // num_chunks for chunk in range(num_chunks)]
     row_format: RowFormat | None = None
     statistics: DatasetStatistics | None = None
@@ -260,7 +260,7 @@ def _summarize_rows(files: RowFiles, path: Path) -> FileSummary:
     for start in starts:
         for line in files.read(path, start, total if reads_all else _CHUNK_ROWS):
             num_sampled += 1
-            row_or_problem = "too long" if line.is_cut else decoded(line.data, path.suffix)
+            row_or_problem = "too long" if line.is_cut else parse_row(line.data, path.suffix)
             if isinstance(row_or_problem, str) or (row_format not in (None, row_or_problem[0])):
                 continue
             row_format, row = row_or_problem
@@ -268,8 +268,8 @@ def _summarize_rows(files: RowFiles, path: Path) -> FileSummary:
             num_counted += 1
             statistics.add(row, RowPosition("", line.offset, len(line.data)), line.offset)
             success = row.get("success")
-            outcome_of = {True: "right", False: "wrong"}
-            outcomes[outcome_of[success] if isinstance(success, bool) else "not judged"] += 1
+            outcome = "right" if success is True else "wrong"
+            outcomes[outcome if isinstance(success, bool) else "not judged"] += 1
     is_rollouts = row_format is RowFormat.ROLLOUTS
     return FileSummary(
         format=row_format or "unknown",

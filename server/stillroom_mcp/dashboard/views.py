@@ -74,7 +74,7 @@ class DataFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class SettingDifference:
     """A setting whose value differs between two runs."""
 
     key: str
@@ -89,7 +89,7 @@ class SideBySide:
     first: RunView
     second: RunView
     charts: Sequence[ChartPlan]
-    settings: Sequence[Difference]
+    settings: Sequence[SettingDifference]
     verdict: str | None
     examples: BeforeAfter | None
 
@@ -210,14 +210,14 @@ def side_by_side(workspace: Workspace, first: str, second: str) -> SideBySide:
     )
 
 
-def _differences(first: RunView, second: RunView) -> list[Difference]:
+def _differences(first: RunView, second: RunView) -> list[SettingDifference]:
     """Returns the settings that differ between two runs; a missing value is a dash."""
     columns = [
         {setting.key: setting.value for setting in view.settings} for view in (first, second)
     ]
     keys = dict.fromkeys([*columns[0], *columns[1]])
     pairs = ((key, columns[0].get(key, "–"), columns[1].get(key, "–")) for key in keys)
-    return [Difference(*pair) for pair in pairs if pair[1] != pair[2]]
+    return [SettingDifference(*pair) for pair in pairs if pair[1] != pair[2]]
 
 
 def _verdict(workspace: Workspace, first: str, second: str) -> str:
@@ -252,7 +252,7 @@ def _examples(runs: Sequence[Run]) -> BeforeAfter | None:
 
 
 def data_files(workspace: Workspace) -> list[DataFile]:
-    """Returns the data files in the workspace except hidden ones, last changed first."""
+    """Returns the data files in the workspace except hidden ones, most recently changed first."""
     files: list[DataFile] = []
     for path in _visible_files(workspace.root):
         with suppress(OSError):

@@ -11,7 +11,7 @@ from stillroom_mcp.demo.guide import DemoStoppedError, Guide
 PROMPTS, HELDOUT = "prompts.jsonl", "heldout.jsonl"
 TEACHER_ROLLOUTS = "rollouts/teacher.jsonl"
 GOOD_ROLLOUTS = "rollouts/teacher-good.jsonl"
-LABELS, SOFT, ON_POLICY = "SFT, tokens", "SFT, soft", "on-policy"
+SFT_TOKENS, SFT_SOFT, ON_POLICY = "SFT, tokens", "SFT, soft", "on-policy"
 """The names of the demo's students in the table of results."""
 
 
@@ -54,7 +54,7 @@ class Stages:
     rows_ready: anyio.Event = field(default_factory=anyio.Event)
     """Set once the rows for supervised fine-tuning are written."""
     soft_ready: anyio.Event = field(default_factory=anyio.Event)
-    """Set once the student with soft targets is trained."""
+    """Set once the student is trained on soft targets."""
     trained: dict[str, str] = field(default_factory=dict[str, str])
     """The run ids of the trained students, by their names in the table of results."""
     evaluated: dict[str, str] = field(default_factory=dict[str, str])
@@ -95,16 +95,16 @@ async def run_chain(
 
 
 async def _run_in_background(stages: Stages) -> None:
-    """Runs the work that no stage waits for, one run at a time, so that stages keep a core."""
+    """Runs what no stage waits for, one run at a time, so that the stages keep a CPU core."""
     guide = stages.guide
     for name, model in (("base student", "demo/student"), ("teacher", "demo/teacher")):
         await guide.wait(await _evaluate(stages, name, model), is_shown=False)
     await stages.rows_ready.wait()
-    run = await guide.wait(await _start_sft(stages, LABELS, "sft.yml"), is_shown=False)
-    _print_training(guide, LABELS, run)
-    await guide.wait(await _evaluate(stages, LABELS), is_shown=False)
+    run = await guide.wait(await _start_sft(stages, SFT_TOKENS, "sft.yml"), is_shown=False)
+    _print_training(guide, SFT_TOKENS, run)
+    await guide.wait(await _evaluate(stages, SFT_TOKENS), is_shown=False)
     await stages.soft_ready.wait()
-    await guide.wait(await _evaluate(stages, SOFT), is_shown=False)
+    await guide.wait(await _evaluate(stages, SFT_SOFT), is_shown=False)
 
 
 async def _prepare(stages: Stages) -> None:
@@ -189,8 +189,8 @@ async def _train_sft(stages: Stages) -> None:
         "at these tokens, which an open model also gives.",
     )
     with guide.timed("SFT"):
-        run = await guide.wait(await _start_sft(stages, SOFT, "soft_targets.yml"))
-    _print_training(guide, SOFT, run)
+        run = await guide.wait(await _start_sft(stages, SFT_SOFT, "soft_targets.yml"))
+    _print_training(guide, SFT_SOFT, run)
     stages.soft_ready.set()
 
 
@@ -223,7 +223,7 @@ async def _train_on_policy(stages: Stages) -> None:
         "start_training",
         config="distill.yml",
         overrides=[
-            f"model.path={stages.trained[SOFT]}",
+            f"model.path={stages.trained[SFT_SOFT]}",
             f"trainer.seed={stages.seed}",
             f"trainer.max_steps={settings.num_iterations}",
         ],

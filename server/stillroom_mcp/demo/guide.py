@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-_SHOWN_ARGUMENTS = 5
+_MAX_SHOWN_ARGUMENTS = 5
 
 
 class DemoStoppedError(Exception):
@@ -37,8 +37,10 @@ class Guide:
 
     async def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
         """Makes one tool call and returns its structured result."""
-        argument_texts = [f"{name}={value}" for name, value in arguments.items()][:_SHOWN_ARGUMENTS]
-        more = ", …" if len(arguments) > _SHOWN_ARGUMENTS else ""
+        argument_texts = [f"{name}={value}" for name, value in arguments.items()][
+            :_MAX_SHOWN_ARGUMENTS
+        ]
+        more = ", …" if len(arguments) > _MAX_SHOWN_ARGUMENTS else ""
         self._console.print(f"  [cyan]→ {tool}[/cyan]({escape(', '.join(argument_texts))}{more})")
         return await self._call(tool, arguments)
 

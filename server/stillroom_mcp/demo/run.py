@@ -15,7 +15,14 @@ from stillroom import api
 from stillroom.errors import InputError
 from stillroom.remote.machines import find_machine
 from stillroom.settings import Workspace
-from stillroom_mcp.demo.chain import LABELS, ON_POLICY, SOFT, DemoSettings, Stages, run_chain
+from stillroom_mcp.demo.chain import (
+    ON_POLICY,
+    SFT_SOFT,
+    SFT_TOKENS,
+    DemoSettings,
+    Stages,
+    run_chain,
+)
 from stillroom_mcp.demo.guide import (
     DemoStoppedError,
     Guide,
@@ -26,7 +33,7 @@ from stillroom_mcp.demo.guide import (
 )
 
 DEFAULT_FOLDER = "demo-project"
-ORDER = ("base student", LABELS, SOFT, ON_POLICY, "teacher")
+RESULT_ORDER = ("base student", SFT_TOKENS, SFT_SOFT, ON_POLICY, "teacher")
 
 
 def run_demo(
@@ -80,7 +87,7 @@ async def _run_stages(
             console.print(f"\nthe demo stopped: {error}", markup=False)
             return 1
     console.print()
-    console.print(results_table({name: results[name] for name in ORDER}))
+    console.print(results_table({name: results[name] for name in RESULT_ORDER}))
     print_comparisons(console, results, comparisons)
     console.print(seconds_table(guide.seconds, time.monotonic() - started))
     api.write_report(Workspace(root), api.WriteReport())
@@ -102,7 +109,7 @@ async def _compare_stages(stages: Stages) -> list[dict[str, Any]]:
     """
     guide, ids = stages.guide, stages.evaluated
     comparisons: list[dict[str, Any]] = []
-    for before, after in pairwise(("base student", LABELS, SOFT, ON_POLICY)):
+    for before, after in pairwise(("base student", SFT_TOKENS, SFT_SOFT, ON_POLICY)):
         answer = await guide.call(
             "compare_evaluations", baseline=ids[before], candidates=[ids[after]]
         )

@@ -22,7 +22,7 @@ from stillroom_mcp.host_setup.hosts import HOSTS, SERVE, SERVER_NAME, Host
 from stillroom_mcp.host_setup.skills import SkillFolder
 from stillroom_mcp.http.listening import default_token_file
 
-_LARGEST = bounds.HOST_CONFIG.limit
+_MAX_CONFIG_BYTES = bounds.HOST_CONFIG.limit
 
 
 class _Edit(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ class _Edit(msgspec.Struct, frozen=True):
     inserted: str
 
 
-class _Record(msgspec.Struct, frozen=True):
+class _SetupRecord(msgspec.Struct, frozen=True):
     """The changes that setup made to a file, from which `--undo` restores it."""
 
     path: str
@@ -48,7 +48,7 @@ class _Record(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class _ConfigFile:
     """A host's config file as it was read; `text` is None if the file does not exist."""
 
     path: Path
@@ -130,7 +130,7 @@ def _config_path(host: Host, project: Path, *, is_user: bool) -> Path:
     return path.resolve()
 
 
-def _read(path: Path) -> _File:
+def _read(path: Path) -> _ConfigFile:
     try:
         if path.exists() and not path.is_file():
             raise InputError(
@@ -138,15 +138,15 @@ def _read(path: Path) -> _File:
                 "replace it with a file; nothing was read or changed",
             )
         with path.open("rb") as stream:
-            data = stream.read(_LARGEST + 1)
-        if len(data) > _LARGEST:
+            data = stream.read(_MAX_CONFIG_BYTES + 1)
+        if len(data) > _MAX_CONFIG_BYTES:
             raise InputError(
-                f"{path} is longer than {_LARGEST >> 20} MB",
+                f"{path} is longer than {_MAX_CONFIG_BYTES >> 20} MB",
                 "check its content, and add the text that `--print` shows by hand",
             )
-        return _File(path, data.decode())
+        return _ConfigFile(path, data.decode())
     except FileNotFoundError:
-        return _File(path, None)
+        return _ConfigFile(path, None)
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path} is not UTF-8: {error.reason} at byte {error.start}",
@@ -154,7 +154,9 @@ def _read(path: Path) -> _File:
         ) from error
 
 
-def _apply(host: Host, file: _File, skills: SkillFolder | None, ask: Callable[[], bool]) -> int:
+def _apply(
+    host: Host, file: _ConfigFile, skills: SkillFolder | None, ask: Callable[[], bool]
+) -> int:
     """Adds the entry and the skills once the user agrees; returns the exit code."""
     before = file.text or ""
     try:
@@ -186,11 +188,11 @@ def _apply(host: Host, file: _File, skills: SkillFolder | None, ask: Callable[[]
     return 0
 
 
-def _write_entry(host: Host, file: _File, after: str, edit: _Edit) -> None:
+def _write_entry(host: Host, file: _ConfigFile, after: str, edit: _Edit) -> None:
     """Writes the record for --undo, then the host's file with the entry."""
     new_folders = [str(p) for p in (file.path.parent, *file.path.parent.parents) if not p.exists()]
     earlier = _read_record(file)
-    record = _Record(
+    record = _SetupRecord(
         path=str(file.path),
         is_new=earlier.is_new if earlier else file.text is None,
         new_folders=earlier.new_folders if earlier else new_folders,
@@ -205,7 +207,9 @@ def _write_entry(host: Host, file: _File, after: str, edit: _Edit) -> None:
     _write(file, after)
 
 
-def _undo(host: Host, file: _File, skills: SkillFolder | None, ask: Callable[[], bool]) -> int:
+def _undo(
+    host: Host, file: _ConfigFile, skills: SkillFolder | None, ask: Callable[[], bool]
+) -> int:
     """Removes the entry and the skills once the user agrees; returns the exit code."""
     record = _read_record(file)
     has_skills = skills is not None and skills.is_recorded
@@ -217,7 +221,7 @@ def _undo(host: Host, file: _File, skills: SkillFolder | None, ask: Callable[[],
         )
     before = None
     if record is not None and file.text is not None:
-        before = _text_without_changes(host, file.text, record)
+        before = _text_before_setup(host, file.text, record)
         if before is None:
             raise InputError(
                 f"the entry {SERVER_NAME!r} in {file.path} was changed after setup wrote it",
@@ -240,7 +244,7 @@ def _undo(host: Host, file: _File, skills: SkillFolder | None, ask: Callable[[],
     return 0
 
 
-def _restore(file: _File, record: _Record, before: str) -> None:
+def _restore(file: _ConfigFile, record: _SetupRecord, before: str) -> None:
     """Writes the file as it was before setup, or deletes it if nothing else is in it."""
     is_removed = record.is_new and not before
     if is_removed:
@@ -256,7 +260,7 @@ def _restore(file: _File, record: _Record, before: str) -> None:
     _print(f"{'removed' if is_removed else 'restored'}: {file.path}")
 
 
-def _text_without_changes(host: Host, text: str, record: _Record) -> str | None:
+def _text_before_setup(host: Host, text: str, record: _SetupRecord) -> str | None:
     """Returns the text without setup's changes; None if its entry was changed since.
 
     Other changes to the file are kept.
@@ -279,15 +283,17 @@ def _text_without_changes(host: Host, text: str, record: _Record) -> str | None:
     return text
 
 
-def _read_record(file: _File) -> _Record | None:
+def _read_record(file: _ConfigFile) -> _SetupRecord | None:
     """Returns the record of setup's changes to a file; None if setup has not changed it."""
     if not file.record_path.exists():
         return None
-    return read_json(file.record_path, _Record, fix="delete it, and the entry in the host's file")
+    return read_json(
+        file.record_path, _SetupRecord, fix="delete it, and the entry in the host's file"
+    )
 
 
 def _difference(before: str, after: str) -> _Edit:
-    """Returns the smallest edit that turns one text into the other."""
+    """Returns the edit between the common prefix and the common suffix of two texts."""
     start = _common_prefix_length(before, after)
     max_suffix = min(len(before), len(after)) - start
     end = min(max_suffix, _common_prefix_length(before[::-1], after[::-1]))
@@ -328,7 +334,7 @@ def _confirmation(*, is_yes_given: bool) -> Callable[[], bool]:
     return ask
 
 
-def _write(file: _File, text: str) -> None:
+def _write(file: _ConfigFile, text: str) -> None:
     """Replaces the file atomically, keeping its permissions."""
     _check_unchanged(file)
     with replacing(file.path) as handle, os.fdopen(handle, "wb") as stream:
@@ -339,7 +345,7 @@ def _write(file: _File, text: str) -> None:
         os.fsync(handle)
 
 
-def _check_unchanged(file: _File) -> None:
+def _check_unchanged(file: _ConfigFile) -> None:
     if _read(file.path) != file:
         raise InputError(
             f"{file.path} was changed by another program in the meantime",

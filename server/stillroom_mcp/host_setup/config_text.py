@@ -1,4 +1,4 @@
-"""Changes one entry in the text of a JSON or TOML file, and keeps everything else as it is."""
+"""Changes one entry in the text of a JSON or TOML file, and keeps everything else unchanged."""
 
 import json
 import re
@@ -10,8 +10,8 @@ from typing import Any
 # Hosts accept comments and trailing commas in their JSON files.
 _TOKEN = re.compile(
     r"(?P<blank>(?:[\s\ufeff]|//[^\n]*|/\*.*?\*/)+)"
-    r'|(?P<text>"(?:[^"\\\n]|\\.)*")'
-    r"|(?P<sign>[{}\[\],:])"
+    r'|(?P<string>"(?:[^"\\\n]|\\.)*")'
+    r"|(?P<punctuation>[{}\[\],:])"
     r'|(?P<word>[^\s{}\[\],:"/]+)',
     re.DOTALL,
 )
@@ -62,8 +62,8 @@ class _Reader:
         self.position += 1
         return token
 
-    def is_at(self, sign: str) -> bool:
-        return self.position < len(self.tokens) and self.tokens[self.position].group() == sign
+    def is_at(self, token: str) -> bool:
+        return self.position < len(self.tokens) and self.tokens[self.position].group() == token
 
     def document(self) -> _Value:
         value = self.value()
@@ -91,7 +91,7 @@ class _Reader:
         members: dict[str, _Value] = {}
         while not self.is_at("}"):
             key = self.next()
-            if key.lastgroup != "text":
+            if key.lastgroup != "string":
                 raise self.syntax_error(key.start(), "expected a key in double quotes")
             name = self.scalar(key)
             if name in members:

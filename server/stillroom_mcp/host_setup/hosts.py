@@ -115,8 +115,8 @@ def _entry_with_limits(command: Sequence[str]) -> Entry:
     return {**_plain_entry(command), **limits}
 
 
-def _list_entry(command: Sequence[str]) -> Entry:
-    """Returns an entry for hosts that take the command with its arguments as one list."""
+def _command_list_entry(command: Sequence[str]) -> Entry:
+    """Returns an entry whose command and arguments are one list."""
     return {"type": "local", "command": list(command), "timeout": _CALL_S * 1000}
 
 
@@ -174,7 +174,7 @@ HOSTS = (
         project_file="opencode.json",
         user_file=_config_path("opencode", "opencode.json"),
         section=("mcp",),
-        entry=_list_entry,
+        entry=_command_list_entry,
         next_step="start `opencode` in your project; `opencode mcp list` shows the server",
         other_project_files=("opencode.jsonc",),
     ),
