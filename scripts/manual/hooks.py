@@ -8,7 +8,8 @@ from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from manual.pages import generated_pages, with_site_links
+from manual.calls import with_tabs, with_wide_lists
+from manual.pages import generated_pages, with_site_links, with_skill_links
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -19,5 +20,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Leads links between documents of the repository to pages of the site."""
-    return with_site_links(markdown, page.file.src_uri, set(files.src_uris))
+    """Makes a document of the repository one of the site: its links, lists and calls."""
+    address, known = page.file.src_uri, set(files.src_uris)
+    linked = with_skill_links(with_site_links(markdown, address, known), address, known)
+    return with_wide_lists(with_tabs(linked))

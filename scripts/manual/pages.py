@@ -27,16 +27,15 @@ _TROUBLES = (
 )
 _FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 _LINK = re.compile(r"(?P<picture>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)#]*)(?P<place>#[^)]*)?\)")
-_FENCE = re.compile(
-    r"^(?P<indent> *)```(?P<language>jsonl|json|bash|yaml|python)[^\n]*$", re.MULTILINE
-)
+_CODE = re.compile(r"^ *```.*?^ *```$|`(?P<name>[a-z./-]+)`", re.MULTILINE | re.DOTALL)
 
 
 def generated_pages() -> dict[str, str]:
     """Returns the Markdown of all pages that are no files of docs/, by their addresses there."""
     pages = {address: _copied(name) for name, address in _COPIED.items()}
     for path in sorted((ROOT / "skills").rglob("*.md")):
-        pages[path.relative_to(ROOT).as_posix()] = _guide(path.read_text(encoding="utf-8"))
+        text = _FRONT_MATTER.sub("", path.read_text(encoding="utf-8"))
+        pages[path.relative_to(ROOT).as_posix()] = text
     pages["concepts.md"] = _concepts()
     pages["reference.md"] = reference()
     pages["troubleshooting.md"] = troubleshooting()
@@ -59,6 +58,20 @@ def with_site_links(text: str, address: str, known: set[str]) -> str:
     return _LINK.sub(changed, text)
 
 
+def with_skill_links(text: str, address: str, known: set[str]) -> str:
+    """Returns a page on which the names of skills, and of their references, lead to their pages."""
+    skill = "/".join(address.split("/")[:2])
+
+    def linked(code: re.Match[str]) -> str:
+        name = code["name"]
+        for page in (f"skills/{name}/SKILL.md", f"{skill}/{name}"):
+            if name and page in known and page != address:
+                return f"[{code[0]}]({'../' * address.count('/')}{page})"
+        return code[0]
+
+    return _CODE.sub(linked, text)
+
+
 def _from_root(address: str, target: str) -> str:
     """Returns the address in the site of what a page of docs/ links to."""
     parts = [*address.split("/")[:-1]]
@@ -75,11 +88,6 @@ def _from_root(address: str, target: str) -> str:
 def _copied(name: str) -> str:
     text = (ROOT / name).read_text(encoding="utf-8")
     return text.replace("](docs/", "](")
-
-
-def _guide(text: str) -> str:
-    # The fences name the call and its result, which no highlighter knows.
-    return _FENCE.sub(r"\g<indent>```\g<language>", _FRONT_MATTER.sub("", text))
 
 
 def _concepts() -> str:
@@ -115,7 +123,7 @@ def _operation(operation: Operation) -> str:
             f"## `{operation.name}`\n",
             f"{operation.description}\n",
             f"`stillroom {operation.command}{positional}` · {', '.join(facts)}\n",
-            *(["| field | type | default | |", "|---|---|---|---|", *rows] if rows else []),
+            *(["| field | type | default | meaning |", "|---|---|---|---|", *rows] if rows else []),
             "",
         ]
     )
