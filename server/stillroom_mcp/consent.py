@@ -4,6 +4,7 @@ Two things need the user's consent: spending without a cap, and sending a key to
 allowed for it. If the host cannot ask, spending starts without a question and the key is refused.
 """
 
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,7 @@ from stillroom.settings import Workspace
 
 _LONGEST_NAME = 120
 _SPENDING = "spending"
+_MIN_BUDGET_USD = 0.01
 _SPENDING_FORM: ElicitRequestedSchema = {
     "type": "object",
     "properties": {
@@ -37,7 +39,7 @@ _SPENDING_FORM: ElicitRequestedSchema = {
             "type": "number",
             "title": "Spending cap in US dollars",
             "description": "Leave empty for no limit.",
-            "minimum": 0,
+            "minimum": _MIN_BUDGET_USD,
         },
     },
     "required": ["start"],
@@ -128,7 +130,10 @@ def _for_display(name: str) -> str:
 
 
 def _with_budget(request: BaseModel, answer: ElicitResult) -> BaseModel:
-    """Returns the request with the budget of the user's answer, if they set one."""
+    """Returns the request with the budget of the user's answer, if they set one.
+
+    Raises InputError if they did not agree, or if their budget is not a number above 0.
+    """
     content = answer.content or {}
     if answer.action != "accept" or content.get("start") is not True:
         raise InputError(
@@ -136,8 +141,14 @@ def _with_budget(request: BaseModel, answer: ElicitResult) -> BaseModel:
             "ask the user for a spending cap and set it as budget_usd (dry_run forecasts the cost)",
         )
     budget_usd = content.get("budget_usd")
-    if not isinstance(budget_usd, int | float) or budget_usd <= 0:
+    if budget_usd is None:
         return request
+    if not isinstance(budget_usd, int | float) or not 0 < budget_usd < math.inf:
+        raise InputError(
+            f"the user's spending cap, {budget_usd!r}, allows no paid call; nothing was started",
+            "ask the user for a spending cap above 0 and set it as budget_usd (dry_run forecasts "
+            "the cost)",
+        )
     # Validated as if the agent had set the budget.
     fields = {name: getattr(request, name) for name in request.model_fields_set}
     return type(request).model_validate(fields | {"budget_usd": budget_usd})

@@ -84,6 +84,15 @@ def test_nothing_starts_if_the_person_does_not_agree(root: Path, mode: str, pers
     assert requests_of(root) == []
 
 
+@pytest.mark.parametrize("budget_usd", [0, -1.0, "none"])
+def test_nothing_starts_with_a_cap_that_allows_no_paid_call(root: Path, budget_usd: Any) -> None:
+    person = Person("accept", start=True, budget_usd=budget_usd)
+    result = anyio.run(called, root, "auto", person)
+    assert result.is_error
+    assert f"cap, {budget_usd!r}, allows no paid call" in result.content[0].text
+    assert requests_of(root) == []
+
+
 def test_nobody_is_asked_about_what_is_capped_free_or_faulty(root: Path) -> None:
     person = Person("decline")
 
