@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable, Sequence
@@ -224,8 +225,9 @@ def _undo(
         before = _text_before_setup(host, file.text, record)
         if before is None:
             raise InputError(
-                f"the entry {SERVER_NAME!r} in {file.path} was changed after setup wrote it",
-                "--undo left the file as it is; delete the entry by hand",
+                f"{file.path} was changed after setup wrote it, and setup's change to the entry "
+                f"{SERVER_NAME!r} can no longer be identified",
+                "--undo left the file as it is; correct or delete the entry by hand",
             )
         _show(file.path, _difference(file.text, before), is_new=False)
     if skills and has_skills:
@@ -261,7 +263,7 @@ def _restore(file: _ConfigFile, record: _SetupRecord, before: str) -> None:
 
 
 def _text_before_setup(host: Host, text: str, record: _SetupRecord) -> str | None:
-    """Returns the text without setup's changes; None if its entry was changed since.
+    """Returns the text without setup's changes; None if they cannot be found in its entry.
 
     Other changes to the file are kept.
     """
@@ -274,13 +276,27 @@ def _text_before_setup(host: Host, text: str, record: _SetupRecord) -> str | Non
         if record.entry is not None and host.entry_in(text) == record.entry:
             return host.without_entry(text)
         for edit in reversed(record.edits):
-            if not edit.inserted or edit.inserted not in text:
-                return None
-            text = text.replace(edit.inserted, edit.removed, 1)
-        host.entry_in(text)
+            text = _text_before_edit(host, text, edit)
     except ValueError:
         return None
     return text
+
+
+def _text_before_edit(host: Host, text: str, edit: _Edit) -> str:
+    """Returns the text without an edit, wherever it is now in the entry.
+
+    Raises ValueError unless exactly one place in the text is in the entry and has what the edit
+    inserted.
+    """
+    entry, others = host.entry_in(text), host.others_in(text)
+    found = list[str]()
+    for place in re.finditer(re.escape(edit.inserted), text) if edit.inserted else ():
+        before = text[: place.start()] + edit.removed + text[place.end() :]
+        if host.entry_in(before) != entry and host.others_in(before) == others:
+            found.append(before)
+    if len(found) != 1:
+        raise ValueError(f"the edit is in the entry {len(found)} times")
+    return found[0]
 
 
 def _read_record(file: _ConfigFile) -> _SetupRecord | None:

@@ -65,6 +65,14 @@ class Host:
             value = value.get(key) if isinstance(value, dict) else None
         return value
 
+    def others_in(self, text: str) -> Any:
+        """Returns everything in the text of the host's file but the entry.
+
+        Raises ValueError if the text cannot be parsed.
+        """
+        value = parse_toml(text) if self.syntax == "toml" else parse_json(text or "{}")
+        return _without(value, (*self.section, SERVER_NAME))
+
     def without_entry(self, text: str) -> str:
         """Returns the file's text without the entry. Raises ValueError if it cannot be removed."""
         edit = toml_without_entry if self.syntax == "toml" else json_without_entry
@@ -73,6 +81,18 @@ class Host:
     def snippet(self, command: Sequence[str] = SERVE) -> str:
         """Returns the text of a host's file whose only server is stillroom."""
         return self.with_entry("", command)
+
+
+def _without(value: Any, path: Sequence[str]) -> Any:
+    """Returns a value without what is at `path`, and without objects that are empty then."""
+    if not path:
+        return {}
+    if not isinstance(value, dict) or path[0] not in value:
+        return value
+    inner = _without(value[path[0]], path[1:])
+    return {
+        key: inner if key == path[0] else value[key] for key in value if inner or key != path[0]
+    }
 
 
 def _home_path(*parts: str, variable: str | None = None) -> Callable[[], Path]:

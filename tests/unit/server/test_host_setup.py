@@ -225,6 +225,49 @@ def test_undo_refuses_where_its_own_entry_was_edited_and_where_it_did_nothing(
     assert path.read_text() == edited
 
 
+def with_absolute_command(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file whose entry setup has changed from `stillroom` to `/x/bin/stillroom`."""
+    path = project / ".mcp.json"
+    entry = {"command": "stillroom", "args": ["serve"]}
+    path.write_text(json_with_entry("", ("mcpServers", "stillroom"), entry))
+    command = ("/x/bin/stillroom", "serve")
+    monkeypatch.setattr("stillroom_mcp.host_setup.apply.start_command", lambda: command)
+    assert setup("claude-code", "--yes", project=project) == 0
+    return path
+
+
+def test_undo_restores_its_own_entry_if_another_has_the_same_text(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = with_absolute_command(project, monkeypatch)
+    other = '"other": {"command": "/x/bin/other"},'
+    path.write_text(path.read_text().replace('"stillroom": {', f'{other}\n    "stillroom": {{'))
+
+    assert setup("claude-code", "--undo", "--yes", project=project) == 0
+    servers = json.loads(path.read_text())["mcpServers"]
+    assert servers["stillroom"] == {"command": "stillroom", "args": ["serve"]}
+    assert servers["other"] == {"command": "/x/bin/other"}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        '{"mcpServers": {"other": {"command": "/x/bin/other"}}}',
+        '{"mcpServers": {"stillroom": {"command": "/x/bin/stillroom", "env": {"A": "/x/bin/"}}}}',
+    ],
+    ids=["only in another entry", "twice in its entry"],
+)
+def test_undo_refuses_if_its_change_is_not_in_one_place_of_its_entry(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], changed: str
+) -> None:
+    path = with_absolute_command(project, monkeypatch)
+    path.write_text(changed)
+
+    assert setup("claude-code", "--undo", "--yes", project=project) == 1
+    assert "by hand" in capsys.readouterr().err
+    assert path.read_text() == changed
+
+
 @EACH_HOST
 def test_undo_leaves_a_server_that_was_added_to_the_file_that_setup_made(
     host: Host, project: Path
