@@ -74,7 +74,7 @@ def serve_dashboard(workspace: Workspace, *, port: int, opens_browser: bool) -> 
 def listen(port: int) -> socket.socket:
     """Returns a socket that listens on a port of the loopback address; 0 means any free port.
 
-    Raises InputError if another program uses the port.
+    Raises InputError if another program uses the port, or if there is no such port.
     """
     try:
         return bound_socket(socket.AF_INET, (_HOST, port))

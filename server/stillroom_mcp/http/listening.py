@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 from stillroom import bounds
 from stillroom.errors import EngineError, InputError
 
+_MAX_PORT = 65535
+
 
 @dataclass(frozen=True, slots=True)
 class ServerToken:
@@ -36,7 +38,15 @@ class ServerToken:
 
 
 def bound_socket(family: socket.AddressFamily, address: Any) -> socket.socket:
-    """Returns a socket that listens on an address. Raises OSError if it cannot."""
+    """Returns a socket that listens on an address, whose second element is its port.
+
+    Raises InputError if there is no such port, and OSError if it cannot listen on the address.
+    """
+    if not 0 <= address[1] <= _MAX_PORT:
+        raise InputError(
+            f"there is no port {address[1]}: ports are numbers from 0 to {_MAX_PORT}",
+            "choose another port with --port, or 0 for any free one",
+        )
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -52,10 +62,11 @@ def listening_socket(host: str, port: int, token: ServerToken) -> socket.socket:
     """Returns a socket that listens on an address; port 0 means any free port.
 
     Raises EngineError if the address is in use, is not an address of this machine, or is reachable
-    from other machines although the user gave no token.
+    from other machines although the user gave no token, or if there is no such port.
     """
     try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # The port is left out, because getaddrinfo takes port 70000 for port 4464.
+        addresses = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise InputError(
             f"--host {host!r} is not an address of this machine: {error}",
@@ -73,7 +84,7 @@ def listening_socket(host: str, port: int, token: ServerToken) -> socket.socket:
             f"(ssh -L {port}:127.0.0.1:{port})",
         )
     try:
-        return bound_socket(family, address)
+        return bound_socket(family, (address[0], port, *address[2:]))
     except OSError as error:
         raise EngineError(
             f"cannot listen on {host} port {port}: {error.strerror}",

@@ -8,7 +8,13 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
-from stillroom_mcp.http.listening import bound_socket, http_server
+from stillroom.errors import InputError
+from stillroom_mcp.http.listening import (
+    ServerToken,
+    bound_socket,
+    http_server,
+    listening_socket,
+)
 
 CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 WHOLE = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n"
@@ -93,3 +99,10 @@ def test_an_invalid_body_of_a_request_that_is_being_answered_ends_the_connection
     assert last == ["disconnect"]
     assert "Traceback" not in capsys.readouterr().err
     assert not caplog.records
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 70000])
+def test_a_number_that_is_no_port_is_refused(port: int) -> None:
+    token = ServerToken("a" * 16, "$TOKEN", is_generated=True)
+    with pytest.raises(InputError, match=f"there is no port {port}"):
+        listening_socket("127.0.0.1", port, token)

@@ -186,3 +186,8 @@ def test_a_port_that_is_taken_is_refused_with_a_way_on() -> None:
         with pytest.raises(InputError, match="cannot be used") as refused:
             listen(other.getsockname()[1])
         assert "--port" in refused.value.fix
+
+
+def test_a_number_that_is_no_port_is_refused() -> None:
+    with pytest.raises(InputError, match="there is no port 70000"):
+        listen(70000)
