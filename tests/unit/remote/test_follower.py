@@ -324,6 +324,11 @@ def test_waits_between_tries_grow_and_end_after_a_connection_that_held() -> None
     assert 0.5 <= Backoff().next_s() <= 1.0
 
 
+def test_waits_between_tries_do_not_grow_without_end() -> None:
+    backoff = Backoff(draw=lambda: 1.0)
+    assert [backoff.next_s() for _ in range(1100)][-1] == 30
+
+
 def test_a_budget_needs_a_price(folder: RunFolder) -> None:
     host = ScriptedHost()
     state = follow(folder, host, access=SKY, budget_usd=5.0)

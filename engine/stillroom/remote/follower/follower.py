@@ -67,7 +67,9 @@ class Backoff:
             return 0.0
         self._num_tries += 1
         max_s = _SHORT_WAIT_S if self._num_tries <= _NUM_SHORT_WAITS else _LONG_WAIT_S
-        wait_s = min(self._max_s, max_s, _FIRST_WAIT_S * 2 ** (self._num_tries - 1))
+        # Five doublings exceed the longest wait.
+        doubled_s = _FIRST_WAIT_S * 2 ** min(self._num_tries - 1, 5)
+        wait_s = min(self._max_s, max_s, doubled_s)
         return wait_s * (0.5 + 0.5 * self._draw())
 
 
