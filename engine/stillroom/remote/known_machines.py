@@ -128,7 +128,7 @@ def hardware_of(
     facts = probe.facts
     return Hardware(
         machine.name,
-        gpus=[name for gpu in facts.gpus for name in _gpu_names(gpu)],
+        gpus=[name for gpu in facts.gpus for name in gpu_names(gpu)],
         gpu_memory_gb=facts.gpu_memory_gb,
         num_processors=facts.num_processors,
         memory_gb=facts.memory_gb,
@@ -140,7 +140,7 @@ def hardware_of(
     )
 
 
-def _gpu_names(text: str) -> list[str]:
+def gpu_names(text: str) -> list[str]:
     """Returns one name per GPU of an element of `MachineFacts.gpus`; four for `4 x A10G, …`."""
     name = text.rpartition(",")[0] or text
     counted = re.fullmatch(r"(\d{1,2}) x (.+)", name)

@@ -8,6 +8,7 @@ from stillroom.models.resolve import locate_model
 from stillroom.projects.setup import Check, CheckSetup, SetupReport
 from stillroom.remote.host import RunHost, UnreachableError
 from stillroom.remote.hosts import open_host
+from stillroom.remote.known_machines import gpu_names
 from stillroom.remote.machine import Machine
 from stillroom.remote.machine_list import probe_all
 from stillroom.remote.machines import check_keys_allowed, find_machine
@@ -155,7 +156,8 @@ def _gpu_check(facts: MachineFacts) -> Check:
     """Reports the machine's GPUs, or notes that it has none."""
     if facts.gpus:
         driver = f"; driver {facts.driver}" if facts.driver else ""
-        number = f"{len(facts.gpus)} GPUs" if len(facts.gpus) > 1 else "one GPU"
+        num_gpus = sum(len(gpu_names(gpu)) for gpu in facts.gpus)
+        number = f"{num_gpus} GPUs" if num_gpus > 1 else "one GPU"
         sizes = sorted({f"{size:g} GB" for size in facts.gpu_memory_gb})
         detail = f"{number}, {' and '.join(sizes)} each" if sizes else number
         return _ok("gpu", detail, says="; ".join(facts.gpus) + driver)

@@ -51,6 +51,12 @@ def test_a_good_machine_is_ready_and_remembered(tmp_path):
     assert known.facts == GPU_BOX
 
 
+def test_gpus_that_a_provider_counts_in_one_text_are_counted(tmp_path):
+    facts = changed(gpus=["4 x L4, 96 GB in total"], gpu_memory_gb=[24.0] * 4)
+    _, checks = checked(tmp_path, facts)
+    assert checks["gpu"].detail == "4 GPUs, 24 GB each"
+
+
 @pytest.mark.parametrize(
     ("facts", "name", "status", "said"),
     [
