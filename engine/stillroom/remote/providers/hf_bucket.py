@@ -40,7 +40,7 @@ _FIXES = {
 
 
 def content_path(sha256: str) -> str:
-    """Returns the path of a blob in the bucket, which all runs share."""
+    """Returns the path of an input file in the bucket, which all runs share."""
     return f"store/{sha256}"
 
 
@@ -62,6 +62,10 @@ class RunPaths:
         """The id of the job that executes the run; any other job of the run exits immediately."""
         self.cancel = f"{self.folder}/cancel"
         self.kill = f"{self.folder}/kill"
+
+    def output(self, sha256: str) -> str:
+        """Returns the path of an output file, which is this run's alone and deleted with it."""
+        return f"{self.folder}/outputs/{sha256}"
 
     def update_batch(self, number: int) -> str:
         """Returns the path of a batch of updates; batches are numbered from 1 and written once."""
@@ -211,8 +215,6 @@ class ReaderPosition(msgspec.Struct, kw_only=True):
     """The size in bytes of each growing file before that batch."""
     files: list[RemoteFile] = []
     """The latest list of finished files."""
-    outputs: list[str] = []
-    """The hashes of all files that were ever listed, for deleting them from the bucket."""
 
 
 class UpdateReader:
@@ -238,11 +240,6 @@ class UpdateReader:
         """The latest list of finished files."""
         return self._position.files
 
-    @property
-    def outputs(self) -> set[str]:
-        """The hashes of all files that were ever listed."""
-        return set(self._position.outputs)
-
     def next_batch(self) -> Sequence[JobUpdate] | None:
         """Returns the next batch, without what is mirrored already; None if there is none yet."""
         batch = self._read(self._position.next_batch)
@@ -257,8 +254,6 @@ class UpdateReader:
         for update in updates:
             if isinstance(update, RemoteFiles):
                 self._position.files = update.files
-                hashes = {file.sha256 for file in update.files}
-                self._position.outputs = sorted(hashes.union(self._position.outputs))
                 write_json(self._file, self._position)
         return updates
 

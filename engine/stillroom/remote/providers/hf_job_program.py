@@ -112,7 +112,7 @@ class JobProgram:
             self._place_files(host, start.run)
             host.start(self._limited_launch(start))
             self._setup_s = time.monotonic() - self._started_at
-            self._post_updates(host, start.run)
+            self._post_updates(host)
         except EngineError as error:
             _log(f"{error.problem}\nfix: {error.fix}")
             self._post([JobFailure(problem=error.problem, fix=error.fix)])
@@ -165,7 +165,7 @@ class JobProgram:
                     pass
                 target.unlink()
 
-    def _post_updates(self, host: RunHost, run: LaunchRequest) -> None:
+    def _post_updates(self, host: RunHost) -> None:
         """Posts the run's updates until it has ended, and forwards cancellations."""
         received: _Queue = SimpleQueue()
         Thread(target=self._receive, args=(host, received), daemon=True).start()
@@ -182,7 +182,7 @@ class JobProgram:
                 self._post(updates)
             for update in updates:
                 if isinstance(update, RemoteFiles):
-                    self._delete_pruned(update, run)
+                    self._delete_pruned(update)
 
     def _receive(self, host: RunHost, received: _Queue) -> None:
         """Puts the run's updates into the queue, and then a `_LastItem`."""
@@ -232,7 +232,7 @@ class JobProgram:
 
     def _upload(self, file: RemoteFile) -> bool:
         """Uploads a file to the bucket; returns False if the run has deleted it meanwhile."""
-        path, source = content_path(file.sha256), Path(self._root) / "workspace" / file.path
+        path, source = self._paths.output(file.sha256), Path(self._root) / "workspace" / file.path
 
         def upload() -> bool:
             if self._bucket.sizes([path]).get(path) == file.num_bytes:
@@ -246,11 +246,11 @@ class JobProgram:
             self._uploaded.add(file.sha256)
         return file.sha256 in self._uploaded
 
-    def _delete_pruned(self, listed: RemoteFiles, run: LaunchRequest) -> None:
+    def _delete_pruned(self, listed: RemoteFiles) -> None:
         """Deletes from the bucket the checkpoints that the run has deleted."""
-        keep = {file.sha256 for file in listed.files} | {file.sha256 for file in run.files}
-        pruned = self._uploaded - keep
-        paths = self._retry(lambda: self._bucket.sizes(map(content_path, pruned))) if pruned else {}
+        pruned = self._uploaded - {file.sha256 for file in listed.files}
+        outputs = [self._paths.output(sha256) for sha256 in pruned]
+        paths = self._retry(lambda: self._bucket.sizes(outputs)) if outputs else {}
         self._retry(lambda: self._bucket.delete(sorted(paths)))
         self._uploaded -= pruned
 

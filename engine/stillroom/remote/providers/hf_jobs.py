@@ -194,7 +194,7 @@ class HfJobsHost:
                 self._pause(_POLL_S)
 
     def fetch(self, run_id: str, path: str, offset: int) -> Generator[bytes]:
-        """Yields the bytes of a finished file, which is in the bucket under its hash."""
+        """Yields the bytes of a finished file, which is among the run's outputs in the bucket."""
         files = UpdateReader(self._bucket, self._run_folder, {}).files
         file = next((each for each in files if each.path == path), None)
         if file is None:
@@ -204,7 +204,7 @@ class HfJobsHost:
         fetched = self._run_folder / _FETCHED_FOLDER / file.sha256
         if not fetched.is_file() or fetched.stat().st_size != file.num_bytes:
             fetched.parent.mkdir(exist_ok=True)
-            self._download(path, content_path(file.sha256), fetched)
+            self._download(path, self._paths.output(file.sha256), fetched)
         with fetched.open("rb") as stream:
             stream.seek(offset)
             while data := stream.read(_PIECE_BYTES):
@@ -223,18 +223,11 @@ class HfJobsHost:
         bucket.put([(b"now\n", paths.kill if kill else paths.cancel)])
 
     def remove(self, run_id: str) -> None:
-        """Deletes the run's files and its outputs, which are all downloaded, from the bucket."""
-        bucket, paths = self._bucket, RunPaths(run_id)
-        outputs = UpdateReader(bucket, self._run_folder, {}).outputs - self._input_hashes(paths)
-        stored = bucket.sizes(map(content_path, sorted(outputs))) if outputs else {}
-        bucket.delete([*stored, *bucket.list_files(paths.folder)])
+        """Deletes the run's files and its outputs, which are all downloaded, from the bucket.
 
-    def _input_hashes(self, paths: RunPaths) -> set[str]:
-        """Returns the hashes of the run's input files, which stay in the bucket for later runs."""
-        if paths.start not in self._bucket.sizes([paths.start]):
-            return set()
-        start = msgspec.msgpack.decode(self._bucket.read(paths.start), type=JobStart)
-        return {file.sha256 for file in start.run.files}
+        Its input files stay for later runs.
+        """
+        self._bucket.delete(self._bucket.list_files(RunPaths(run_id).folder))
 
     def release(self) -> None:
         """Cancels the job if there is one that has not ended."""
