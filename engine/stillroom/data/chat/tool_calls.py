@@ -218,18 +218,19 @@ def parse_llama(text: str) -> tuple[str, list[WrittenCall]]:
     body = text.strip().removeprefix("<|python_tag|>").strip()
     if not (body.startswith("{") and '"name"' in body):
         return text, []
-    return "", [_json_call(body, "parameters" if '"parameters"' in body else "arguments")]
+    return "", [_json_call(body, "parameters", "arguments")]
 
 
-def _json_call(body: str, key: str) -> WrittenCall:
-    """Parses the name, arguments and id of a call.
+def _json_call(body: str, *keys: str) -> WrittenCall:
+    """Parses the name, arguments and id of a call; the first of `keys` it has is its arguments.
 
     The whole text of an invalid call becomes its arguments, so that the error shows the
     model what is wrong.
     """
     try:
         call: Any = json.loads(body)
-        name, arguments = str(call["name"]), call.get(key, {})
+        name = str(call["name"])
+        arguments = next((call[key] for key in keys if key in call), {})
         is_text = isinstance(arguments, str)
         written = arguments if is_text else json.dumps(arguments, ensure_ascii=False)
         # A JSON escape can be half of a surrogate pair, which cannot be written to a file.

@@ -126,6 +126,12 @@ def test_a_llama_call_is_the_whole_turn():
     assert parse_llama(f"Look: {call}") == (f"Look: {call}", [])
 
 
+def test_arguments_of_a_llama_call_may_be_named_as_its_fields():
+    call = '{"name": "run", "arguments": {"parameters": {"x": 1}, "y": 2}}'
+
+    assert parsed(parse_llama, call) == ("", [("run", '{"parameters": {"x": 1}, "y": 2}')])
+
+
 def test_thinking_is_set_apart_from_the_answer():
     message = message_from_text("<think>\nhm <tool_call>\n</think>\n\nIt is 12.", parse_hermes)
 
