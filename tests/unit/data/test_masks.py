@@ -186,6 +186,18 @@ def test_tool_calls_that_a_template_never_shows_are_refused() -> None:
     with pytest.raises(ModelError, match="leaves out the tool calls") as caught:
         renderer.sequences(TOOLS, [SEES])
     assert "chat_template" in caught.value.fix
+    naming = [TOOLS[0], {**TOOLS[1], "content": "I ask for its price."}, TOOLS[2], TOOLS[-1]]
+    with pytest.raises(ModelError, match="leaves out the tool calls"):
+        renderer.sequences(naming, [SEES])
+
+
+@pytest.mark.parametrize("content", ["pri", "price", "The price: price."])
+def test_the_text_beside_a_call_may_share_words_with_the_tools_name(content: str) -> None:
+    messages = [TOOLS[0], {**TOOLS[1], "content": content}, *TOOLS[2:]]
+    for name in ("qwen", "chatml"):
+        renderer = ChatRenderer(TOKENIZERS[name])
+        assert content in renderer.turn_text(messages[1], [SEES])
+        assert renderer.sequences(messages, [SEES])
 
 
 def test_thinking_that_a_template_never_shows_is_refused_when_it_was_asked_for() -> None:

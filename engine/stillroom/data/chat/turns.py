@@ -86,12 +86,12 @@ class TurnFinder:
         Otherwise it may still be the turn, since a template may trim, escape or drop parts of it.
         """
         message, header = messages[index], self._template.header
-        parts = [plain_text(message).strip(), *_called_names(message)]
+        parts = [plain_text(message).strip()]
         if self._template.include_thinking:
             parts.append(thinking_of(message).strip())
         after = plain_text(messages[index + 1]).strip() if index + 1 < len(messages) else ""
         is_alone = not (after and after in turn) and not (header and header in turn)
-        return is_alone and all(part in turn for part in parts)
+        return is_alone and all(part in turn for part in parts) and _has_calls(turn, message)
 
     def _find_exact(
         self,
@@ -136,11 +136,7 @@ class TurnFinder:
                 f"messages[{len(messages) - 1}]",
                 "set rollout.include_thinking to false, or choose a student that thinks",
             )
-        remaining = last_turn.turn
-        for part in (plain_text(messages[-1]).strip(), thinking_of(messages[-1]).strip()):
-            # The content and the thinking may mention the tools that the turn calls.
-            remaining = remaining.replace(part, "") if part else remaining
-        if not all(name in remaining for name in _called_names(messages[-1])):
+        if not _has_calls(last_turn.turn, messages[-1]):
             raise ModelError(
                 f"this model's chat template leaves out the tool calls of "
                 f"messages[{len(messages) - 1}], so the model would learn to call nothing",
@@ -268,8 +264,15 @@ def _unclear_turn_error(index: int) -> ModelError:
     )
 
 
-def _called_names(message: Message) -> list[str]:
-    return [call["function"]["name"] for call in message.get("tool_calls") or []]
+def _has_calls(turn: str, message: Message) -> bool:
+    """Returns whether the text of a turn has the name of each tool that the message calls.
+
+    Mentions of a tool in the message's content and thinking do not count.
+    """
+    parts = (plain_text(message).strip(), thinking_of(message).strip())
+    texts = [part for part in parts if part in turn]
+    names = [call["function"]["name"] for call in message.get("tool_calls") or []]
+    return all(turn.count(name) > sum(text.count(name) for text in texts) for name in names)
 
 
 def _mask_markers(value: Any, markers: re.Pattern[str]) -> Any:
