@@ -91,12 +91,14 @@ class Distribution:
             return [Bar(low=value, high=value, count=counts[value]) for value in sorted(counts)]
         low, high = self._low, self._high
         # A few very large values must not squeeze all others into one bar.
-        top = min(high, max(self._quantile(sorted(counts), 0.99) * 1.25, low + 1e-9))
-        width = (top - low) / _MAX_BARS
+        # If nearly all of them are the lowest value, the bars divide the whole range.
+        most = (self._quantile(sorted(counts), 0.99) - low) * 1.25
+        span = min(high - low, most or math.inf)
         filled: Counter[int] = Counter()
         for value, count in counts.items():
-            filled[min(_MAX_BARS - 1, int((max(value, low) - low) / width))] += count
-        edges = [low + width * index for index in range(_MAX_BARS)] + [high]
+            position = min(max(value - low, 0.0), span) / span
+            filled[min(_MAX_BARS - 1, int(position * _MAX_BARS))] += count
+        edges = [low + span * index / _MAX_BARS for index in range(_MAX_BARS)] + [high]
         return [
             Bar(low=edges[index], high=edges[index + 1], count=filled[index])
             for index in range(_MAX_BARS)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillroom.data.distribution import Distribution
+from stillroom.data.distribution import Bar, Distribution
 
 
 def distribution_of(values: Iterable[float]) -> Distribution:
@@ -53,6 +53,23 @@ def test_a_few_values_have_a_bar_each_and_one_far_off_does_not_hide_the_others()
     found = distribution_of([*range(1000), 1e9]).bars()
 
     assert max(bar.count for bar in found) < 60
+
+
+@pytest.mark.parametrize("lowest", [-1.0, -1e8, 0.0, 1e8])
+@pytest.mark.parametrize("step", [0.01, 1e5])
+def test_evenly_spaced_values_are_spread_over_the_bars(lowest: float, step: float) -> None:
+    values = {lowest + step * number for number in range(20)}
+
+    found = distribution_of(values).bars()
+
+    assert max(bar.count for bar in found) == 1
+
+
+def test_bars_divide_the_whole_range_if_nearly_all_values_are_the_lowest() -> None:
+    found = distribution_of([-5.0] * 5000 + list(range(20))).bars()
+
+    assert found[0] == Bar(low=-5, high=-4, count=5000)
+    assert [bar.count for bar in found[5:]] == [1] * 18 + [2]
 
 
 @given(st.lists(st.floats(-1e6, 1e6) | st.integers(-9, 9)), st.integers(0, 50))
