@@ -143,10 +143,12 @@ def test_a_call_that_two_systems_logged_counts_once_and_names_who_served_it(tmp_
     assert read_manifest(tmp_path / "out.jsonl").models[0].location == "shop-large"
 
 
-def test_turns_that_no_call_answered_are_not_trained(tmp_path):
-    example = [user("2+2"), answer("4")]
+@pytest.mark.parametrize("logged", [{}, {"weight": 1}])
+def test_turns_that_no_call_answered_are_not_trained(tmp_path, logged):
+    example = [user("2+2"), answer("4", **logged)]
     rows = [call([*example, user("3+3")], answer("6"))]
     made = imported(tmp_path, rows)
+    assert (tmp_path / "out.jsonl").read_text("utf-8").count('"weight"') == 1
     [row] = rows_of(tmp_path)
     assert [m.get("weight") for m in row["messages"]] == [None, 0, None, None]
     assert row["turns"] == 1

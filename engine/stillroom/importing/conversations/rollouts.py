@@ -11,6 +11,7 @@ from stillroom.importing.conversations.call_tree import NONE, CallTree
 from stillroom.importing.conversations.collector import RowCollector
 from stillroom.importing.conversations.message_store import ASSISTANT
 from stillroom.importing.conversations.row_table import RowTable, StoredRow
+from stillroom.importing.payloads.messages import as_context
 from stillroom.importing.redaction import Redaction
 
 _ASSISTANT, _USER = b'{"role":"assistant"', b'{"role":"user"'
@@ -173,7 +174,7 @@ class RolloutBuilder:
                 # Sorted by whether it is the kept row, so that the kept row is the last.
                 copies_of_calls.append(sorted(tree.rows_at(node), key=row.__eq__))
             elif store.roles[numbers[index]] == ASSISTANT:
-                messages[index] = messages[index][:-1] + b',"weight":0}'
+                messages[index] = msgspec.json.encode(as_context(_ANY.decode(messages[index])))
                 num_unlogged_turns += first == NONE
         answered_calls = list(map(tree.answered_call, path))
         if not self._ids_match(numbers, answered_calls):
