@@ -49,33 +49,44 @@ class _Trial:
 def _trajectories(row: JsonRow) -> Iterator[SourceRow]:
     session = first_text(row.data, "session_id", "trajectory_id")
     trial = _Trial(row.location, session, _rewards_of_trial(row.location.path))
-    yield from _with_sub_agents(row.data, trial, parent=None, depth=0)
+    yield from _with_sub_agents(row.data, trial, parent=None, numbers=())
 
 
 def _with_sub_agents(
-    data: Row, trial: _Trial, *, parent: str | None, depth: int
+    data: Row, trial: _Trial, *, parent: str | None, numbers: tuple[int, ...]
 ) -> Iterator[SourceRow]:
-    """Yields the conversations of a trajectory and of its sub-agents."""
-    trajectory_id = first_text(data, "trajectory_id") or (None if depth else trial.session)
-    location = replace(trial.location, part=trajectory_id or "") if depth else trial.location
+    """Yields the conversations of a trajectory and of its sub-agents.
+
+    `numbers` has the number of the sub-agent at each level, from 1; it is empty for the trial's
+    own trajectory.
+    """
+    trajectory_id, location = first_text(data, "trajectory_id"), trial.location
+    if numbers:
+        part = trajectory_id or f"sub-agent {'.'.join(map(str, numbers))}"
+        location = replace(location, part=part)
+    else:
+        trajectory_id = trajectory_id or trial.session
     try:
-        yield _conversation(data, trial, location, trajectory_id, parent)
+        conversation = _conversation(data, trial, location, trajectory_id, parent)
+        yield conversation if numbers else replace(conversation, scores=trial.rewards)
     except UnreadableRowError as error:
         yield RefusedRow(location, error.reason, error.detail)
     sub_agents = as_list(data.get("subagent_trajectories"))
-    if sub_agents and depth == _MAX_NESTING:
+    if sub_agents and len(numbers) == _MAX_NESTING:
         yield RefusedRow(
             location, "sub-agents are nested too deeply", "move them to separate files"
         )
         return
-    for sub_agent in sub_agents:
-        yield from _with_sub_agents(as_row(sub_agent), trial, parent=trajectory_id, depth=depth + 1)
+    for number, sub_agent in enumerate(sub_agents, start=1):
+        yield from _with_sub_agents(
+            as_row(sub_agent), trial, parent=trajectory_id, numbers=(*numbers, number)
+        )
 
 
 def _conversation(
     data: Row, trial: _Trial, location: Location, trajectory_id: str | None, parent: str | None
 ) -> LoggedConversation:
-    """Returns the conversation of one trajectory, without its sub-agents."""
+    """Returns the conversation of one trajectory, without its sub-agents and its rewards."""
     reader, agent = MessageReader(), as_row(data.get("agent"))
     steps = [as_row(step) for step in as_list(data.get("steps"))]
     messages = [message for step in steps for message in _step_messages(step, reader)]
@@ -85,7 +96,6 @@ def _conversation(
     metrics = [as_row(step.get("metrics")) for step in replies if step.get("metrics")]
     models = [first_text(step, "model_name") for step in replies]
     usages = [usage for counts in metrics if (usage := usage_of(counts)) is not None]
-    is_root = parent is None
     return LoggedConversation(
         location=location,
         messages=messages,
@@ -100,7 +110,6 @@ def _conversation(
         if metrics
         else None,
         started_at=next(filter(None, (first_text(step, "timestamp") for step in steps)), None),
-        scores=trial.rewards if is_root else {},
         dropped=tuple(reader.dropped),
         metadata=without_empty(
             agent=agent.get("name"),

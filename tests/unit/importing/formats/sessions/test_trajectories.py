@@ -62,6 +62,25 @@ def test_the_rewards_of_the_trial_are_its_scores(tmp_path):
     assert row.scores == {"reward": 1.0, "tests": 0.5}
 
 
+def test_sub_agents_without_ids_have_places_of_their_own_and_not_the_trials_rewards(tmp_path):
+    result = {"verifier_result": {"rewards": {"reward": 1}}}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    (tmp_path / "agent").mkdir()
+    steps = ({"source": "user", "message": "Hi"}, {"source": "agent", "message": "Hello."})
+    inner = trajectory(*steps, session_id=None)
+    middle = trajectory(*steps, session_id=None, subagent_trajectories=[inner, inner])
+    root = trajectory(*steps, session_id=None, subagent_trajectories=[inner, middle])
+    path = write_lines(tmp_path / "agent" / "trajectory.json", root)
+    rows = conversations(read("atif", path))
+    assert [(row.location.part, row.scores) for row in rows] == [
+        ("", {"reward": 1.0}),
+        ("sub-agent 1", {}),
+        ("sub-agent 2", {}),
+        ("sub-agent 2.1", {}),
+        ("sub-agent 2.2", {}),
+    ]
+
+
 def test_trajectories_that_cannot_be_read_are_refused(tmp_path):
     user, agent = {"source": "user", "message": "Hi"}, {"source": "agent", "message": "Hello."}
     nested = trajectory(user, agent)
