@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 from stillroom import bounds
 from stillroom.errors import InputError, missing_extra
 from stillroom.files import partial_name
+from stillroom.importing.json_rows import SOURCE_LINK
 from stillroom.importing.request import ImportRollouts
 from stillroom.places import real_folder
 from stillroom.secrecy.readable import check_readable
@@ -173,7 +174,8 @@ def open_beginning(file: Path) -> Generator[Path]:
 def decompressed_files(files: Sequence[Path], output: Path) -> Generator[DecompressedFiles]:
     """Decompresses the compressed files among `files`; the copies are removed on exit.
 
-    The copies are in a hidden folder next to the output. The caller must hold the output's lock.
+    The copies are in a hidden folder next to the output; `source_folder` returns the folders of
+    their compressed files. The caller must hold the output's lock.
     """
     prefix = f".{output.name}.unpacked-"
     for leftover in output.parent.glob(f"{glob.escape(prefix)}*"):
@@ -188,6 +190,7 @@ def decompressed_files(files: Sequence[Path], output: Path) -> Generator[Decompr
         for number, file in enumerate(compressed):
             paths[file] = Path(folder, str(number), file.stem)
             paths[file].parent.mkdir()
+            (paths[file].parent / SOURCE_LINK).symlink_to(file.parent)
             if (problem := _decompress(file, paths[file])) is not None:
                 problems[file] = problem
         yield DecompressedFiles(paths, problems)

@@ -95,6 +95,16 @@ def read_json_rows(*paths: Path) -> Iterator[JsonRow | RefusedRow]:
                 yield _row_of(Location(path, line.number), decode_line(line))
 
 
+SOURCE_LINK = ".stillroom-source"
+"""The link next to a decompressed copy that leads to the folder of its compressed file."""
+
+
+def source_folder(path: Path) -> Path:
+    """Returns the folder of a source; of a decompressed copy, the folder of its compressed file."""
+    link = path.parent / SOURCE_LINK
+    return link.readlink() if link.is_symlink() else path.parent
+
+
 def read_document(path: Path) -> Row:
     """Returns the JSON object in a small file next to a source; empty if it cannot be read."""
     try:

@@ -3,10 +3,12 @@
 import gzip
 import io
 import json
+import shutil
 
 import pytest
 
 from fakes.foreign_rollouts import RNOW_ROW, write_stored_rnow
+from fakes.trace_files import SAMPLES
 from stillroom.errors import InputError, MissingExtraError
 from stillroom.importing import input_files
 from stillroom.importing.input_files import with_standard_input, zstd_library
@@ -54,6 +56,33 @@ def test_packed_files_are_read_as_what_they_hold(end, pack, tmp_path):
     assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
     shown = show_lineage(Workspace(tmp_path), ShowLineage(path="out.jsonl", row="1"))
     assert f"calls.jsonl{end}:1" in str(shown)
+
+
+@pytest.mark.parametrize(
+    ("name", "places", "pattern"),
+    [
+        ("verifiers", ["run"], "run/results.jsonl"),
+        ("atif", ["trial/agent"], "trial/agent/codex.json"),
+        ("openhands", ["."], "shop/events/*.json"),
+        ("openai_batch", ["a", "b"], "?/*.jsonl"),
+    ],
+)
+def test_packed_files_are_read_with_the_files_next_to_them(name, places, pattern, tmp_path):
+    for place in places:
+        shutil.copytree(SAMPLES / name, tmp_path / place, dirs_exist_ok=True)
+    if name == "atif":
+        result = {"verifier_result": {"rewards": {"reward": 1}}}
+        (tmp_path / "trial" / "result.json").write_text(json.dumps(result))
+    plain, expected = imported(tmp_path, pattern)
+    for file in list(tmp_path.glob(pattern)):
+        file.with_name(f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+        file.unlink()
+
+    made, rows = imported(tmp_path, f"{pattern}.gz", overwrite=True)
+
+    assert (made.kept, made.refused, made.models) == (plain.kept, plain.refused, plain.models)
+    for field in ("messages", "reward", "teacher"):
+        assert [row.get(field) for row in rows] == [row.get(field) for row in expected]
 
 
 @pytest.mark.parametrize(("end", "pack"), PACKED)

@@ -14,6 +14,7 @@ from stillroom.importing.json_rows import (
     Row,
     UnreadableRowError,
     read_json_rows,
+    source_folder,
 )
 from stillroom.importing.payloads.calls import NO_REQUEST, logged_calls, read_calls
 from stillroom.importing.payloads.fields import as_list, as_row, text_of, without_empty
@@ -151,7 +152,8 @@ def _requests_file_of(number: int, requests: _Requests, paths: Sequence[Path]) -
         return None
     most = max(num_ids.values())
     candidates = [file for file, count in num_ids.items() if count == most]
-    same_folder = [file for file in candidates if paths[file].parent == paths[number].parent]
+    folder = source_folder(paths[number])
+    same_folder = [file for file in candidates if source_folder(paths[file]) == folder]
     candidates = same_folder if len(same_folder) == 1 else candidates
     if len(candidates) == 1:
         return candidates[0]

@@ -27,6 +27,7 @@ from stillroom.importing.json_rows import (
     read_field_rows,
     read_json_rows,
     recognise_rows,
+    source_folder,
 )
 from stillroom.importing.payloads.fields import (
     as_list,
@@ -68,7 +69,7 @@ _RUN_SETTINGS = frozenset(
 def read_results(paths: Sequence[Path]) -> Iterator[SourceRow]:
     """Yields the rollouts of results files; `metadata.json` next to a file names the model."""
     for path in (path for path in paths if path.name != _METADATA):
-        model = first_text(read_document(path.parent / _METADATA), "model")
+        model = first_text(read_document(source_folder(path) / _METADATA), "model")
         yield from convert_rows(
             read_json_rows(path), lambda row, model=model: [_result(row, model)]
         )

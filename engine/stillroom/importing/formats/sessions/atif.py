@@ -15,6 +15,7 @@ from stillroom.importing.json_rows import (
     head_rows,
     make_row_reader,
     read_document,
+    source_folder,
 )
 from stillroom.importing.payloads.fields import (
     as_list,
@@ -161,7 +162,7 @@ def _call(call: Row) -> Row:
 
 def _rewards_of_trial(path: Path) -> dict[str, float]:
     """Returns the verifier's rewards from the `result.json` of Harbor's trial."""
-    result = read_document(path.parent.parent / "result.json")
+    result = read_document(source_folder(path).parent / "result.json")
     return numbers_by_name(as_row(result.get("verifier_result")).get("rewards"))
 
 

@@ -14,6 +14,7 @@ from stillroom.importing.json_rows import (
     head_rows,
     read_document,
     read_json_rows,
+    source_folder,
 )
 from stillroom.importing.payloads.fields import (
     as_list,
@@ -323,7 +324,8 @@ def read_conversations(paths: Sequence[Path]) -> Iterator[SourceRow]:
     for path in sorted(paths, key=_sort_key):
         if path.name == _STATE:
             continue
-        folder = path.parent if path.parent.name == "events" else None
+        folder = source_folder(path)
+        folder = folder if folder.name == "events" else None
         if log is not None and (folder is None or log.folder != folder):
             yield from log.end()
             log = None
@@ -359,7 +361,7 @@ def _history(row: JsonRow) -> Iterator[SourceRow]:
 
 def _sort_key(path: Path) -> tuple[str, list[tuple[int, str]]]:
     parts = re.split(r"(\d+)", path.name)
-    return str(path.parent), [(int(p), "") if p.isdecimal() else (-1, p) for p in parts]
+    return str(source_folder(path)), [(int(p), "") if p.isdecimal() else (-1, p) for p in parts]
 
 
 def _is_recognised(path: Path, head: bytes) -> bool:
