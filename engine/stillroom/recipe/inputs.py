@@ -50,6 +50,17 @@ class RecipePrompt:
         return expected is not None and not _is_blank(expected)
 
     @property
+    def answer_key(self) -> str | None:
+        """A key that all spellings of the right answer share; None without a right answer."""
+        if not self.is_answered:
+            return None
+        expected = self.row["metadata"]["expected_answer"]
+        if isinstance(expected, str):
+            expected = as_expected_answer(expected)
+        is_text = isinstance(expected, str)
+        return spelling_key(expected if is_text else json.dumps(expected, sort_keys=True))
+
+    @property
     def has_tools(self) -> bool:
         """Whether the prompt runs in a container, which provides tools, or has tool calls."""
         return bool(self.row.get("docker")) or any(
@@ -112,8 +123,10 @@ def read_prompts(path: Path, *, system: str | None, is_labelled: bool = False) -
             continue
         num_labelled += 1
         key = content_hash(prompt.row["messages"])
-        answers = (by_hash.setdefault(key, prompt).answer, prompt.answer)
-        if len({answer and spelling_key(answer) for answer in answers}) > 1:
+        earlier = by_hash.setdefault(key, prompt)
+        if earlier.answer_key is None:
+            by_hash[key] = prompt
+        elif prompt.answer_key not in (None, earlier.answer_key):
             contradicted.add(key)
     if len(unlabelled) > num_labelled:
         raise DataError(

@@ -195,6 +195,33 @@ def test_texts_with_several_labels_are_left_out_and_counted(tmp_path: Path) -> N
     assert read.notes == ["in.csv: 1 texts have several labels: left out"]
 
 
+def test_an_equal_text_without_an_answer_does_not_contradict_one_with_an_answer(
+    tmp_path: Path,
+) -> None:
+    rows = [{"prompt": "A"}, {"prompt": "A", "metadata": {"expected_answer": "x"}}, {"prompt": "A"}]
+    path = written(tmp_path / "in.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+    read = read_prompts(path, system=None)
+
+    assert [(prompt.text, prompt.answer) for prompt in read.prompts] == [("A", "x")]
+    assert read.notes == []
+
+
+def test_texts_with_several_objects_as_answers_are_left_out_and_counted(tmp_path: Path) -> None:
+    answers = {"A": [{"k": 1, "l": 2}, {"k": 2, "l": 2}], "B": [{"k": 1, "l": 2}, {"l": 2, "k": 1}]}
+    rows = [
+        {"prompt": text, "metadata": {"expected_answer": answer}}
+        for text, both in answers.items()
+        for answer in both
+    ]
+    path = written(tmp_path / "in.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+    read = read_prompts(path, system=None, is_labelled=True)
+
+    assert [prompt.text for prompt in read.prompts] == ["B"]
+    assert read.notes == ["in.jsonl: 1 texts have several labels: left out"]
+
+
 def test_a_category_of_texts_without_labels_is_no_answer(tmp_path: Path) -> None:
     table = written(tmp_path / "in.csv", "text,category\nIt broke.,lamps\n")
 
