@@ -73,11 +73,11 @@ def complete_rollouts(
         notes.append(
             f"{_CONFIG} next to the prompts sets: {settings} (request options take precedence)"
         )
-        notes += [
-            f"{_CONFIG}: rollout.{key} is ignored, since {reason}"
-            for key, reason in _IGNORED_KEYS.items()
-            if key in section.model_fields_set and key not in requested
-        ]
+    notes += [
+        f"{_CONFIG}: rollout.{key} is ignored, since {reason}"
+        for key, reason in _IGNORED_KEYS.items()
+        if key in section.model_fields_set and key not in requested
+    ]
     return CompletedRequest(request.model_copy(update=defaults) if defaults else request, notes)
 
 

@@ -73,6 +73,20 @@ def test_tools_and_the_rollout_section_beside_the_prompts_are_used_and_said(
     ]
 
 
+def test_settings_that_are_ignored_are_noted_without_any_that_is_used(workspace: Workspace) -> None:
+    config = "dataset_type: distill\nrollout: {max_context_window: 4096}\n"
+    (workspace.root / "config.yml").write_text(config, encoding="utf-8")
+
+    found = complete_rollouts(workspace, request(tools="none"))
+
+    assert found.notes == [
+        (
+            "config.yml: rollout.max_context_window is ignored, since it limits the student's "
+            "conversations"
+        )
+    ]
+
+
 @pytest.mark.parametrize("text", ["just: settings\nrollout: {max_turns: 3}", "rollout: [", ""])
 def test_what_is_given_stays_and_other_programs_files_are_not_read(
     workspace: Workspace, text: str
