@@ -262,7 +262,8 @@ def _log_of(folder: RunFolder) -> Path:
 
 def continuing_runs(workspace: Workspace, folder: RunFolder, kind: RunKind) -> list[str]:
     """Returns the runs that resumed this one's checkpoint, or continued its output, in order."""
-    output = folder.read_request().request.get("output") if kind in _CONTINUED_BY_OUTPUT else None
+    recorded = folder.try_read_request() if kind in _CONTINUED_BY_OUTPUT else None
+    output = recorded.request.get("output") if recorded is not None else None
     ended_at = folder.state_file.stat().st_mtime
     later: list[tuple[float, str]] = []
     for other in all_runs(workspace):

@@ -79,6 +79,20 @@ def test_a_list_names_each_run(workspace: Workspace) -> None:
     }
 
 
+@pytest.mark.parametrize("data", [None, *DAMAGED.values()], ids=["missing", *DAMAGED])
+def test_an_interrupted_run_is_shown_without_a_readable_request(
+    workspace: Workspace, data: bytes | None
+) -> None:
+    folder = write_run(workspace.runs, "rollouts-first", status="interrupted")
+    request_of(write_run(workspace.runs, "rollouts-again", minute=1), output="out.jsonl")
+    if data is not None:
+        (folder / "request.json").write_bytes(data)
+
+    run = api.get_run(workspace, api.GetRun(run_id="rollouts-first"))
+
+    assert (run.status, run.resumed_by) == ("interrupted", None)
+
+
 def test_a_run_that_ended_early_names_the_run_that_went_on_with_it(workspace: Workspace) -> None:
     runs = workspace.runs
     request_of(write_run(runs, "sft-first", status="cancelled"), config="c.yml")
