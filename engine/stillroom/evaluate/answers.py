@@ -16,12 +16,13 @@ from stillroom.rollout.episode.collect import (
     collect_rollouts,
     key_of,
 )
-from stillroom.rollout.journal.records import RolloutKey
+from stillroom.rollout.journal.records import EpisodeRecorder, RolloutKey
 from stillroom.rollout.plan import RolloutPlan, sampling_settings
 from stillroom.rollout.rewards.matchers import AnswerMatch
 from stillroom.rollout.rewards.rewards import Rewarder
 from stillroom.teachers.endpoint.client import Spending
-from stillroom.types import Trajectory
+from stillroom.teachers.providers import Endpoint
+from stillroom.types import SampledTurn, Trajectory, total_usd
 
 _REPORT_COST_EVERY_S = 1.0
 
@@ -42,6 +43,8 @@ class Answers:
     ignored."""
     num_omitted: int = 0
     """The number of rollouts that were not run, because a limit was reached."""
+    cost_usd: float | None = 0.0
+    """The cost of all calls in US dollars, of failed rollouts too; None if a price is unknown."""
 
     @property
     def rollouts(self) -> list[Trajectory]:
@@ -75,6 +78,7 @@ class EvaluationPart:
         plan, tasks = self.plan, [spec.task for spec in self.specs]
         sampling = sampling_settings(plan.options, temperature=self.temperature)
         done: dict[RolloutKey, Outcome] = {}
+        costs = _CostRecorder(has_paid_turns=isinstance(plan.policy, Endpoint))
         async with open_rollout_context(plan, sampling, tasks, spending=self.spending) as context:
             specs, unjudged = list(self.specs), set[str]()
             if self.skips_unjudged:
@@ -96,7 +100,11 @@ class EvaluationPart:
                 # Checked during rollouts too, since one may take minutes.
                 watching.start_soon(cancel_when_asked, reporter, watching.cancel_scope)
                 stopped_by = await collect_rollouts(
-                    specs, context, concurrency=plan.options.concurrency, on_outcome=on_outcome
+                    specs,
+                    context,
+                    concurrency=plan.options.concurrency,
+                    on_outcome=on_outcome,
+                    recorder_for=lambda _key: costs,
                 )
         stop_if_cancelled(reporter)
         return Answers(
@@ -106,6 +114,7 @@ class EvaluationPart:
             num_unjudged=len(unjudged),
             num_contained=len(contained),
             num_omitted=len(specs) - len(done),
+            cost_usd=costs.usd,
         )
 
     def _report_cost(self, reporter: Reporter, num_done: int) -> None:
@@ -114,6 +123,22 @@ class EvaluationPart:
             budget = self.spending.budget
             usd = budget.spent.usd + budget.reserved.usd
             reporter.metrics(num_done, {"cost_usd": round(usd, 6)})
+
+
+class _CostRecorder(EpisodeRecorder):
+    """Sums the cost of the calls of all rollouts, including rollouts that fail later."""
+
+    def __init__(self, *, has_paid_turns: bool) -> None:
+        """`has_paid_turns` is whether turns have a cost; those of in-process models have none."""
+        self._has_paid_turns = has_paid_turns
+        self.usd: float | None = 0.0
+
+    def record_turn(self, index: int, turn: SampledTurn) -> None:
+        if self._has_paid_turns:
+            self.usd = total_usd((self.usd, turn.cost_usd))
+
+    def record_judge_turn(self, index: int, turn: SampledTurn) -> None:
+        self.usd = total_usd((self.usd, turn.cost_usd))
 
 
 def judged_specs(

@@ -44,7 +44,7 @@ class GuardResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskCost(msgspec.Struct, frozen=True, kw_only=True):
-    """The average cost of one task: dollars, seconds and tokens."""
+    """The average cost of one task: dollars, seconds and tokens, of finished rollouts only."""
 
     usd: float | None
     """The price of the model's calls, or of the machine's time if the model runs on it, in dollars;
@@ -93,8 +93,8 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     instruction: OthersText | None = None
     """The system message and context before each prompt, shortened; None: the prompts alone."""
     cost_usd: float | None = None
-    """The cost of all calls in dollars, those of a judge too, without the machine's time
-    (`machine_time_usd`); None if a price is unknown."""
+    """The cost of all calls in dollars, those of a judge and of failed rollouts too, without the
+    machine's time (`machine_time_usd`); None if a price is unknown."""
     machine_time_usd: float | None = None
     """The price of `seconds` on the machine that ran the model, or on the remote machine of the
     run, without starting either; None without a price, or if an API ran the model."""

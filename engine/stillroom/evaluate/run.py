@@ -26,7 +26,6 @@ from stillroom.evaluate.scores import (
     accuracy_by_group,
     accuracy_of,
     commonest_answer_of,
-    cost_of,
     count_truncated,
     guard_result,
     score_guard,
@@ -131,7 +130,7 @@ def _result(
         rollouts=workspace.shown(folder / _ROLLOUTS_FILE),
         seconds=round(seconds, 3),
         instruction=None if instruction.is_empty else instruction.describe(),
-        cost_usd=_cost_usd(plan, [*rollouts, *others.rollouts]),
+        cost_usd=total_usd((answers.cost_usd, others.cost_usd)),
         machine_time_usd=_machine_time_usd(plan, usd_per_hour, seconds),
         per_task=task_cost(
             rollouts,
@@ -197,7 +196,8 @@ class _Parts:
 class _OtherMeasures:
     """The measurements other than the accuracy."""
 
-    rollouts: list[Trajectory]
+    cost_usd: float | None
+    """The cost of their calls in US dollars; None if a price is unknown."""
     sampled: list[TaskScore]
     teacher_kl: Estimate | None
     guard: list[GuardScore]
@@ -212,13 +212,15 @@ async def _measure_others(
     Once the budget is spent, the remaining measurements are skipped.
     """
     stopped_by = main.stopped_by
-    sampled, guard = list[Trajectory](), list[Trajectory]()
+    sampled, guard, costs = list[Trajectory](), list[Trajectory](), list[float | None]()
     if parts.sampled is not None and stopped_by is None:
         answers = await parts.sampled.run(reporter)
         sampled, stopped_by = answers.rollouts, answers.stopped_by
+        costs.append(answers.cost_usd)
     if parts.guard is not None and stopped_by is None:
         answers = await parts.guard.run(reporter)
         guard, stopped_by = answers.rollouts, answers.stopped_by
+        costs.append(answers.cost_usd)
     kl = None
     if plan.kl_models is not None and stopped_by is None:
         # Imported here because only the KL needs torch.
@@ -228,7 +230,7 @@ async def _measure_others(
         kl = measure_teacher_kl(plan.rollouts.workspace, plan.kl_models, chosen, note=reporter.note)
     judged = [rollout for rollout in sampled if rollout.reward is not None]
     return _OtherMeasures(
-        [*sampled, *guard], score_tasks(judged, ()), kl, score_guard(guard), stopped_by
+        total_usd(costs), score_tasks(judged, ()), kl, score_guard(guard), stopped_by
     )
 
 
@@ -250,13 +252,6 @@ def _is_local(plan: EvaluationPlan) -> bool:
     """Returns whether the model runs on this machine: in this process, or on a local server."""
     policy = plan.rollouts.policy
     return isinstance(policy, ModelLocation) or policy.provider.is_local
-
-
-def _cost_usd(plan: EvaluationPlan, rollouts: Sequence[Trajectory]) -> float | None:
-    """Returns the cost of the judge's calls and, if the model is an endpoint's, of the model's."""
-    if isinstance(plan.rollouts.policy, Endpoint):
-        return cost_of(rollouts)
-    return total_usd(rollout.judge.cost_usd for rollout in rollouts if rollout.judge is not None)
 
 
 def _machine_time_usd(

@@ -103,11 +103,6 @@ def guard_result(scores: Sequence[GuardScore], data: str) -> GuardResult:
     )
 
 
-def cost_of(rollouts: Sequence[Trajectory]) -> float | None:
-    """Returns the dollars that all calls of the rollouts cost; None if a price is unknown."""
-    return total_usd(rollout.cost_usd for rollout in rollouts)
-
-
 def task_cost(
     rollouts: Sequence[Trajectory],
     *,
@@ -126,7 +121,7 @@ def task_cost(
     if is_local:
         usd = None if usd_per_hour is None else machine_seconds * usd_per_hour / _HOUR_S
     else:
-        total = cost_of(rollouts)
+        total = total_usd(rollout.cost_usd for rollout in rollouts)
         usd = None if total is None else total / num
     return TaskCost(
         usd=usd,

@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from fakes.http_endpoint import ScriptedEndpoint
+from fakes.judges import judgement
 from fakes.projects import endpoint_project
 from fakes.reporters import KeptReporter
 from stillroom.errors import DataError, EngineError
@@ -75,6 +76,47 @@ def test_one_evaluation_measures_temperature_1_the_guard_set_and_what_a_task_cos
     kept = read_json(project / "runs" / "evaluate-1" / "evaluation.json", Evaluation)
     assert (len(kept.tasks), len(kept.sampled), len(kept.guard)) == (6, 4, 3)
     assert kept.result == result
+
+
+class FailingEndpoint(ScriptedEndpoint):
+    """Serves a model and its judge, one call at a time; one of them fails on `question 3`."""
+
+    def __init__(self, failing: str) -> None:
+        super().__init__()
+        self._failing = failing
+
+    def answer(self, body: dict[str, Any]) -> tuple[tuple[str, int], dict[str, Any]]:
+        key, reply = super().answer(body)
+        fails = body["model"] == self._failing and "question 3" in str(body["messages"])
+        if body["model"] == "judge":
+            text = "no judgement" if fails else judgement(1)
+            reply["choices"][0]["message"] = {"role": "assistant", "content": text}
+            reply["usage"] = {"prompt_tokens": 10, "completion_tokens": 10}
+            return key, reply
+        self.status = 400 if fails and key[1] == 1 else 200
+        return key, reply
+
+
+@pytest.mark.parametrize(
+    ("failing", "failed_usd"), [("scripted", 0.015), ("judge", 0.04 + 3 * 0.02)]
+)
+def test_the_calls_of_a_failed_rollout_are_part_of_what_an_evaluation_costs(
+    project: Path, failing: str, failed_usd: float
+) -> None:
+    prices = "{model}: {{input: 1000, output: 1000}}\n"
+    text = "".join(prices.format(model=model) for model in ("scripted", "judge"))
+    (project / "prices.yml").write_text(text, "utf-8")
+    reporter = KeptReporter()
+
+    with FailingEndpoint(failing) as endpoint:
+        judge = {"model": "judge", "base_url": endpoint.base_url, "rubric": "Be right."}
+        (project / "judge.yml").write_text(json.dumps(judge), "utf-8")
+        result = evaluated(project, endpoint, reporter, judge="judge.yml", max_concurrency=1)
+
+    assert (result.failed, result.accuracy.n) == (1, 5)
+    assert result.cost_usd == pytest.approx(5 * 0.06 + failed_usd)
+    assert reporter.measured[-1]["cost_usd"] == pytest.approx(result.cost_usd)
+    assert result.per_task.usd == pytest.approx(0.06)
 
 
 def test_what_an_evaluation_costs_is_known_while_it_runs(project: Path) -> None:
