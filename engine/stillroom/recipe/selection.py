@@ -15,7 +15,7 @@ from stillroom.recipe.answers import AnswerForm
 _WRONG = "the reward says it is wrong"
 _CUT = "cut off or missing"
 _OTHER_FORM = "no label, line or JSON object of the form of the right answers"
-UNSETTLED = "contradicts similar texts, and asking again did not settle it"
+UNSETTLED = "contradicts similar texts, and no other answer settled it"
 _MIN_REWARD = 0.5
 
 
