@@ -166,8 +166,8 @@ def _requested_checks(workspace: Workspace, request: CheckSetup) -> Iterator[Che
                 yield Check(
                     name="model",
                     status="note",
-                    detail=f"{request.model}: not found on this machine, so it is taken as a hub "
-                    "id; whether the hub has it was not checked",
+                    detail=f"{request.model}: not found on this machine, so it must be the id of "
+                    "a model on the hub; whether the hub has it was not checked",
                     fix="the model is downloaded on first use; without a connection to the hub, "
                     "name a folder, a GGUF file or an installed Python package with the model",
                 )

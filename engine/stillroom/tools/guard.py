@@ -83,7 +83,10 @@ class Background(AsyncContextManagerMixin):
 
 
 def main() -> None:
-    """Reads from standard input which processes to watch, and kills their trees when it ends."""
+    """Reads which processes to watch from standard input; at its end, kills their process trees.
+
+    Standard input ends when the process that started the servers exits or is killed.
+    """
     pids = dict[str, int]()
     for line in sys.stdin:
         sign, pid, mark = line.split()

@@ -85,8 +85,8 @@ def error_result(text: str) -> ToolResult:
 class RedactedTools(ToolSource):
     """Tools with the run's secrets removed from their schemas and results.
 
-    A tool may read a key from a file, or echo one from its command line. It is removed before the
-    text reaches the model's context, the journal and the rows.
+    A tool may read a key from a file, or echo one from its command line. The key is removed before
+    the text reaches the model's context, the journal and the rows.
     """
 
     source: ToolSource

@@ -109,7 +109,10 @@ class BrowseSession:
                 self._shared.slots.release()
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Runs one tool; a lost browser becomes an error result, and the session starts anew."""
+        """Runs one tool.
+
+        If the browser is lost, the result is an error, and the next call opens new pages.
+        """
         if self._open is not None and not self._open.chromium.is_alive:
             await self._close_context()
             return error_result(f"the browser crashed since the last call. {_STATE_LOST}")

@@ -71,7 +71,7 @@ class TextReader(AsyncContextManagerMixin):
                 await self._stop()
                 return ""
             except BaseException:
-                # The child's answer may still arrive, and would be taken for that of the next page.
+                # The text of this page may still arrive, and must not be read as the next page's.
                 await self._stop()
                 raise
 

@@ -188,7 +188,10 @@ class _ListeningProcess:
             self._stopped.set()
 
     async def listens(self) -> bool:
-        """Returns whether the port accepts connections; a server too busy to respond does."""
+        """Returns whether the port does not refuse connections.
+
+        True also if connecting takes longer than a second, since the server may be busy.
+        """
         with anyio.move_on_after(_CONNECT_TIMEOUT_S):
             try:
                 stream = await anyio.connect_tcp("localhost", self._port)

@@ -83,7 +83,10 @@ def parse_spec(
 
 
 def is_local_port(server: str, port: int) -> bool:
-    """Returns whether `server` is `port` of this machine without a scheme, as localhost:8931."""
+    """Returns whether `server` is an address of this machine with `port` and without a scheme.
+
+    An example is localhost:8931.
+    """
     bare = _BARE_ADDRESS.fullmatch(server.strip())
     return bare is not None and bare[1] in _THIS_MACHINE and bare[2] == str(port)
 

@@ -1,9 +1,11 @@
-"""The modules that a user's Python file imports: from its folder, not installed, or rnow's.
+"""Finds the modules that a user's Python file imports; provides those of its folder and of rnow.
 
-Modules in the file's folder are found through its import statements and those of the modules; a
-module whose name is computed at run time is read on import. Projects written for rnow import their
-decorators from its package and run unchanged: those modules are replaced with Stillroom's, even if
-rnow is installed."""
+The modules in the file's folder are found through the import statements of the file and of those
+modules, and are read before the file runs. A module whose name is computed at run time is read when
+it is imported. Other modules must be installed; for a missing one, the user is told how to install
+it. Projects written for rnow import its decorators and run unchanged: Stillroom provides its own
+modules under the names of rnow's, even if rnow is installed.
+"""
 
 import ast
 import importlib.util

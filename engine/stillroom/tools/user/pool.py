@@ -43,8 +43,8 @@ from stillroom.tools.user.worker import (
 )
 from stillroom.types import Message, ToolSchema
 
-PATIENCE_S = 0.05
-"""A call that waits longer than this for a free worker gets a new one."""
+_ADD_WORKER_AFTER_S = 0.05
+"""The seconds that a call waits for a free worker before another worker is started."""
 MAX_LINE_BYTES = bounds.TOOL_LINE.limit
 _NUM_PROCESSORS = os.cpu_count() or 1
 _START_TIMEOUT_S = float(bounds.TOOL_START.limit)
@@ -123,7 +123,7 @@ class Worker:
         call = msgspec.structs.replace(call, number=self._num_calls)
         reply = await self._exchange(call, timeout_s)
         if not isinstance(reply, CallResult) or reply.number != self._num_calls:
-            raise WorkerDiedError("its process sent an answer without a call")
+            raise WorkerDiedError("its process sent something other than the result of this call")
         return reply
 
     async def _exchange(
@@ -330,7 +330,7 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
             self._has_waiting = anyio.Event()
             while self._waiting:
                 if self._num_workers:
-                    await anyio.sleep(PATIENCE_S / 2)
+                    await anyio.sleep(_ADD_WORKER_AFTER_S / 2)
                     # First read the results that arrived while the loop was busy.
                     await anyio.lowlevel.checkpoint()
                     if not self._should_add_worker():
@@ -346,7 +346,7 @@ class UserPool(ToolSource, AsyncContextManagerMixin):
         With one worker per processor already, another one helps only if all of them have been busy
         for long, which means that they are not CPU-bound.
         """
-        latest_start = anyio.current_time() - PATIENCE_S
+        latest_start = anyio.current_time() - _ADD_WORKER_AFTER_S
         if (
             self._num_workers >= self._max_workers
             or min(self._waiting, default=math.inf) > latest_start

@@ -267,7 +267,9 @@ def test_an_answer_that_a_tool_forges_is_not_taken_for_that_of_the_next_call(too
         pool_of(tools), ("forge", {}), ("pid", {}), ("echo", {"text": "a"})
     )
 
-    assert next_call.content == "error: pid crashed (its process sent an answer without a call)"
+    assert next_call.content == (
+        "error: pid crashed (its process sent something other than the result of this call)"
+    )
     assert after.content == "a"
 
 
