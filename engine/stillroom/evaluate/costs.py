@@ -172,7 +172,8 @@ def _break_even_note(
 
 
 def _recorded_request(folder: RunFolder) -> Mapping[str, Any]:
-    return folder.read_request().request if folder.request_file.exists() else {}
+    recorded = folder.try_read_request()
+    return recorded.request if recorded is not None else {}
 
 
 def _is_local(request: Mapping[str, Any]) -> bool:

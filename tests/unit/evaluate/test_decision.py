@@ -1,5 +1,7 @@
 """Whether a distillation is worth it, what the guard set shows, and when a student has paid off."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -146,6 +148,18 @@ def test_what_was_spent_is_that_of_all_runs_and_of_the_machines_priced_time(tmp_
     assert "costs no less" in compare_costs(workspace, dear, teacher).note  # type: ignore[union-attr]
     old = msgspec.structs.replace(student, per_task=None)
     assert compare_costs(workspace, old, teacher) is None
+
+
+@pytest.mark.parametrize("request_text", [None, "{"])
+def test_what_a_run_has_cost_counts_without_a_readable_request(
+    tmp_path: Path, request_text: str | None
+) -> None:
+    workspace = Workspace(tmp_path)
+    folder = write_run(workspace.runs, "rollouts-a", result={"cost_usd": 3.0})
+    if request_text is not None:
+        (folder / "request.json").write_text(request_text, encoding="utf-8")
+
+    assert cost_of_runs(workspace).calls_usd == 3.0
 
 
 def test_a_students_training_in_another_workspace_is_part_of_what_it_has_cost(tmp_path) -> None:
