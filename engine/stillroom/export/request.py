@@ -137,8 +137,11 @@ def _converter(
 
 
 def _model_type(model: ModelLocation) -> str | None:
-    """Returns the model type of a local model's text part; None for a model on the hub."""
-    if not model.is_local:
+    """Returns the model type of a model folder's text part; None for a hub id or a GGUF file.
+
+    Stillroom reads only GGUF files of architectures that it also writes.
+    """
+    if not model.is_local or model.is_gguf:
         return None
     config = msgspec.json.decode((model.path / "config.json").read_bytes())
     return text_settings(config).get("model_type")

@@ -39,10 +39,10 @@ def project(
     return made
 
 
-def export(project: Project, kind: str) -> ExportResult:
+def export(project: Project, kind: str, **options: str) -> ExportResult:
     folder = project.root / "runs" / f"export-{kind}"
     folder.mkdir()
-    request = ExportModel(model="run-1", output=kind, format=kind)
+    request = ExportModel(model="run-1", output=kind, format=kind, **options)
     return export_model(project.workspace, request, folder=folder, reporter=KeptReporter())
 
 
@@ -97,6 +97,20 @@ def test_merged_weights_and_an_adapter_answer_as_the_checkpoint_does(project):
     # Other programs find the base in the folder that was made of the file.
     named = json.loads((adapter / "adapter_config.json").read_bytes())["base_model_name_or_path"]
     assert named == str(convert_gguf(project.root / "tiny.gguf"))
+
+
+def test_an_exported_gguf_file_answers_as_the_checkpoint_does(project):
+    project.train()
+    exported = export(project, "gguf", precision="fp32")
+    [path] = (project.root / exported.output).glob("*.gguf")
+
+    models = [load_model(project.workspace, locate_model(project.workspace, name)).model
+              for name in ("run-1", str(path), "tiny.gguf")]  # fmt: skip
+    with torch.no_grad():
+        trained, again, base = (m(torch.tensor([range(7, 47)])).logits for m in models)
+
+    assert torch.allclose(again, trained, atol=1e-4)
+    assert not torch.allclose(base, trained, atol=1e-2)
 
 
 def test_a_stated_licence_gives_way_to_that_of_the_file(project):

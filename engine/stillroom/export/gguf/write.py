@@ -27,6 +27,7 @@ from stillroom.export.gguf.families import (
     rope_settings,
 )
 from stillroom.export.gguf.vocabulary import Vocabulary, read_vocabulary
+from stillroom.models.gguf.folder import pretrained_path
 from stillroom.models.load import load_tokenizer
 from stillroom.models.resolve import ModelLocation
 from stillroom.reporting import Reporter, stop_if_cancelled
@@ -63,7 +64,7 @@ def check_convertible(model: ModelLocation, tokenizer: ModelLocation) -> None:
     """
     if importlib.util.find_spec("gguf") is None:
         raise missing_extra("gguf", "format gguf")
-    config = _settings(model.location)
+    config = _settings(pretrained_path(model))
     if (unsupported := find_unsupported(config)) is not None:
         raise ModelError(
             f"Stillroom converts {FAMILY_NAMES} models to GGUF, but {model.name!r} has "
