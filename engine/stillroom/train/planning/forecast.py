@@ -209,9 +209,10 @@ def run_seconds(
 ) -> float:
     """Returns the seconds of all steps, including validation and DPO's reference."""
     epochs = config.trainer.num_epochs
+    # DPO's reference scores all rows once; held-out rows are scored after each epoch.
+    num_passes = (config.dataset_type == "dpo") * (1 + held_out_share) + held_out_share * epochs
     # A forward pass takes a third of a forward and backward pass.
-    forward_only = (1 / 3 if config.dataset_type == "dpo" else 0) + held_out_share * epochs / 3
-    return steps * speed.step_s + (epochs + forward_only) * epoch_tokens * speed.token_s
+    return steps * speed.step_s + (epochs + num_passes / 3) * epoch_tokens * speed.token_s
 
 
 def fits(need: float, free: float) -> bool:

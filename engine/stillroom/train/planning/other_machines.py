@@ -149,11 +149,13 @@ def _work(
     epochs = config.trainer.num_epochs
     num_tokens = float(sum(rows.tokens.lengths))
     share = rows.tokens.num_held_out / max(1, rows.tokens.num_rows)
-    # DPO's reference, and held-out rows after each epoch; soft targets score all rows once.
-    num_forward = num_tokens * ((config.dataset_type == "dpo") + share * epochs)
+    # DPO's reference and soft targets score all rows once; held-out rows are scored after each
+    # epoch.
+    num_scored = num_tokens * (1 + share)
+    num_forward = (config.dataset_type == "dpo") * num_scored + share * epochs * num_tokens
     return Work(
         learning_flops=flops_per_token * num_tokens * epochs
-        + 2.0 * (num_active * num_forward + teachers.num_active * num_tokens),
+        + 2.0 * (num_active * num_forward + teachers.num_active * num_scored),
         counted_tokens=float(epochs * sum(map(trial.num_trained, rows.units))),
         **common,
     )

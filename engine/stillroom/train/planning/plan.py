@@ -188,7 +188,7 @@ def _forecast(
         )
         tokens_per_s = config.trainer.num_epochs * (result.epoch_trained_tokens or 0) / seconds
         # Held-out rows are scored too.
-        seconds += result.epoch_tokens / (1 - share) * trial_run.teacher_s_per_token
+        seconds += result.epoch_tokens * (1 + share) * trial_run.teacher_s_per_token
     return msgspec.structs.replace(
         result,
         measured_memory_gb=trial_run.memory_gb if trial_run else None,

@@ -340,15 +340,16 @@ def test_disk_is_for_the_checkpoints_that_stay(tmp_path, overrides, num_checkpoi
     assert needed == num_checkpoints * 1200 + 400
 
 
-def test_time_is_that_of_tokens_and_steps(tmp_path):
+@pytest.mark.parametrize(("method", "reference_s"), [("sft", 0), ("dpo", 15)])
+def test_time_is_that_of_tokens_and_steps(tmp_path, method, reference_s):
+    config = config_of(tmp_path, f"dataset_type={method}")
     speed = forecast.Speed(token_s=0.5, step_s=3)
 
-    seconds = forecast.run_seconds(
-        config_of(tmp_path), speed, steps=10, epoch_tokens=60, held_out_share=0.5
-    )
+    seconds = forecast.run_seconds(config, speed, steps=10, epoch_tokens=60, held_out_share=0.5)
 
     # Two epochs of 30 s, a third of half an epoch for each validation, and ten steps of 3 s.
-    assert seconds == pytest.approx(60 + 10 + 30)
+    # DPO's reference scores one and a half epochs, in a third of their time.
+    assert seconds == pytest.approx(60 + 10 + 30 + reference_s)
 
 
 def test_what_does_not_fit_comes_with_what_would():

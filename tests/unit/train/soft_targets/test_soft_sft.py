@@ -34,7 +34,10 @@ from stillroom.train.config.schema import SftConfig
 from stillroom.train.loop.session import Session
 from stillroom.train.methods.sft import accumulate_loss, encode_sft, validation_loss
 from stillroom.train.on_policy import teachers
+from stillroom.train.planning import plan
+from stillroom.train.planning.forecast import Speed
 from stillroom.train.planning.plan import plan_training
+from stillroom.train.planning.trial import Trial
 from stillroom.train.run import train_in_process
 from stillroom.train.soft_targets import targets as soft_targets
 from stillroom.train.soft_targets.targets import prepare_targets
@@ -364,6 +367,21 @@ def test_a_plan_counts_the_teacher_and_refuses_one_that_reads_text_otherwise(
     other = tiny_models.folder("llama", "llama3")
     with pytest.raises(ModelError, match="different"):
         plan_training(project.workspace, PlanTraining(overrides=(f"teacher.path={other}",)))
+
+
+@pytest.mark.parametrize(("val_split", "share"), [(0.0, 0.0), (0.2, 0.25), (0.5, 1.0)])
+def test_a_plan_counts_the_rows_that_the_teacher_scores_for_validation(
+    tmp_path, student, teacher, monkeypatch, val_split, share
+):
+    trial = Trial(Speed(token_s=0, step_s=1), 0.0, False, 0.0, [], teacher_s_per_token=1.0)
+    monkeypatch.setattr(plan.trial, "try_steps", lambda *_: trial)
+    project = soft(tmp_path, student, teacher, {"top_k": 4}, data={"val_split": val_split})
+    project.write_config()
+
+    forecast = plan_training(project.workspace, PlanTraining())
+
+    scored_s = forecast.seconds - forecast.start_s - forecast.steps
+    assert scored_s == pytest.approx(forecast.epoch_tokens * (1 + share))
 
 
 SYSTEM = "Answer with twice the price that you find."
