@@ -197,7 +197,7 @@ def _score_locally(
     header: StoreHeader,
 ) -> None:
     """Writes the top tokens of a teacher in this process for the missing sequences."""
-    keys, num_done = list(missing), len(writer.done)
+    keys, total = list(missing), len(writer.done) + len(missing)
     lengths = [len(missing[key].ids) for key in keys]
     teacher.loaded.model.eval()
     for group in microbatches(lengths, max_tokens=_MAX_BATCH_TOKENS):
@@ -219,10 +219,7 @@ def _score_locally(
         )
         for index, i in enumerate(group):
             writer.add(keys[i], TopTokens(ids[index], logprobs[index], rest[index]))
-        num_done += len(group)
-        session.reporter.progress(
-            num_done, len(writer.done) + len(keys) - num_done, unit="rows", phase=_PHASE
-        )
+        session.reporter.progress(len(writer.done), total, unit="rows", phase=_PHASE)
 
 
 def _score_on_server(

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from fakes.conversations import answer, user
-from fakes.killed_runs import assert_resumes_exactly
+from fakes.killed_runs import assert_resumes_exactly, killed
 from fakes.model_server import FakeModelServer
 from fakes.ranks import in_processes
 from fakes.reporters import KeptReporter
@@ -204,6 +204,19 @@ def test_the_teacher_reads_the_rows_once_for_epochs_runs_and_smaller_k(
         "forward KL at temperature 2 over its 8 most probable tokens, and the tokens themselves "
         "with weight 0.5"
     )
+
+
+def test_scoring_that_was_killed_counts_the_rows_that_it_had_scored(
+    tmp_path, student, teacher, monkeypatch
+):
+    monkeypatch.setattr(soft_targets, "_MAX_BATCH_TOKENS", 1)
+    project = soft(tmp_path, student, teacher, {"top_k": 4})
+    killed(project, "killed", 4)
+    project.reporter = KeptReporter()
+
+    project.train("run-1")
+
+    assert project.reporter.progressed[:6] == [(done, 10) for done in range(5, 11)]
 
 
 def test_all_tokens_as_likeliest_teach_what_the_whole_distribution_does(tmp_path, student, teacher):
