@@ -40,7 +40,7 @@ from stillroom.lineage import read_manifest, record_folder
 from stillroom.rollout.run import generate_rollouts
 from stillroom.run_folder import RunFolder, create_run
 from stillroom.settings import Workspace
-from stillroom.train.config.resume import latest_checkpoint
+from stillroom.train.config.resume import newest_checkpoint
 from stillroom.train.loop import checkpoints
 from stillroom.train.run import train
 from stillroom.types import RunKind, RunStatus
@@ -268,11 +268,11 @@ class Training:
         write_run_files(folder, api.StartTraining(), RunStatus.FAILED)
 
     def again(self) -> None:
-        has_checkpoint = latest_checkpoint(self.space.root / "runs" / "run-1") is not None
+        checkpoint = newest_checkpoint(RunFolder(self.space.root / "runs" / "run-1"))
         folder = self.space.root / "runs" / "run-2"
         folder.mkdir()
         write_run_files(folder, api.StartTraining(), RunStatus.RUNNING)
-        self.run("run-1" if has_checkpoint else None, "run-2")
+        self.run(None if checkpoint is None else "run-1", "run-2")
 
     def words_of(self, error: BaseException) -> str:
         return failure_words(error, self.space, RunKind.SFT)

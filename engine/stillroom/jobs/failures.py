@@ -7,15 +7,14 @@ import errno
 import shutil
 import signal
 from contextlib import suppress
-from itertools import chain
+from pathlib import Path
 
 import msgspec
 
 from stillroom.errors import DivergedError, EngineError, writable_text
 from stillroom.lines import last_line
-from stillroom.models.resolve import CHECKPOINTS
 from stillroom.run_folder import LIMITS_FILE, ProcessEnd, RunFailure, RunFolder, RunState
-from stillroom.train.config.resume import latest_checkpoint
+from stillroom.train.config.resume import newest_checkpoint
 from stillroom.types import RunKind, RunStatus
 
 KILLED_AT_LIMIT = "killed, as it did not stop in time: "
@@ -152,15 +151,13 @@ def _restart_hint(folder: RunFolder, kind: RunKind) -> str:
 
 
 def resume_hint(folder: RunFolder, kind: RunKind) -> str:
-    """Returns the hint on resuming a training run from its last checkpoint; "" if it has none.
+    """Returns the hint on resuming a training run from its newest checkpoint; "" if it has none.
 
-    A run without a checkpoint resumes from the last checkpoint of the run that it continued.
+    That may be a checkpoint of the run that it continued.
     """
-    for run in chain([folder], folder.earlier_runs()):
-        if (step := _last_step(run, kind)) is not None:
-            owner = f" of {run.run_id}" if run is not folder else ""
-            return f"; then start_training(resume={folder.run_id}) resumes at {step}{owner}"
-    return ""
+    if (checkpoint := _newest_checkpoint(folder, kind)) is None:
+        return ""
+    return f"; then start_training(resume={folder.run_id}) resumes at {_name(checkpoint, folder)}"
 
 
 def _smaller_microbatches_hint(folder: RunFolder, kind: RunKind) -> str:
@@ -168,22 +165,27 @@ def _smaller_microbatches_hint(folder: RunFolder, kind: RunKind) -> str:
 
     Smaller microbatches need less memory and compute the same updates.
     """
-    step = _last_step(folder, kind)
-    if step is None:
+    if (checkpoint := _newest_checkpoint(folder, kind)) is None:
         return ""
     override = 'overrides=["model.microbatch_tokens=512"]'
-    return f"; start_training(resume={folder.run_id}, {override}) resumes at {step}"
+    return (
+        f"; start_training(resume={folder.run_id}, {override}) resumes at "
+        f"{_name(checkpoint, folder)}"
+    )
 
 
 def _new_run_hint(folder: RunFolder, kind: RunKind) -> str:
-    """Returns the hint on starting a new run from the last checkpoint; "" if there is none."""
-    step = _last_step(folder, kind)
-    if step is None:
+    """Returns the hint on starting a new run from the newest checkpoint; "" if there is none."""
+    if (checkpoint := _newest_checkpoint(folder, kind)) is None:
         return ""
-    path = folder.path / CHECKPOINTS / step
-    return f"; a new run with model.path={path} starts from the last good checkpoint"
+    return f"; a new run with model.path={checkpoint} starts from the last good checkpoint"
 
 
-def _last_step(folder: RunFolder, kind: RunKind) -> str | None:
-    checkpoint = latest_checkpoint(folder.path) if kind in _TRAINING else None
-    return checkpoint.name if checkpoint is not None else None
+def _newest_checkpoint(folder: RunFolder, kind: RunKind) -> Path | None:
+    return newest_checkpoint(folder) if kind in _TRAINING else None
+
+
+def _name(checkpoint: Path, folder: RunFolder) -> str:
+    """Returns a checkpoint's name, with its run unless that is the run in `folder`."""
+    owner = checkpoint.parents[1].name
+    return checkpoint.name if owner == folder.run_id else f"{checkpoint.name} of {owner}"

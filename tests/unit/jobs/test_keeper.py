@@ -135,10 +135,12 @@ def test_a_resumed_run_that_broke_off_early_goes_on_from_the_checkpoint_before(
     workspace: Workspace,
 ) -> None:
     first = create_run(workspace, RunKind.SFT, {})
-    state = first.path / CHECKPOINTS / "step_000003" / "training_state.json"
-    state.parent.mkdir(parents=True)
-    state.touch()
     second = create_run(workspace, RunKind.SFT, {"resume": first.run_id})
+    # With early_stop the second run begins with a copy of the best checkpoint.
+    for run, step in ((first, "step_000003"), (second, "step_000002")):
+        state = run.path / CHECKPOINTS / step / "training_state.json"
+        state.parent.mkdir(parents=True)
+        state.touch()
     third = create_run(workspace, RunKind.SFT, {"resume": second.run_id})
     again = f"; then start_training(resume={third.run_id}) resumes at step_000003"
     assert resume_hint(third, RunKind.SFT) == f"{again} of {first.run_id}"

@@ -165,18 +165,28 @@ def read_resumable_request(workspace: Workspace, run_id: str) -> ResumableReques
 
 
 def find_resume_point(workspace: Workspace, run_id: str) -> ResumePoint:
-    """Returns the latest checkpoint of a run, or of the run that it was resumed from, and so on."""
-    resumed = RunFolder(_run_folder(workspace, run_id))
-    for run in chain([resumed], resumed.earlier_runs()):
-        if (checkpoint := latest_checkpoint(run.path)) is not None:
-            return ResumePoint(run.run_id, checkpoint, read_state(checkpoint))
-    raise RunError(
-        f"run {run_id!r} has no checkpoint to resume from",
-        "start a new run; trainer.save_step sets after how many steps a checkpoint is written",
-    )
+    """Returns the newest checkpoint of a run, of the run that it was resumed from, and so on."""
+    checkpoint = newest_checkpoint(RunFolder(_run_folder(workspace, run_id)))
+    if checkpoint is None:
+        raise RunError(
+            f"run {run_id!r} has no checkpoint to resume from",
+            "start a new run; trainer.save_step sets after how many steps a checkpoint is written",
+        )
+    return ResumePoint(checkpoint.parents[1].name, checkpoint, read_state(checkpoint))
 
 
-def latest_checkpoint(run: Path) -> Path | None:
+def newest_checkpoint(resumed: RunFolder) -> Path | None:
+    """Returns the checkpoint that a run is resumed from: its own, or one of an earlier run.
+
+    With early_stop, a resumed run begins with a copy of the best checkpoint, which may be older
+    than the latest one of the earlier run.
+    """
+    runs = chain([resumed], resumed.earlier_runs())
+    checkpoints = [found for run in runs if (found := _latest_checkpoint(run.path)) is not None]
+    return max(checkpoints, key=lambda checkpoint: checkpoint.name, default=None)
+
+
+def _latest_checkpoint(run: Path) -> Path | None:
     """Returns the newest checkpoint in a run's folder that can be resumed from, or None."""
     states = sorted((run / CHECKPOINTS).glob(f"step_*/{STATE}"))
     return states[-1].parent if states else None

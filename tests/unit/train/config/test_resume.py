@@ -346,6 +346,23 @@ def test_early_stopping_goes_on_over_a_kill(tmp_path, tiny_models, method):
     assert whole.kept_step < whole.steps < 16
 
 
+def test_the_best_checkpoint_in_a_resumed_run_hides_no_newer_one(tmp_path, tiny_models):
+    project = early_project(tmp_path, tiny_models, rate=0.3)
+    project.config["trainer"]["save_step"] = 1
+    best = project.train("whole").kept_step
+    killed(project, "first", best + 2)
+    project.reporter = DyingReporter(best + 2)
+    with pytest.raises(KilledError):
+        project.train("second", resume="first")
+    assert project.checkpoints("second") == [f"step_{best:06d}"]
+
+    project.reporter = KeptReporter()
+    point = find_resume_point(project.workspace, "second")
+    assert (point.run_id, point.state.step) == ("first", best + 1)
+    project.train("third", resume="second")
+    assert_same_weights(project, "third", "whole")
+
+
 def test_a_change_in_either_of_two_files_of_one_name_is_seen():
     def inputs(first, second):
         files = [
