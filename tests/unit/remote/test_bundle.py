@@ -6,6 +6,7 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fakes.conversations import answer, user
@@ -39,6 +40,7 @@ from stillroom.settings import Workspace
 from stillroom.teachers.run_limits import RunLimits, usd_per_hour_of
 from stillroom.tools.user.file import read_user_file
 from stillroom.train.config.request import StartTraining, plan_request
+from stillroom.train.config.resume import STATE, BestValidation, read_state
 from stillroom.types import RunKind, RunStatus
 from stillroom.versions import tag_file
 
@@ -196,6 +198,26 @@ def test_a_run_goes_on_elsewhere_from_its_last_checkpoint(workspace, tiny_models
     checkpoints = {place.split("/")[4] for place in places if "checkpoints" in place}
     assert checkpoints == {"step_000001"}
     assert "workspace/config.yml" in places
+
+
+def test_a_run_with_early_stop_goes_on_elsewhere_with_its_best_checkpoint_too(
+    workspace, tiny_models
+):
+    start = tiny_models.folder("llama", "chatml")
+    project = make_project(workspace.root, "sft", start, trainer={"save_step": 1, "num_epochs": 3})
+    project.write(ROWS)
+    project.train("run-1")
+    write_run_files(workspace.runs / "run-1", StartTraining(), RunStatus.FAILED)
+    newest = project.checkpoint("step_000002")
+    best = BestValidation(best_loss=1.0, best_step=1, num_worse=1)
+    state = msgspec.structs.replace(read_state(newest), validation=best)
+    write_json(newest / STATE, state)
+
+    request = StartTraining(resume="run-1")
+    places = places_of(workspace, needs_of_training(request, plan_request(workspace, request)))
+
+    checkpoints = {place.split("/")[4] for place in places if "checkpoints" in place}
+    assert checkpoints == {"step_000001", "step_000002"}
 
 
 def test_an_unfinished_output_goes_with_its_journal_and_comes_back(workspace):

@@ -74,7 +74,7 @@ def add_run_records(workspace: Workspace, layout: FileLayout, run_id: str) -> No
 
 
 def add_resume_files(workspace: Workspace, layout: FileLayout, run_id: str) -> None:
-    """Adds the files needed to resume a run: its records, last checkpoint and metrics."""
+    """Adds the files needed to resume a run: its records, metrics, newest and best checkpoint."""
     point = find_resume_point(workspace, run_id)
     resumed = RunFolder(workspace.runs / run_id)
     for run in chain([resumed], resumed.earlier_runs()):
@@ -82,6 +82,8 @@ def add_resume_files(workspace: Workspace, layout: FileLayout, run_id: str) -> N
         if run.run_id == point.run_id:
             break
     layout.add_folder(point.checkpoint)
+    if point.best_checkpoint is not None:
+        layout.add_folder(point.best_checkpoint)
     layout.add_all([RunFolder(workspace.runs / point.run_id).events])
 
 

@@ -123,6 +123,11 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
         return self.seconds if self.phase_seconds is None else self.phase_seconds
 
 
+def step_name(step: int) -> str:
+    """Returns the folder name of a step's checkpoint; names sort in the order of steps."""
+    return f"step_{step:06d}"
+
+
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
     """The checkpoint that a run is resumed from."""
@@ -130,6 +135,12 @@ class ResumePoint:
     run_id: str
     checkpoint: Path
     state: TrainingState
+
+    @property
+    def best_checkpoint(self) -> Path | None:
+        """The checkpoint with the lowest val_loss; None without early_stop."""
+        best = self.state.validation.best_step
+        return self.checkpoint.with_name(step_name(best)) if best else None
 
     def recorded_metrics(self) -> Iterator[tuple[int, dict[str, float]]]:
         """Yields each step recorded by the run, with its finite metrics."""

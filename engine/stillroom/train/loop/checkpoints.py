@@ -42,7 +42,7 @@ from stillroom.models.resolve import (
     ModelLocation,
 )
 from stillroom.places import make_folder, rename_folder
-from stillroom.train.config.resume import STATE, TrainingState
+from stillroom.train.config.resume import STATE, TrainingState, step_name
 from stillroom.train.student.collective import full_weights, set_weights
 from stillroom.train.student.model import Student
 
@@ -125,11 +125,6 @@ def _with_hash(multimodal: ModelRecord | None, hashed: Sequence[ModelRecord]) ->
         return multimodal
     same = next((model for model in hashed if model.location == multimodal.location), multimodal)
     return msgspec.structs.replace(multimodal, sha256=same.sha256, revision=same.revision)
-
-
-def step_name(step: int) -> str:
-    """Returns the folder name of a step's checkpoint; names sort in the order of steps."""
-    return f"step_{step:06d}"
 
 
 def final_checkpoint(run: Path) -> Path:

@@ -35,7 +35,6 @@ from stillroom.train.loop.checkpoints import (
     restore_snapshot,
     restore_weights,
     save_checkpoint,
-    step_name,
 )
 from stillroom.train.loop.evaluations import TrainingEvaluations
 from stillroom.train.student.collective import Collective, local_shard
@@ -166,8 +165,8 @@ class Session(Generic[ConfigT_co]):
             self.progress.carried = list(state.carried)
         self.validation = state.validation
         self.started -= state.seconds
-        if self._peers.is_first and (best := state.validation.best_step):
-            adopt_checkpoint(point.checkpoint.with_name(step_name(best)), self.run)
+        if self._peers.is_first and point.best_checkpoint is not None:
+            adopt_checkpoint(point.best_checkpoint, self.run)
         self._copy_metrics(point)
 
     def batches(
