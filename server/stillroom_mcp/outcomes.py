@@ -139,8 +139,9 @@ def _training_remarks(outcome: Mapping[str, Any]) -> Iterator[str]:
     if outcome.get("stopped_by"):
         steps, planned = outcome.get("steps"), outcome.get("planned_steps")
         yield (
-            f"tell the user that training stopped at its time limit after step {steps} of {planned}; "
-            "start_training(resume=<its run id>, overrides=[trainer.max_minutes=…]) continues it"
+            "tell the user that training stopped at its time limit after step "
+            f"{steps} of {planned}; start_training(resume=<its run id>, "
+            "overrides=[trainer.max_minutes=…]) continues it"
         )
     left_out, rows = sum((outcome.get("skipped") or {}).values()), outcome.get("rows") or 0
     if left_out > _NOTABLE_SHARE * (left_out + rows):
