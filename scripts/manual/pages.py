@@ -207,7 +207,7 @@ def _template(node: ast.expr) -> str:
 def troubleshooting() -> str:
     """Returns the page of errors with what to do: all whose words stand where they are raised."""
     lines = [
-        "# Troubleshooting",
+        "# Errors",
         "",
         _TROUBLES,
     ]
