@@ -141,9 +141,10 @@ def _with_budget(request: BaseModel, answer: ElicitResult) -> BaseModel:
             "ask the user for a spending cap and set it as budget_usd (dry_run forecasts the cost)",
         )
     budget_usd = content.get("budget_usd")
-    if budget_usd is None:
+    if budget_usd is None or budget_usd == "":  # as the form says, an empty field is no limit
         return request
-    if not isinstance(budget_usd, int | float) or not 0 < budget_usd < math.inf:
+    is_number = isinstance(budget_usd, int | float) and budget_usd is not True
+    if not (is_number and 0 < budget_usd < math.inf):
         raise InputError(
             f"the user's spending cap, {budget_usd!r}, allows no paid call; nothing was started",
             "ask the user for a spending cap above 0 and set it as budget_usd (dry_run forecasts "

@@ -84,13 +84,18 @@ def test_nothing_starts_if_the_person_does_not_agree(root: Path, mode: str, pers
     assert requests_of(root) == []
 
 
-@pytest.mark.parametrize("budget_usd", [0, -1.0, "none"])
+@pytest.mark.parametrize("budget_usd", [0, -1.0, "none", True])
 def test_nothing_starts_with_a_cap_that_allows_no_paid_call(root: Path, budget_usd: Any) -> None:
     person = Person("accept", start=True, budget_usd=budget_usd)
     result = anyio.run(called, root, "auto", person)
     assert result.is_error
     assert f"cap, {budget_usd!r}, allows no paid call" in result.content[0].text
     assert requests_of(root) == []
+
+
+def test_an_empty_field_is_no_limit_as_the_question_says(root: Path) -> None:
+    result = anyio.run(called, root, "auto", Person("accept", start=True, budget_usd=""))
+    assert not result.is_error
 
 
 def test_nobody_is_asked_about_what_is_capped_free_or_faulty(root: Path) -> None:

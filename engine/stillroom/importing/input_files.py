@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -190,7 +190,8 @@ def decompressed_files(files: Sequence[Path], output: Path) -> Generator[Decompr
         for number, file in enumerate(compressed):
             paths[file] = Path(folder, str(number), file.stem)
             paths[file].parent.mkdir()
-            (paths[file].parent / SOURCE_LINK).symlink_to(file.parent)
+            with suppress(OSError):  # Not every file system has symbolic links.
+                (paths[file].parent / SOURCE_LINK).symlink_to(file.parent)
             if (problem := _decompress(file, paths[file])) is not None:
                 problems[file] = problem
         yield DecompressedFiles(paths, problems)

@@ -200,6 +200,18 @@ def test_the_text_beside_a_call_may_share_words_with_the_tools_name(content: str
         assert renderer.sequences(messages, [SEES])
 
 
+@pytest.mark.parametrize(
+    ("name", "include_thinking"),
+    [("chatml", False), ("qwen", False), ("qwen", True), ("llama", False)],
+)
+def test_a_call_may_be_mentioned_in_thinking_and_text_at_once(
+    name: str, include_thinking: bool
+) -> None:
+    text = {"content": "I look up the price.", "reasoning_content": "I look up the price."}
+    renderer = ChatRenderer(TOKENIZERS[name], include_thinking=include_thinking)
+    assert renderer.sequences([TOOLS[0], {**TOOLS[1], **text}, *TOOLS[2:]], [SEES])
+
+
 def test_thinking_that_a_template_never_shows_is_refused_when_it_was_asked_for() -> None:
     with pytest.raises(ModelError, match="leaves out the thinking") as caught:
         ChatRenderer(TOKENIZERS["chatml"], include_thinking=True).sequences(thoughtful(CHAT), [])

@@ -207,6 +207,14 @@ def test_an_equal_text_without_an_answer_does_not_contradict_one_with_an_answer(
     assert read.notes == []
 
 
+def test_the_first_of_equal_texts_without_an_answer_is_kept(tmp_path: Path) -> None:
+    path = written(tmp_path / "in.csv", "text,id\nhello,1\nhello,2\nbye,3\n")
+
+    read = read_prompts(path, system=None)
+
+    assert [prompt.row["metadata"]["id"] for prompt in read.prompts] == ["1", "3"]
+
+
 def test_texts_with_several_objects_as_answers_are_left_out_and_counted(tmp_path: Path) -> None:
     answers = {"A": [{"k": 1, "l": 2}, {"k": 2, "l": 2}], "B": [{"k": 1, "l": 2}, {"l": 2, "k": 1}]}
     rows = [

@@ -22,7 +22,9 @@ from stillroom.remote.providers.hf_bucket import (
     SECRETS_VARIABLE,
     START_VARIABLE,
     Bucket,
+    RunPaths,
     code_path,
+    content_path,
 )
 from stillroom.remote.providers.hf_calls import time_limit
 from stillroom.remote.providers.hf_job_program import JobProgram
@@ -294,6 +296,15 @@ def test_a_run_that_wrote_the_same_as_another_keeps_it_after_the_other_is_remove
     list(hosts[1].follow("sft-two", {}))
     hosts[0].remove("sft-one")
     assert b"".join(hosts[1].fetch("sft-two", "out/checkpoint.bin", 0)) == CHECKPOINT
+
+
+def test_outputs_of_a_job_that_an_earlier_version_started_are_downloaded(life, monkeypatch):
+    host = life.host()
+    life.until_started(host)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(RunPaths, "output", lambda _, sha256: content_path(sha256))
+        list(host.follow(life.run.name, {}))
+    assert b"".join(host.fetch(life.run.name, "out/checkpoint.bin", 0)) == CHECKPOINT
 
 
 def test_a_second_run_sends_no_file_again(life):

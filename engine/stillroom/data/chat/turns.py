@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
+from uuid import uuid4
 
 from stillroom.data.chat.template import (
     PROBE,
@@ -136,7 +137,7 @@ class TurnFinder:
                 f"messages[{len(messages) - 1}]",
                 "set rollout.include_thinking to false, or choose a student that thinks",
             )
-        if not _has_calls(last_turn.turn, messages[-1]):
+        if not self._renders_calls(last_turn, messages, tools):
             raise ModelError(
                 f"this model's chat template leaves out the tool calls of "
                 f"messages[{len(messages) - 1}], so the model would learn to call nothing",
@@ -144,6 +145,25 @@ class TurnFinder:
                 "file, or choose a model whose template renders tool calls",
             )
         return last_turn
+
+    def _renders_calls(
+        self, last_turn: LastTurn, messages: Sequence[Message], tools: Sequence[ToolSchema]
+    ) -> bool:
+        """Returns whether the template writes the tool calls of the last message."""
+        if _has_calls(last_turn.turn, messages[-1]):
+            return True
+        # The turn may mention a tool as often as the message's own texts, some of which the
+        # template may leave out. A name that occurs nowhere else decides.
+        calls = messages[-1].get("tool_calls") or []
+        names = [f"called_{number}_{uuid4().hex}" for number in range(len(calls))]
+        renamed = [
+            {**call, "function": {**call["function"], "name": name}}
+            for call, name in zip(calls, names, strict=True)
+        ]
+        text = self._template.text(
+            [*messages[:-1], cast("Message", {**messages[-1], "tool_calls": renamed})], tools
+        )
+        return all(name in text for name in names)
 
     def _last_message_text(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
         """Returns the text that the last message adds if earlier messages have no thinking."""

@@ -204,7 +204,7 @@ class HfJobsHost:
         fetched = self._run_folder / _FETCHED_FOLDER / file.sha256
         if not fetched.is_file() or fetched.stat().st_size != file.num_bytes:
             fetched.parent.mkdir(exist_ok=True)
-            self._download(path, self._paths.output(file.sha256), fetched)
+            self._download(path, file.sha256, fetched)
         with fetched.open("rb") as stream:
             stream.seek(offset)
             while data := stream.read(_PIECE_BYTES):
@@ -274,14 +274,18 @@ class HfJobsHost:
             packages=_bootstrap_packages(local_packages()),
         )
 
-    def _download(self, path: str, bucket_path: str, target: Path) -> None:
+    def _download(self, path: str, sha256: str, target: Path) -> None:
         """Downloads a file of the run, `path` in its folder, from the bucket to `target`."""
-        if bucket_path not in self._bucket.sizes([bucket_path]):
+        # Jobs of earlier versions put their outputs next to the inputs.
+        bucket_paths = [self._paths.output(sha256), content_path(sha256)]
+        sizes = self._bucket.sizes(bucket_paths)
+        found = [bucket_path for bucket_path in bucket_paths if bucket_path in sizes]
+        if not found:
             # The run has deleted a checkpoint, as the next update will show.
             raise UnreachableError(
                 f"{path} is no longer in the bucket", "no action needed: it is retried"
             )
-        self._bucket.download(bucket_path, target)
+        self._bucket.download(found[0], target)
 
     def _job_id(self) -> str | None:
         entry = self._log.find(self.name)
