@@ -124,7 +124,9 @@ def read_json(path: Path, kind: type[_Document], *, fix: str = _DAMAGED_FIX) -> 
     Raises DataError if it is damaged, and OSError if it cannot be opened.
     """
     with path.open("rb") as stream:
-        data = stream.read(_MAX_DOCUMENT_BYTES + 1)
+        # A read of the maximum would allocate as much, which fails in a run that is out of memory.
+        num_bytes = os.fstat(stream.fileno()).st_size
+        data = stream.read(min(num_bytes, _MAX_DOCUMENT_BYTES) + 1)
     try:
         if len(data) > _MAX_DOCUMENT_BYTES:
             raise ValueError(f"it is longer than {_MAX_DOCUMENT_BYTES >> 20} MB")

@@ -84,7 +84,10 @@ def test_a_template_without_an_end_that_the_model_knows_is_refused_as_in_trainin
     [
         ({"chat_template": "chatmll"}, "^chat_template 'chatmll': there is no model"),
         ({"chat_template": "none.jinja"}, "^chat_template 'none.jinja' does not exist"),
-        ({"chat_template": "chatml", "base_url": "http://localhost/v1"}, "an endpoint applies"),
+        (
+            {"chat_template": "chatml", "base_url": "http://localhost/v1"},
+            "an endpoint uses its own",
+        ),
     ],
 )
 def test_a_template_that_cannot_be_used_is_refused_before_the_run(workspace, fields, problem):

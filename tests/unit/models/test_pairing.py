@@ -25,7 +25,9 @@ def test_a_teacher_with_another_template_is_refused(tiny_models):
     student = tiny_models.load("qwen3", "chatml")
     teacher = tiny_models.load("qwen3", "qwen3")
 
-    with pytest.raises(ModelError, match=r"different chat templates.*\(line \d+\) on '") as caught:
+    with pytest.raises(
+        ModelError, match=r"different chat templates.*\(line \d+\) on, the student's has '"
+    ) as caught:
         check_pair(student, teacher)
     assert "chat_template.jinja" in caught.value.fix
 

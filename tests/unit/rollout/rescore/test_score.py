@@ -394,7 +394,7 @@ def test_what_is_wrong_is_told_before_anything_is_spent(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=reported):
             plan_scoring(Workspace(tmp_path), request)
     priceless = {"judge": write_judge(tmp_path, {**JUDGE, "model": "unheard-of"})}
-    for options, reported in (({}, "there is no judge"), (priceless, "needs the price")):
+    for options, reported in (({}, "no judge is given"), (priceless, "needs the price")):
         limited = ScoreRollouts(input="rollouts.jsonl", output="o.jsonl", budget_usd=1, **options)
         with pytest.raises(InputError, match=reported):
             plan_scoring(Workspace(tmp_path), limited)

@@ -130,7 +130,7 @@ def test_a_template_whose_end_is_no_token_is_refused_with_those_that_are(project
     assert "<|im_end|>" in caught.value.fix
     assert "<|im_start|>" not in caught.value.fix
     project.config["model"]["chat_template"] = "mine.jinja"
-    with pytest.raises(ConfigError, match="no special token of 'base'"):
+    with pytest.raises(ConfigError, match="not a special token of 'base'"):
         project.train()
 
 
