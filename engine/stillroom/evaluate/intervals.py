@@ -9,7 +9,7 @@ import msgspec
 _LEVEL = 0.95
 _NEGLIGIBLE_TERM = 1e-17
 _MAX_EXACT = 1000
-"""The most tasks for exact integer arithmetic, which takes minutes for large numbers."""
+"""The maximum number of tasks for exact integer arithmetic, which is slow for large numbers."""
 _Z = NormalDist().inv_cdf(0.5 + _LEVEL / 2)
 _POWER_Z = NormalDist().inv_cdf(0.8)
 _DISCORDANT_SHARE = 0.2

@@ -13,11 +13,10 @@ from stillroom.lineage import now
 from stillroom.run_folder import Progress, RunEvent, RunFolder, RunState
 from stillroom.secrecy.redaction import NO_SECRETS, Redactor
 
-_WRITE_EVERY_S = 0.5
 _MAX_NOTES = 12
-_NUM_WRITES = 3
-"""The most writes of run.json in `_WRITE_EVERY_S`: a step reports metrics, alarms and progress, and
-each must be written before the next step, which may take minutes."""
+_MAX_WRITES, _WRITE_WINDOW_S = 3, 0.5
+"""The maximum number of writes of run.json per window. A step reports metrics, alarms and progress;
+all three must be written at once, since the next step may take minutes."""
 
 
 class JobReporter:
@@ -35,7 +34,7 @@ class JobReporter:
         self._phase_started = (0.0, 0, "")
         """When the current phase started (monotonic), what was done by then, and its name."""
         # The times of the latest writes of run.json, oldest first.
-        self._written_at = deque([-math.inf] * _NUM_WRITES, maxlen=_NUM_WRITES)
+        self._written_at = deque([-math.inf] * _MAX_WRITES, maxlen=_MAX_WRITES)
 
     def cancel(self) -> None:
         """Makes `is_cancelled` True; safe to call from a signal handler."""
@@ -93,7 +92,7 @@ class JobReporter:
         """Changes the state, and writes run.json unless it was just written three times."""
         self.state = msgspec.structs.replace(self.state, **changes)
         now_s = time.monotonic()
-        if now_s - self._written_at[0] >= _WRITE_EVERY_S:
+        if now_s - self._written_at[0] >= _WRITE_WINDOW_S:
             self._folder.write(self.state, durable=False)
             self._written_at.append(now_s)
 

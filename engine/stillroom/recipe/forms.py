@@ -37,7 +37,7 @@ _MIN_ALIKE = 0.6
 _MIN_FIXED = 1 / 3
 """The least share of words other than fillings in a sentence that may be from a template."""
 _MAX_CANDIDATES = 100
-"""The most templates with a shared word with which a sentence is compared."""
+"""The maximum number of templates with a shared word with which a sentence is compared."""
 _MAX_FREE = 0.6
 """A text with more than this share of its words in sentences of no template has its own form."""
 _MIN_FORMS = 5

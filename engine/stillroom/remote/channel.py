@@ -31,7 +31,7 @@ SHELL_LINE = "exec sh -c 'IFS= read -r line && eval \"$line\"'"
 _SCRIPT_END_MARK = "--stillroom-script-end--"
 _SCRIPT_END = re.compile(_SCRIPT_END_MARK + r"(\d{1,3})", re.ASCII)
 _MAX_SCRIPT_BYTES = bounds.SCRIPT.limit
-"""The most bytes that a script may print; a long installation prints some 100 kB."""
+"""The maximum number of bytes that a script may print; a long installation prints some 100 kB."""
 _MAX_STDERR_BYTES = bounds.SCRIPT_ERRORS.limit
 _END_WAIT_S = 10.0
 _CLOSE_WAIT_S = 2.0

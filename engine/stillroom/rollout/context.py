@@ -329,7 +329,7 @@ class MeteredPolicy:
     policy: Policy
     budget: Budget
     max_tokens: int
-    """The most tokens that one turn may sample."""
+    """The maximum number of tokens that one turn may sample."""
 
     @asynccontextmanager
     async def converse(
@@ -349,7 +349,7 @@ class MeteredConversation:
         self, meter: MeteredPolicy, conversation: PolicyConversation, max_prompt_tokens: int
     ) -> None:
         self._meter, self._conversation = meter, conversation
-        # The most tokens that the next prompt can have.
+        # The maximum number of tokens of the next prompt.
         self._max_prompt_tokens = max_prompt_tokens
 
     async def sample(self) -> SampledTurn:
@@ -382,7 +382,7 @@ class MeteredConversation:
         return self._conversation.trace()
 
     def _set_max_prompt_tokens(self, turn: SampledTurn) -> None:
-        """Sets the most tokens that the next prompt can have, from the usage of the last turn."""
+        """Sets the maximum number of tokens of the next prompt, from the usage of the last turn."""
         usage = turn.usage
         self._max_prompt_tokens = usage.prompt_tokens + usage.completion_tokens + FRAME_TOKENS
 

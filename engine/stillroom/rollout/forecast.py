@@ -19,9 +19,10 @@ _MAX_BYTES_PER_TOKEN = 8.0
 _EXPECTED_TURNS_WITH_TOOLS = 4.0
 _EXPECTED_REPLY_TOKENS = 200.0
 TEMPLATE_TOKENS = 512
-"""The most tokens that a chat template adds to a call: system texts, tool instructions, headers."""
+"""The maximum number of tokens that a chat template adds to a call, for system texts, tool
+instructions and headers."""
 FRAME_TOKENS = 64
-"""The most tokens that a chat template adds for a turn and the messages that follow it."""
+"""The maximum number of tokens that a chat template adds for a turn and the messages after it."""
 ASSUMED_REPLY_TOKENS = 16_384
 """The assumed upper bound on the tokens of the tools' replies to one turn, if nothing truncates
 them."""
@@ -99,7 +100,7 @@ class RolloutSize:
     request_bytes: int
     """The bytes of the prompt's messages and tool schemas as each call sends them, in JSON."""
     max_turns: int
-    """The most turns of the rollout; 1 if nothing can follow the first turn."""
+    """The maximum number of turns of the rollout; 1 if nothing can follow the first turn."""
     num_recorded: int = 0
     """The number of recorded turns, which are not sampled again."""
     judge: GraderSize | None = None
@@ -131,13 +132,16 @@ class CallRules:
 
     @property
     def max_reply_tokens(self) -> int:
-        """The most tokens that follow a turn: those of the nudge or of the tools' replies."""
+        """The maximum number of tokens after a turn, of the nudge or of the tools' replies."""
         nudge = len((self.nudge or "").encode())
         return max(nudge, self.max_tool_tokens if self.has_tools else 0)
 
     @property
     def max_tool_tokens(self) -> int:
-        """The most tokens of the tools' replies to a turn; assumed if nothing truncates them."""
+        """The maximum number of tokens of the tools' replies to a turn.
+
+        It is an assumption if nothing truncates the replies.
+        """
         if self.max_tool_response is None:
             return ASSUMED_REPLY_TOKENS
         return _MAX_BYTES_PER_CHARACTER * self.max_tool_response + _CUT_NOTE_BYTES
@@ -275,7 +279,7 @@ def _expected_prompt(
 
 
 def _max_prompt(size: RolloutSize, rules: CallRules) -> float:
-    """Returns the most prompt tokens that a rollout can take, summed over its calls."""
+    """Returns the maximum number of prompt tokens of a rollout, summed over its calls."""
     if not size.max_calls:
         return 0.0
     growth = rules.max_tokens + rules.max_reply_tokens + FRAME_TOKENS
@@ -324,7 +328,7 @@ class _GraderLimits:
     max_tokens: int
     tries: int
     max_rollout_tokens: int
-    """The most tokens of the rollout that the prompt adds to those known in advance."""
+    """The maximum number of the rollout's tokens in the prompt, beyond those known in advance."""
     expected_rollout_tokens: float
 
 

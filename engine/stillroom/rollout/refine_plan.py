@@ -32,7 +32,7 @@ class CriticFile(ModelChoice):
     """The content of critic.yml: the model that finds the first wrong turn of a rollout."""
 
     max_tokens: Annotated[int, Field(ge=8)] = 1024
-    """The most tokens of one reply of the critic, its thinking included."""
+    """The maximum number of tokens of one reply of the critic, its thinking included."""
 
 
 @dataclass(frozen=True, slots=True)

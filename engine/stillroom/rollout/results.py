@@ -149,8 +149,8 @@ class RolloutsResult(msgspec.Struct, frozen=True, kw_only=True):
     cost_usd: float | None
     """The cost in USD of this run's calls; None if a price is unknown."""
     unconfirmed_usd: float
-    """The most USD that may have been billed in addition to cost_usd: for interrupted calls, and
-    for replies without token counts. The budget counts it."""
+    """The maximum amount in US dollars that may have been billed in addition to cost_usd: for
+    interrupted calls, and for replies without token counts. The budget counts it."""
     lost_calls: int
     """Upper bound on the calls in flight when a run was killed, which may be paid for twice; their
     worst-case cost is part of unconfirmed_usd."""

@@ -73,11 +73,11 @@ class Budget:
     """
 
     usd: float = math.inf
-    """The most US dollars that may be spent."""
+    """The maximum amount in US dollars that may be spent."""
     tokens: float = math.inf
-    """The most tokens that may be used."""
+    """The maximum number of tokens that may be used."""
     minutes: float = math.inf
-    """The most minutes during which calls may be made, from the first reservation on."""
+    """The maximum number of minutes in which calls may be made, from the first reservation on."""
     spent: Cost = NO_COST
     """The cost of all finished calls, including those of earlier processes of the run."""
     unconfirmed: Cost = NO_COST
@@ -223,11 +223,11 @@ class Overrun:
     requests."""
 
     prompt_tokens: int = 0
-    """The most prompt tokens beyond the number of bytes in the request."""
+    """The maximum number of prompt tokens beyond the number of bytes in the request."""
     completion_tokens: int = 0
-    """The most completion tokens beyond the request's `max_tokens`."""
+    """The maximum number of completion tokens beyond the request's `max_tokens`."""
     usd: float = 0.0
-    """The most US dollars by which a call cost more than the price of its tokens."""
+    """The maximum amount in US dollars by which a call cost more than the price of its tokens."""
 
     def record(
         self, turn: SampledTurn, num_bytes: int, max_tokens: int, price: Price | None

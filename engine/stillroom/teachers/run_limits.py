@@ -27,9 +27,9 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
     started: float
     """The monotonic clock of the machine when the run was started."""
     hours: float | None = None
-    """The most hours that it may take; None for no limit."""
+    """The maximum duration in hours; None for no limit."""
     budget_usd: float | None = None
-    """The most that machine and teacher may cost together; None for no limit."""
+    """The maximum cost of machine and teacher together, in US dollars; None for no limit."""
     price_per_hour: float | None = None
     """The hourly price of the machine in US dollars; None if it is unknown."""
     spent_usd: float = 0.0

@@ -15,7 +15,7 @@ from stillroom.run_folder import Progress, RunEvent, RunState
 from stillroom.types import dollars
 
 _MAX_BYTES = 4 << 20
-"""The most bytes of events in one response; the page requests the rest later."""
+"""The maximum number of bytes of events in one response; the page requests the rest later."""
 
 _METRIC_LABELS: tuple[tuple[str, str, str], ...] = (
     ("loss", "Loss", "of the last step"),

@@ -20,7 +20,7 @@ _BLOCK = 1 << 20
 _HEAD_BYTES = 2000
 _MAX_INDEXES = 16
 MAX_SHOWN_BYTES = bounds.SHOWN_ROW.limit
-"""The most bytes of a line that are read, since a browser could not show more."""
+"""The maximum number of bytes of a line that are read, since a browser could not show more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from stillroom_mcp.dashboard.row_files import MAX_SHOWN_BYTES, FileLine, RowFile
 
 PAGE_ROWS = 50
 _MAX_SEARCHED_BYTES = 48 << 20
-"""The most bytes that one search reads, which takes less than a second."""
+"""The maximum number of bytes that one search reads, which takes less than a second."""
 _LONGEST_TITLE = 160
 
 OutcomeFilter = Literal["all", "right", "wrong", "failed"]

@@ -131,7 +131,7 @@ def _with_skills(instruction: str, *skills: str) -> list[Message]:
 
 _MAX_COMPLETIONS = 100
 _MAX_ENTRIES = 5000
-"""The most entries of a folder that are considered for completions."""
+"""The maximum number of entries of a folder that are considered for completions."""
 _TRAINED = frozenset({"sft", "dpo", "distill"})
 
 

@@ -38,7 +38,7 @@ _NUM_REASKED = 2
 _MAX_DOUBTFUL_SHARE = 0.25
 _MIN_ROWS = 20
 _MAX_REWORDED, _REWORDING_SHARE = 1.0, 0.85
-"""The most rewordings, as a share of the rows, and their share of the dollars that are left."""
+"""The maximum number of rewordings, as a share of the rows, and their share of the money left."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,8 @@ class RolloutContext:
     cut_reply: CutText | None = None
     """The function that shortens tool replies; None if the model reads them in full."""
     timeout_s: float | None = None
-    """The most seconds for a rollout with its rewards, once its tools are open; None: no limit."""
+    """The timeout in seconds for a rollout and its rewards, counted from when its tools are open;
+    None for no limit."""
     metrics: Callable[[], dict[str, float]] = dict[str, float]
     """A function that returns the policy's current metrics, e.g. the allowed calls per second."""
     notes: Sequence[str] = ()

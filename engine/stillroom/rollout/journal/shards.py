@@ -36,7 +36,7 @@ from stillroom.teachers.budget import Budget, Cost, Outstanding
 from stillroom.types import Trajectory, Usage
 
 _WRITER_WAIT_S = 30.0
-"""The most seconds to wait for a worker that is still alive after its driver was killed."""
+"""The maximum wait in seconds for a worker that is still alive after its driver was killed."""
 _WRITER_POLL_S = 0.1
 _Settings = dict[str, object]
 

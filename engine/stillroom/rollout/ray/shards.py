@@ -43,7 +43,7 @@ _ATTEMPTS = 2
 """The number of attempts at a shard; a new worker takes over when one dies."""
 _POLL_S = 0.2
 _STOP_WAIT_S = 30.0
-"""The most seconds that a worker may take to stop and record its calls in flight."""
+"""The timeout in seconds for a worker to stop and to record its calls in flight."""
 _FAILURE = msgspec.json.Decoder(FailureRow)
 
 

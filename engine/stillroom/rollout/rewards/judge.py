@@ -19,7 +19,8 @@ from stillroom.types import CallTotals, Message, SampledTurn, ToolSchema
 
 MAX_TRIES = 3
 MAX_TEXT_CHARACTERS = bounds.JUDGED.limit
-"""The most characters of a part that a judge reads; in a longer one a note replaces the middle."""
+"""The maximum number of characters of a part that a judge reads; in a longer part, a note replaces
+the middle."""
 _MAX_REPLY_CHARACTERS = bounds.VERDICT.limit
 _MAX_RUBRIC_BYTES = bounds.RUBRIC.limit
 ReplyFormat = Literal["json_schema", "json_object", "none"]

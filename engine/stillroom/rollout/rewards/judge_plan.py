@@ -34,7 +34,7 @@ class JudgeFile(ModelChoice):
     reply_format: ReplyFormat = "json_schema"
     """The reply format that the endpoint is asked to enforce; replies are checked in any case."""
     max_tokens: Annotated[int, Field(ge=64)] = 1024
-    """The most tokens of one reply of the judge."""
+    """The maximum number of tokens of one reply of the judge."""
 
     @field_validator("provider")
     @classmethod

@@ -24,7 +24,7 @@ from stillroom.rollout.rewards.answers import (
 )
 
 MAX_ANSWER_CHARACTERS = bounds.ANSWER.limit
-"""The most characters at the end of a text that are searched for the answer."""
+"""The maximum number of characters at the end of a text that are searched for the answer."""
 _MAX_EXPECTED_CHARACTERS = bounds.EXPECTED.limit
 _FIELDS = msgspec.json.Decoder(dict[str, str | int | float | bool | None])
 

@@ -26,11 +26,11 @@ from stillroom.teachers.endpoint.http_channel import (
 from stillroom.teachers.tls import client_context
 
 MAX_BODY_BYTES = bounds.BODY.limit
-"""The most bytes that a response's body may have, before and after decompression."""
+"""The maximum number of bytes of a response's body, before and after decompression."""
 MAX_HEADERS, MAX_HEADER_BYTES = bounds.REPLY_HEADERS.limit, bounds.REPLY_HEADER.limit
-"""The most headers that a response may have, and the most bytes of each."""
+"""The maximum number of headers of a response, and the maximum number of bytes of each."""
 CONNECT_TIMEOUT_S = bounds.CONNECT.limit
-"""The most seconds that connecting to a server may take."""
+"""The timeout in seconds for connecting to a server."""
 _KEEP_ALIVE_S = 60.0
 _GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
 

@@ -22,9 +22,9 @@ from stillroom.teachers.limits.limit_types import SentRequest
 from stillroom.teachers.limits.limiter import Limiter
 
 MAX_ATTEMPTS = bounds.ATTEMPTS.limit
-"""The most failed attempts at one call; rate-limited attempts (429) do not count as failed."""
+"""The maximum number of failed attempts at one call, not counting rate-limited attempts (429)."""
 MAX_RATE_LIMIT_WAIT_S = float(bounds.RATE_LIMIT.limit)
-"""The most seconds in total that one call waits for a rate limit."""
+"""The maximum total wait of one call for a rate limit, in seconds."""
 MAX_QUOTED_CHARS = 300
 """The number of characters of a response that error messages quote."""
 
@@ -52,10 +52,10 @@ class Attempts:
     jitter: random.Random
     """Shortens the waits of several calls differently, so that they do not coincide."""
     max_refused_wait_s: float = math.inf
-    """The most seconds of one wait for a rate limit; without a limit, a call that would have to
-    wait longer than `MAX_RATE_LIMIT_WAIT_S` fails immediately."""
+    """The maximum of one wait for a rate limit, in seconds; without a limit, a call that would have
+    to wait longer than `MAX_RATE_LIMIT_WAIT_S` fails immediately."""
     max_down_s: float = 0.0
-    """The most seconds in total to wait for a server that is down; 0 counts these attempts as
+    """The maximum total wait for a server that is down, in seconds; 0 counts these attempts as
     failed."""
     num_failed: int = 0
     """The number of attempts that failed, other than by a rate limit or a server that is down."""

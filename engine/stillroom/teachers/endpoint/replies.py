@@ -16,7 +16,7 @@ from stillroom.types import Message, ToolCall, Usage
 
 REASONING_KEYS = ("reasoning", "reasoning_content", "reasoning_details")
 MAX_TOOL_CALLS = bounds.TOOL_CALLS.limit
-"""The most tool calls of a valid turn; each takes kilobytes of memory until it is run."""
+"""The maximum number of tool calls in a turn; each takes kilobytes of memory until it runs."""
 _LONE_SURROGATE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
@@ -32,9 +32,9 @@ _MAX_USD = 1e9
 _MAX_BYTES_PER_TOKEN = 256
 """An upper bound: the longest tokens of today's vocabularies are shorter runs of spaces."""
 _MAX_QUOTED_BYTES = 4000
-"""The most bytes that an error quotes of a response that cannot be parsed."""
+"""The maximum number of bytes quoted by an error from a response that cannot be parsed."""
 _MAX_NAME_CHARS = 200
-"""The most characters that are kept of a model's name or fingerprint."""
+"""A model's name or fingerprint is truncated to this many characters."""
 _NO_CREDIT = re.compile(r"insufficient_quota|credit balance is too low", re.IGNORECASE)
 _TOO_LONG = re.compile(
     r"context.{0,8}(length|window|size)|(prompt|input) is too long|input token count",

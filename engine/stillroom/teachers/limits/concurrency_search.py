@@ -44,7 +44,8 @@ class ConcurrencySearch:
         self._refused_in_flight: deque[int] = deque(maxlen=_NUM_EPISODES)
         """Requests in flight at each of the last refusals that were attributed to the rate."""
         self._most_accepted: deque[int] = deque([0], maxlen=_NUM_EPISODES)
-        """The most requests in flight at an accepted one, between each two of those refusals."""
+        """The maximum number of requests in flight when one was accepted, between each two of those
+        refusals."""
 
     @property
     def has_limit(self) -> bool:

@@ -30,9 +30,9 @@ class LimitSettings:
     """The settings of a limiter."""
 
     initial_in_flight: int = 20
-    """The most requests in flight at the start."""
+    """The maximum number of requests in flight at the start."""
     max_in_flight: int = 256
-    """The most requests in flight at any time."""
+    """The maximum number of requests in flight at any time."""
     accepted_per_refusal: int = 125
     """The number of requests that must be accepted, for each refusal that the last probe caused,
     before a limit is probed again."""

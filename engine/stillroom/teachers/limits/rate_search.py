@@ -41,8 +41,8 @@ _SAME, _MOVED = 0.05, 0.1
 """The relative differences up to which a measured rate equals the known one, and above which a
 limit has moved."""
 _NEEDED_PER_ERROR = 10.0
-"""Divided by the rate's relative error, the most requests that must be accepted before the next
-probe. A rate that was measured over few requests is therefore probed again sooner."""
+"""Divided by the rate's relative error, the maximum number of requests that must be accepted before
+the next probe. A rate that was measured over few requests is therefore probed again sooner."""
 _SLACK_S, _LONGEST_PAUSE_S = 0.01, 1.0
 """The shortest pause after a refusal, which covers requests that arrive slightly early, and the
 longest pause after doubling."""

@@ -122,7 +122,7 @@ def paired_prompts(tokenizer: Any, views: PromptViews, tasks: Sequence[Task]) ->
 
 
 def max_extra_tokens(prompts: Sequence[PairedPrompt]) -> int:
-    """Returns the most tokens by which a teacher's prompt exceeds the student's."""
+    """Returns the maximum number of tokens by which a teacher's prompt exceeds the student's."""
     return max([0, *(len(prompt.teacher) - len(prompt.student) for prompt in prompts)])
 
 

@@ -222,7 +222,7 @@ def _sum_forecasts(runs: Sequence[MachineForecast]) -> MachineForecast:
 
 
 def _seconds(hardware: Hardware, work: Work) -> tuple[tuple[float, float] | None, str]:
-    """Returns the least and the most seconds of a run, and the basis of the estimate."""
+    """Returns the minimum and maximum seconds of a run, and the basis of the estimate."""
     loads = sorted(work.load_bytes / rate for rate in _LOAD_BYTES_S)
     starts = [import_s + load_s for import_s, load_s in zip(_IMPORT_S, loads, strict=True)]
     if (measured := hardware.measured) is not None:

@@ -270,7 +270,7 @@ class Student:
         return max_pass_tokens(self.head.max_positions)
 
     def pack_tokens(self, longest: int) -> int:
-        """Returns the most tokens that a pack may have; `longest` is the longest sequence's length.
+        """Returns the maximum tokens of a pack; `longest` is the longest sequence's length.
 
         That is a pass's limit or, if `_PACK_BYTES` allows, room for three of the longest sequences:
         rollouts of one prompt share its computation only inside one pack.
