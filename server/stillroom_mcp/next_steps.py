@@ -237,10 +237,11 @@ def after_run(request: object, result: api.RunReport) -> str:
         following = f"get_run(run_id={result.run_id}, wait_s=110) until status is succeeded{then}"
         if result.unreachable is not None:
             return (
-                f"`unreachable` says why {result.where} does not answer; since last_contact, "
-                "machine_usd is an estimate. Stillroom keeps trying: do not start the run again. "
-                f"{following}; if it persists, follow that advice, or check_setup(where="
-                f"{result.where}); cancel_run says how to continue if the machine is gone for good"
+                f"{result.where} does not answer; `unreachable` says why. machine_usd has been an "
+                "estimate since last_contact. Stillroom keeps retrying, so do not start the run "
+                f"again. {following}. If {result.where} stays unreachable, follow the advice in "
+                f"`unreachable` or call check_setup(where={result.where}). If the machine is gone "
+                "for good, cancel_run says how to continue"
             )
         if result.alarms:
             following = (

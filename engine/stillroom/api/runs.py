@@ -313,7 +313,7 @@ class RunMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: str
     num_steps: int
-    """The number of steps with metrics; `steps` may have only a part of them."""
+    """The number of steps with metrics; `steps` may list only some of them."""
     steps: list[int]
     values: dict[str, list[float | None]]
     """None where a metric was not measured or not finite."""

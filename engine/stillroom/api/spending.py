@@ -230,7 +230,7 @@ def _add_run(cost: _OutputCost, folder: RunFolder, recorded: RunRequest | None) 
         state = supervise.read_run(folder)
         usd, is_cut_off = cost_of(folder), state.status.is_final and state.result is None
     except (DataError, OSError):
-        # The cost of a run with a damaged run.json is unknown, so its whole budget counts.
+        # The cost of a run with a damaged run.json is unknown, so its full budget counts as spent.
         reported = (values.get("cost_usd") or 0.0 for _, values in folder.read_metrics())
         usd, is_cut_off = max([_reserved_usd(folder, recorded), *reported]), True
     share = recorded.share if recorded is not None else None

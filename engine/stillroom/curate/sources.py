@@ -40,7 +40,8 @@ _NUM_FIRST_ROWS = 20
 """The number of rows at the start of a file that decide which reader is used for the file."""
 _ROLLOUTS = "rollouts.jsonl"
 _MESSAGES_FORMAT = "openai_fine_tuning"
-"""The format whose rows have only messages, so that prompt rows are detected as it, too."""
+"""The format whose rows have only `messages`; rows of prompts are therefore detected as this
+format, too."""
 _STILLROOM_IDS = ("rollout_id", "chosen_id")
 """The fields that convert_rollouts and make_dpo_pairs write into each row."""
 

@@ -174,9 +174,9 @@ def _data_notes(history: History) -> Iterator[str]:
         if stage.soft_targets is not None:
             rows = "the rows of its cold start" if stage.method == "distill" else "the rows"
             yield (
-                f"In run {stage.run_id}, {rows} were learnt from the probabilities of "
-                f"{stage.teacher or 'the teacher'}, not only from their tokens: "
-                f"{stage.soft_targets}."
+                f"In run {stage.run_id}, the model was trained on {rows} with the token "
+                f"probabilities of {stage.teacher or 'the teacher'} as soft targets, not only on "
+                f"the sampled tokens: {stage.soft_targets}."
             )
 
 
@@ -198,7 +198,14 @@ def _licence(facts: CardFacts) -> Iterator[str]:
             "provider may restrict the use of its outputs: check them."
         )
     elif facts.history.teachers:
-        yield f"Teacher: {', '.join(facts.history.teachers)}; its licence applies to its outputs."
+        teachers = facts.history.teachers
+        label, licences = (
+            ("Teachers", "the licence of each") if len(teachers) > 1 else ("Teacher", "its licence")
+        )
+        yield (
+            f"{label}: {', '.join(teachers)}. Check whether {licences} restricts the use of its "
+            "outputs."
+        )
 
 
 def _evaluation_cells(row: RecordedEvaluation) -> Sequence[str]:

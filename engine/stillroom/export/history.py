@@ -54,7 +54,7 @@ class TrainingStage:
     instruction: str | None = None
     """A short description of the instruction that only the teacher read; None without one."""
     soft_targets: str | None = None
-    """The loss against the teacher's probabilities; None if only the tokens were learnt."""
+    """The loss against the teacher's probabilities; None without soft targets."""
     max_length: int | None = None
     """The maximum tokens of a row or rollout; None if only the model's context limited them."""
     conversation: TrainedConversation | None = None

@@ -31,7 +31,7 @@ from stillroom.models.multimodal import (
     convert_to_multimodal,
     is_for_multimodal,
     multimodal_config,
-    trained_other_weights,
+    trained_weights_outside_text_part,
     weight_names,
 )
 from stillroom.models.precision import Precision
@@ -175,7 +175,7 @@ def _load_model(plan: ExportPlan, precision: Precision) -> Any:
             f"the base model {base.name!r} is quantised, so no adapter can be merged into it",
             "use format adapter, or train on the base's unquantised files",
         )
-    if other_parts := trained_other_weights(plan.checkpoint.path):
+    if other_parts := trained_weights_outside_text_part(plan.checkpoint.path):
         raise ModelError(
             f"the adapter {plan.checkpoint.name!r} also changes other parts of a multimodal model, "
             f"e.g. {other_parts[0]}, but Stillroom merges only text parts",

@@ -258,8 +258,8 @@ def read_head(path: Path) -> bytes:
 def head_rows(head: bytes) -> tuple[Row, ...]:
     """Returns the JSON objects in the first bytes of a file, without lines that are not objects.
 
-    Fields of the last object may be missing. The rows are cached for all recognisers, so none of
-    them may change a row.
+    Fields of the last object may be missing. The rows are cached for all format detectors, so
+    none of them may change a row.
     """
     head = head.removeprefix(BOM).lstrip(_BLANKS)
     if not head.startswith(b"["):
@@ -272,8 +272,8 @@ def head_rows(head: bytes) -> tuple[Row, ...]:
     return tuple(_objects(elements[:_MAX_HEAD_ROWS]))
 
 
-def recognise_rows(matches: Callable[[Row], bool]) -> Callable[[Path, bytes], bool]:
-    """Returns a recogniser of files in which one of the first rows `matches`."""
+def detect_by_row(matches: Callable[[Row], bool]) -> Callable[[Path, bytes], bool]:
+    """Returns a format detector that accepts a file if `matches` is true for a row at its start."""
     return lambda _path, head: any(matches(row) for row in head_rows(head))
 
 

@@ -35,7 +35,7 @@ class Redaction:
         self._key_redactor = None if keep_secrets or not key_redactor.secrets else key_redactor
         self._numbers: dict[tuple[str, int], int] = {}
         self._name_numbers: dict[tuple[str, int], int] = {}
-        self.name = lru_cache(_MAX_CACHED_NAMES)(self._name)
+        self.redact_name = lru_cache(_MAX_CACHED_NAMES)(self._redact_name)
         """Redacts a name (of a model, tool, parameter, field or score).
 
         Placeholders in names are the same in the whole import, so that calls still match their
@@ -48,32 +48,32 @@ class Redaction:
         """Restarts the numbering of values for the next conversation."""
         self._numbers.clear()
 
-    def message(self, message: dict[str, Any]) -> dict[str, Any]:
+    def redact_message(self, message: dict[str, Any]) -> dict[str, Any]:
         """Returns a message of the conversation with placeholders for secrets and personal data."""
         clean = dict(message)
         for field in ("content", "reasoning_content"):
             if message.get(field):
-                clean[field] = self.text(message[field])
+                clean[field] = self.redact_text(message[field])
         if "tool_calls" in message:
-            clean["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
-        for field, redact in (("name", self.name), ("tool_call_id", self.text)):
+            clean["tool_calls"] = [self._redact_call(call) for call in message["tool_calls"]]
+        for field, redact in (("name", self.redact_name), ("tool_call_id", self.redact_text)):
             if message.get(field):
                 clean[field] = redact(message[field])
         return clean
 
-    def _call(self, call: dict[str, Any]) -> dict[str, Any]:
+    def _redact_call(self, call: dict[str, Any]) -> dict[str, Any]:
         """Returns a tool call with placeholders for secrets and personal data."""
         function = call["function"]
         redacted = {
-            "name": self.name(function["name"]),
-            "arguments": self.text(function["arguments"]),
+            "name": self.redact_name(function["name"]),
+            "arguments": self.redact_text(function["arguments"]),
         }
-        return call | {"id": self.text(call["id"]), "function": function | redacted}
+        return call | {"id": self.redact_text(call["id"]), "function": function | redacted}
 
-    def metadata(self, metadata: dict[str, Any]) -> dict[str, Any]:
+    def redact_metadata(self, metadata: dict[str, Any]) -> dict[str, Any]:
         """Redacts metadata: API keys by the fields that hold them, then all strings and names."""
         clean = metadata if self._keep_secrets else self._without_keys(metadata)
-        return self._value(clean, self.text)
+        return self._redact_value(clean, self.redact_text)
 
     def _without_keys(self, value: Any, name: str = "", *, is_answer: bool = False) -> Any:
         """Replaces the API keys in the fields of requests, such as `mcp_servers`."""
@@ -95,26 +95,29 @@ class Redaction:
             }
         return value
 
-    def tools(self, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def redact_tools(self, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Redacts tool schemas; their placeholders are the same in the whole import."""
-        return self._value(tools, self.name)
+        return self._redact_value(tools, self.redact_name)
 
-    def _value(self, value: Any, redact: Callable[[str], str]) -> Any:
+    def _redact_value(self, value: Any, redact: Callable[[str], str]) -> Any:
         """Redacts the strings of a JSON value with `redact`, and its field names as names."""
         if isinstance(value, str):
             return redact(value)
         if isinstance(value, list):
-            return [self._value(item, redact) for item in cast("list[Any]", value)]
+            return [self._redact_value(item, redact) for item in cast("list[Any]", value)]
         if isinstance(value, dict):
             fields = cast("dict[str, Any]", value)
-            return {self.name(key): self._value(item, redact) for key, item in fields.items()}
+            return {
+                self.redact_name(key): self._redact_value(item, redact)
+                for key, item in fields.items()
+            }
         return value
 
-    def text(self, text: str) -> str:
+    def redact_text(self, text: str) -> str:
         """Redacts a text of the current conversation."""
         return self._redact(text, self._numbers)
 
-    def _name(self, name: str) -> str:
+    def _redact_name(self, name: str) -> str:
         return self._redact(name, self._name_numbers)
 
     def _redact(self, text: str, numbers: dict[tuple[str, int], int]) -> str:

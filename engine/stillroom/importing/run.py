@@ -143,7 +143,7 @@ class _Import:
         self._tally = ImportTally(
             refused.write,
             lambda path: workspace.shown(decompressed.original(path)),
-            self._redaction.text,
+            self._redaction.redact_text,
         )
         source_spill, output_spill = spills
         self._collected = RowCollector(

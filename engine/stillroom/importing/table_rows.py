@@ -88,10 +88,8 @@ def _csv_rows(
             yield JsonRow(location, dict(zip(header, fields, strict=True)))
 
 
-def recognise_listed_rows(
-    matches: Callable[[Row], bool], *fields: str
-) -> Callable[[Path, bytes], bool]:
-    """Returns a recogniser like that of `recognise_rows`, but also for CSV files and for lists.
+def detect_by_item(matches: Callable[[Row], bool], *fields: str) -> Callable[[Path, bytes], bool]:
+    """Returns a format detector like `detect_by_row`, but also for CSV files and for lists.
 
     If a row has a list in one of `fields`, `matches` is called with the list's elements instead.
     """

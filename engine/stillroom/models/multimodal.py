@@ -180,8 +180,11 @@ def text_part_names(names: Iterable[str]) -> list[str]:
     return [_PEFT_PREFIX + language_model_name(name) for name in wrapped if _is_in_text_part(name)]
 
 
-def trained_other_weights(folder: Path) -> list[str]:
-    """Returns the names of trained adapter weights outside the text part of a multimodal model."""
+def trained_weights_outside_text_part(folder: Path) -> list[str]:
+    """Returns the names of adapter weights that were trained outside the text part.
+
+    Empty for a text-only model.
+    """
     names = weight_names(folder)
     if not is_for_multimodal(names):
         return []

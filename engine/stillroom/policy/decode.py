@@ -169,7 +169,7 @@ class DecodeEngine:
                 if share := shares.get(sequence):
                     self._table.share(new[share.index], [sequence], share.num_tokens)
             for alike in self._groups_by_frequencies(ready):
-                for group in _chunk_groups(alike):
+                for group in _group_by_length(alike):
                     finished += self._advance(group, twins=twins)
             remaining = [sequence for sequence in remaining if sequence not in ready]
         return finished
@@ -396,7 +396,7 @@ def _end_turn(sequence: DecodedSequence, reason: FinishReason) -> DecodedSequenc
     return sequence
 
 
-def _chunk_groups(chunks: Sequence[DecodedSequence]) -> Iterator[list[DecodedSequence]]:
+def _group_by_length(chunks: Sequence[DecodedSequence]) -> Iterator[list[DecodedSequence]]:
     """Yields groups of chunks of similar length that fit into one pass."""
     lengths = [sequence.num_pending for sequence in chunks]
     for group in microbatches(lengths, max_tokens=_MAX_CHUNK_TOKENS):

@@ -101,22 +101,22 @@ def _step(
     dt_bias: Tensor,
     **_: Any,
 ) -> Tensor:
-    """Runs one token of each row, [B, H, P], and changes the states, [B, H, P, N], in place.
+    """Runs the SSM for one token per row ([B, H, P]) and updates the state ([B, H, P, N]) in place.
 
     The arguments are those of transformers' `mamba2_selective_state_update`, where the values of a
     head (dt, A, D, dt_bias) are repeated for each of its elements.
     """
-    rows, heads, width = hidden_states.shape
-    groups, keys = B.shape[1:]
+    rows, heads, head_dim = hidden_states.shape
+    groups, state_size = B.shape[1:]
     x_BHP = hidden_states.float()
     dt_BH = softplus((dt[..., 0] + dt_bias[:, 0].to(dt.dtype)).float())
     state.mul_((dt_BH * A[:, 0, 0]).clamp_(min=_MIN_LOG_DECAY).exp_()[..., None, None])
-    state_MN = state.view(rows * groups, -1, keys)
+    state_MN = state.view(rows * groups, -1, state_size)
     added = (x_BHP * dt_BH[..., None]).view(rows * groups, -1, 1)
-    state_MN.addcmul_(added, B.reshape(rows * groups, 1, keys).float())
-    # The row comes first: with the state first the product takes six times as long on a CPU.
-    y = C.reshape(rows * groups, 1, keys).float() @ state_MN.mT
-    return (y.view(rows, heads, width) + x_BHP * D).to(hidden_states.dtype)
+    state_MN.addcmul_(added, B.reshape(rows * groups, 1, state_size).float())
+    # C is the left operand: with the state on the left, the matmul is six times slower on a CPU.
+    y = C.reshape(rows * groups, 1, state_size).float() @ state_MN.mT
+    return (y.view(rows, heads, head_dim) + x_BHP * D).to(hidden_states.dtype)
 
 
 def _scan(  # noqa: PLR0913
@@ -132,15 +132,15 @@ def _scan(  # noqa: PLR0913
     initial_states: Tensor | None,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Runs several tokens of each row; returns the outputs, [B, T, H, P], and the new states.
+    """Runs the SSM for several tokens per row; returns outputs ([B, T, H, P]) and the new state.
 
     The arguments are those of transformers' `mamba2_chunk_scan`.
     """
-    rows, heads, width = hidden_states.shape[0], *hidden_states.shape[2:]
-    groups, keys = B.shape[2:]
+    rows, heads, head_dim = hidden_states.shape[0], *hidden_states.shape[2:]
+    groups, state_size = B.shape[2:]
     dt_BTH = softplus((dt + dt_bias.to(dt.dtype)).float()).clamp_(*dt_limit)
     x_BTHP = hidden_states.float()
-    shape = (rows, groups, heads // groups * width, keys)
+    shape = (rows, groups, heads // groups * head_dim, state_size)
     state_BGMN = (
         x_BTHP.new_zeros(shape) if initial_states is None else initial_states.float().view(shape)
     )
@@ -150,17 +150,17 @@ def _scan(  # noqa: PLR0913
         y, state_BGMN = _scan_chunk(x * step[..., None], step * A, key, query, state_BGMN)
         parts.append(y)
     output = torch.cat(parts, dim=1) + x_BTHP * D[:, None]
-    return output, state_BGMN.view(rows, heads, width, keys)
+    return output, state_BGMN.view(rows, heads, head_dim, state_size)
 
 
 def _scan_chunk(
     x_BTHP: Tensor, log_decay_BTH: Tensor, key_BTGN: Tensor, query_BTGN: Tensor, state_BGMN: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns the outputs of one chunk, [B, T, H, P], and the states after it, [B, G, M, N].
+    """Returns the outputs of one chunk ([B, T, H, P]) and the state after it ([B, G, M, N]).
 
     log_decay_BTH: the logarithm of each token's decay factor for the state, at most 0.
     """
-    rows, tokens, heads, width = x_BTHP.shape
+    rows, tokens, heads, head_dim = x_BTHP.shape
     groups = key_BTGN.shape[2]
     key_BGTN, query_BGTN = key_BTGN.transpose(1, 2), query_BTGN.transpose(1, 2)
     # The factor by which each token has decayed at a later one. Each is summed on its own, as the
@@ -172,13 +172,15 @@ def _scan_chunk(
         decay_BHTT.view(rows, groups, -1, tokens, tokens) * (query_BGTN @ key_BGTN.mT)[:, :, None]
     )
     within_BHTP = weights.tril_().view(rows, heads, tokens, tokens) @ x_BTHP.transpose(1, 2)
-    from_state = (query_BGTN @ state_BGMN.mT).view(rows, groups, tokens, -1, width)
+    from_state = (query_BGTN @ state_BGMN.mT).view(rows, groups, tokens, -1, head_dim)
     since_BTH = log_decay_BHT.cumsum(-1).clamp_(min=_MIN_LOG_DECAY).exp_().mT
-    y_BTHP = from_state.transpose(1, 2).reshape(rows, tokens, heads, width) * since_BTH[..., None]
+    y_BTHP = (
+        from_state.transpose(1, 2).reshape(rows, tokens, heads, head_dim) * since_BTH[..., None]
+    )
     y_BTHP = y_BTHP.add_(within_BHTP.transpose(1, 2))
     added = (x_BTHP * decay_BHTT[:, :, -1].mT[..., None]).view(rows, tokens, groups, -1)
     kept = since_BTH[:, -1].reshape(rows, groups, -1, 1, 1)
-    state = (state_BGMN.view(rows, groups, kept.shape[2], width, -1) * kept).view_as(state_BGMN)
+    state = (state_BGMN.view(rows, groups, kept.shape[2], head_dim, -1) * kept).view_as(state_BGMN)
     return y_BTHP, state + added.permute(0, 2, 3, 1) @ key_BGTN
 
 

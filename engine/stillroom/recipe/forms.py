@@ -29,7 +29,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?;:])\s+|\n+")
 _OPENING = re.compile(r"\s*[^\W\d_]+(?: [^\W\d_]+){0,2}[,!] ")
 """A greeting of at most three words."""
 
-_ANY = "_"
+_PLACEHOLDER = "_"
 """Stands for a filling in a sentence's words."""
 _FILLING_WEIGHT = 1.0
 _MIN_ALIKE = 0.6
@@ -83,7 +83,7 @@ def held_out_forms(forms: Sequence[int], *, share: float, rng: Random) -> set[in
 
 
 def _sentences_of(text: str) -> list[tuple[str, ...]]:
-    """Returns the words of each sentence without the greeting; `_ANY` stands for a filling."""
+    """Returns the words of each sentence, without the greeting and with fillings masked."""
     masked = _FILLING.sub(_mask, text)
     greeting = _OPENING.match(masked)
     if greeting and greeting.end() < len(masked.rstrip()):
@@ -93,9 +93,9 @@ def _sentences_of(text: str) -> list[tuple[str, ...]]:
 
 
 def _mask(filling: re.Match[str]) -> str:
-    """Returns `_ANY` with the punctuation at the end of the filling, which may end a sentence."""
+    """Returns the placeholder and the filling's last punctuation, which may end a sentence."""
     last = filling[0][-1]
-    return f" {_ANY}{last if last in '.!?;:,' else ''}"
+    return f" {_PLACEHOLDER}{last if last in '.!?;:,' else ''}"
 
 
 class _Templates:
@@ -114,10 +114,10 @@ class _Templates:
         # A word that no other text has is a filling; several in a row are one filling.
         pattern: list[str] = []
         for word in sentence:
-            part = word if self._num_texts_with[word] > 1 else _ANY
-            if part != _ANY or pattern[-1:] != [_ANY]:
+            part = word if self._num_texts_with[word] > 1 else _PLACEHOLDER
+            if part != _PLACEHOLDER or pattern[-1:] != [_PLACEHOLDER]:
                 pattern.append(part)
-        num_fixed = len(pattern) - pattern.count(_ANY)
+        num_fixed = len(pattern) - pattern.count(_PLACEHOLDER)
         if num_fixed < _MIN_FIXED * len(sentence):
             # Too few fixed words: only copies of the sentence share its template.
             return self._numbers.setdefault(sentence, -1 - len(self._numbers))
@@ -143,7 +143,7 @@ class _Templates:
         return len(self._weights) - 1
 
     def _weight(self, word: str) -> float:
-        if word == _ANY:
+        if word == _PLACEHOLDER:
             return _FILLING_WEIGHT
         return log(1 + self._num_texts / self._num_texts_with[word])
 
@@ -157,7 +157,7 @@ def _distinctive_words(weights: dict[str, float]) -> list[str]:
     distinctive: list[str] = []
     remaining = sum(weights.values())
     min_shared = _MIN_ALIKE * remaining
-    for word in sorted(weights.keys() - {_ANY}, key=lambda word: (-weights[word], word)):
+    for word in sorted(weights.keys() - {_PLACEHOLDER}, key=lambda word: (-weights[word], word)):
         if remaining < min_shared:
             break
         distinctive.append(word)
@@ -211,7 +211,7 @@ def _form_key(
         """Is higher for rare, long sentences with fillings than for greetings and closings."""
         template, sentence = template_and_sentence
         use = uses[template]
-        has_fillings = _ANY in sentence or use.num_wordings > 1
+        has_fillings = _PLACEHOLDER in sentence or use.num_wordings > 1
         return log(num_texts / use.num_texts) + 0.5 * log(len(sentence)) + has_fillings
 
     return max(shared, key=distinctiveness)[0]

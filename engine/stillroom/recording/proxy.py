@@ -98,7 +98,8 @@ class RecordingProxy(Service):
         except (asyncio.CancelledError, ConnectionError):
             call.end("proxy_stopped" if self.is_cancelling else "client_left")
             raise
-        except Exception as error:  # the rim of one call, which may have been paid for
+        except Exception as error:
+            # Outermost handler of a call: failed calls are recorded too, as they may be billed.
             call.end("proxy_stopped", f"unexpected {type(error).__name__}")
             raise
 
@@ -249,7 +250,7 @@ class _RecordedExchange:
             line = self.capture.encode_line(end, problem)
             if self.reservation is not None:
                 self.reservation.settle(line)
-        except Exception as error:  # the rim of one call: its client must not wait forever
+        except Exception as error:  # outermost handler: the client must not wait forever
             finish(error)
         else:
             self._journal.append(line, finish)

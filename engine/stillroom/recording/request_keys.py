@@ -27,18 +27,21 @@ _FIELD = re.compile(rb'"([\w.-]{1,64})"\s*:\s*"((?:[^"\\]++|\\.)*+)', re.DOTALL)
 
 def request_keys(head: RequestHead, body: bytes) -> tuple[str, ...]:
     """Returns the distinct API keys in a request, in all forms in which a reply may repeat them."""
-    return tuple(dict.fromkeys((*_keys_in_head(head), *_keys_in_body(body))))
+    return tuple(dict.fromkeys((*_api_keys_in_head(head), *_api_keys_in_body(body))))
 
 
-def _keys_in_head(head: RequestHead) -> Iterator[str]:
+def _api_keys_in_head(head: RequestHead) -> Iterator[str]:
     for name, value in head.headers.items():
         if is_key_name(name):
             yield from secret_forms(value)
     yield from keys_in_url(head.target)
 
 
-def _keys_in_body(body: bytes) -> Iterator[str]:
-    """Yields the keys in a body outside the conversation, even if the body is truncated."""
+def _api_keys_in_body(body: bytes) -> Iterator[str]:
+    """Yields the API keys in the fields of a request body, except those of the conversation.
+
+    The body may be truncated.
+    """
     for candidate in chain([body], _completed_bodies(body)):
         try:
             fields = msgspec.json.decode(candidate, type=dict[str, msgspec.Raw])

@@ -11,12 +11,12 @@ import msgspec
 from stillroom import bounds
 from stillroom.secrecy.redaction import MARK, MAX_COMPARED_BYTES, Redactor
 
-_PIECES = re.compile(
+_DELTAS = re.compile(
     rb'"(content|text|arguments|partial_json|delta|thinking|reasoning|reasoning_content|refusal'
     rb'|summary|input|output|code|transcript|name)": ?"((?:[^"\\]++|\\.)*+)"',
     re.DOTALL,
 )
-"""The fields of stream events that hold pieces (deltas) of a text."""
+"""The fields of stream events that hold deltas of a text."""
 _SEVERAL_TEXTS = re.compile(rb'index": ?[1-9]')
 """Matches events of a stream with several interleaved texts, such as the choices of `n: 2`."""
 _LINES = re.compile(rb"[^\n]+")
@@ -27,7 +27,7 @@ _MIN_PENDING = 512
 
 Span = tuple[int, int]
 TextName = tuple[bytes, tuple[int, ...]]
-"""Identifies a text of a stream: the field with its pieces, and the indices of its choice, tool
+"""Identifies a text of a stream: the field with its deltas, and the indices of its choice, tool
 call or output."""
 
 
@@ -58,7 +58,7 @@ class _WithholdingRedactor(Redactor):
 class StreamText:
     """Encodes a stream for its record while it arrives, and searches it for API keys.
 
-    Keys are searched for in the stream itself, and in the texts joined from the pieces in its
+    Keys are searched for in the stream itself, and in the texts joined from the deltas in its
     events.
     """
 
@@ -98,13 +98,13 @@ class StreamText:
         return b'"%b"' % b"".join(self._encoded)
 
     def texts_with_keys(self) -> list[TextName]:
-        """Returns the names of the texts whose joined pieces contain a key."""
+        """Returns the names of the texts whose joined deltas contain a key."""
         return [name for name, search in self._text_searches.items() if search.has_key]
 
     def _process(self, lines: bytes) -> None:
         """Searches complete lines for keys, and encodes them."""
         self._stream_search.add(lines)
-        for name, spans in _pieces(lines).items():
+        for name, spans in _delta_spans(lines).items():
             self._text_searches[name].add(b"".join([lines[start:end] for start, end in spans]))
         try:
             self._encoded.append(msgspec.json.encode(lines.decode())[1:-1])
@@ -112,25 +112,25 @@ class StreamText:
             self._is_utf8 = False
 
 
-def _pieces(lines: bytes) -> dict[TextName, list[Span]]:
-    """Returns the spans of each text's pieces in the lines of a stream."""
-    pieces = defaultdict[TextName, list[Span]](list)
+def _delta_spans(lines: bytes) -> dict[TextName, list[Span]]:
+    """Returns the byte spans of the deltas in the lines of a stream, by the text they belong to."""
+    deltas = defaultdict[TextName, list[Span]](list)
     if _SEVERAL_TEXTS.search(lines) is None:
-        for match in _PIECES.finditer(lines):
-            pieces[match[1], ()].append(match.span(2))
-        return pieces
+        for match in _DELTAS.finditer(lines):
+            deltas[match[1], ()].append(match.span(2))
+        return deltas
     for line in _LINES.finditer(lines):
-        matches = [*_PIECES.finditer(lines, line.start(), line.end())]
+        matches = [*_DELTAS.finditer(lines, line.start(), line.end())]
         names = _text_names(line[0]) if matches else []
         if [name for name, _ in names] != [match[1] for match in matches]:
             names = [(match[1], ()) for match in matches]
         for name, match in zip(names, matches, strict=True):
-            pieces[name].append(match.span(2))
-    return pieces
+            deltas[name].append(match.span(2))
+    return deltas
 
 
 def _text_names(line: bytes) -> list[TextName]:
-    """Returns the name of the text of each piece in an event, in order."""
+    """Returns the name of the text of each delta in an event, in order."""
     try:
         event = msgspec.json.decode(line.partition(b":")[2])
     except (ValueError, RecursionError):
@@ -148,7 +148,7 @@ def _text_names(line: bytes) -> list[TextName]:
             pending += reversed([(k, v, inner) for k, v in fields.items()])
         elif isinstance(value, list):
             pending += reversed([(name, item, indices) for item in cast("list[Any]", value)])
-        elif isinstance(value, str) and _PIECES.fullmatch(b'"%b":""' % name.encode()):
+        elif isinstance(value, str) and _DELTAS.fullmatch(b'"%b":""' % name.encode()):
             # Events without an index belong to the same text as those with index 0.
             names.append((name.encode(), indices if any(indices) else ()))
     return names
@@ -194,8 +194,8 @@ def scrub(data: bytes, redactor: Redactor, stream: StreamText | None = None) -> 
     names = stream.texts_with_keys() if stream is not None else ()
     if not names:
         return data
-    pieces = _pieces(data)
-    cuts = [cut for name in names for cut in _find_cuts(data, pieces.get(name, []), redactor)]
+    deltas = _delta_spans(data)
+    cuts = [cut for name in names for cut in _find_cuts(data, deltas.get(name, []), redactor)]
     parts: list[bytes] = []
     position = 0
     for (start, end), mark in sorted(cuts):
@@ -204,13 +204,13 @@ def scrub(data: bytes, redactor: Redactor, stream: StreamText | None = None) -> 
     return b"".join([*parts, data[position:]])
 
 
-def _find_cuts(data: bytes, pieces: Sequence[Span], redactor: Redactor) -> list[tuple[Span, bytes]]:
-    """Returns the spans of keys within a text's pieces, each with its replacement."""
-    text = b"".join([data[start:end] for start, end in pieces])
+def _find_cuts(data: bytes, deltas: Sequence[Span], redactor: Redactor) -> list[tuple[Span, bytes]]:
+    """Returns the spans of keys within a text's deltas, each with its replacement."""
+    text = b"".join([data[start:end] for start, end in deltas])
     cuts: list[tuple[Span, bytes]] = []
     for key_start, key_end in redactor.spans(text):
-        offset, mark = 0, MARK.encode()  # the piece's offset in the text
-        for start, end in pieces:
+        offset, mark = 0, MARK.encode()  # the delta's offset in the text
+        for start, end in deltas:
             first, last = max(key_start, offset), min(key_end, offset + end - start)
             if first < last:
                 cuts.append(((start + first - offset, start + last - offset), mark))

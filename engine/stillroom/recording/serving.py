@@ -65,7 +65,7 @@ class Service(ABC):
             response = refusal.response()
         except ConnectionError:
             raise
-        except Exception as error:  # the rim of one call; the error's text may hold keys
+        except Exception as error:  # outermost handler; the error's text may hold keys
             _report(error)
             abort(request)
             return web.Response()

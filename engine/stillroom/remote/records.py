@@ -183,8 +183,8 @@ class RemoteState(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     elapsed_s: _Seconds
     """Seconds from the start to now, or to the run's end, by the machine's clock."""
     root: _Path
-    """The machine's absolute path of the folder with `workspace/` and `outside/`; logs and messages
-    may contain it."""
+    """The absolute path, on the machine, of the folder with `workspace/` and `outside/`; logs and
+    messages may contain it."""
     clock: _Seconds
     """The machine's clock, in seconds since the epoch, when this was sent."""
 

@@ -44,7 +44,6 @@ _CHAT: list[Message] = [
 _PROBE_TOKENS = 96
 # In nats, averaged over tokens. In half precision, batches of different sizes round differently.
 _TOLERANCE = 0.1
-_NO_TOKENIZE = "the server has no /tokenize"
 
 
 async def check_served(
@@ -151,7 +150,7 @@ class _Wording:
     template_fix: str
     """The fix for different chat templates."""
     if_unknown: str | None = None
-    """The clause for the note if the server has no /tokenize; None if that is an error."""
+    """The clause for the note if the server has no /tokenize endpoint; None if that is an error."""
 
 
 def _student_wording(teacher: ServedTeacher) -> _Wording:
@@ -176,7 +175,7 @@ def _rereading_wording(teacher: ServedTeacher, name: str) -> _Wording:
         f"those of {name}",
         fix,
         fix,
-        f"{_NO_TOKENIZE}, so its tokenizer was not compared with {name}",
+        f"the server has no /tokenize endpoint, so its tokenizer was not compared with {name}",
     )
 
 
@@ -223,7 +222,7 @@ async def _check_tokens(teacher: ServedTeacher, tokenizer: Any, wording: _Wordin
         if wording.if_unknown is not None:
             return wording.if_unknown
         raise ModelError(
-            f"{server.root} cannot tokenize a text ({_NO_TOKENIZE})",
+            f"{server.root} has no /tokenize endpoint, so its tokenizer cannot be checked",
             "set teacher.tokenizer to the folder or hub id of the model that it serves",
         )
     if expected_ids != server_ids:

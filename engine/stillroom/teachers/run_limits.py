@@ -25,7 +25,7 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits at which a run saves a checkpoint and stops, even with no connection to it."""
 
     started: float
-    """The monotonic clock of the machine when the run was started."""
+    """When the run was started, in seconds on the machine's monotonic clock."""
     hours: float | None = None
     """The maximum duration in hours; None for no limit."""
     budget_usd: float | None = None

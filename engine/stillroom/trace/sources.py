@@ -94,21 +94,24 @@ class _Writer:
         if not source_keys:
             return
         sources = data_inputs(self._origins, origin)
-        logs = self._write_imported(origin, sources, source_keys, own_links)
+        logs = self._write_log_locations(origin, sources, source_keys, own_links)
         for source in sources:
             if is_import and source.manifest is None:
                 self._write_locations(source, source_keys)
             elif source.path not in logs:
                 self.write(source, source_keys, own_links)
 
-    def _write_imported(
+    def _write_log_locations(
         self,
         origin: Origin,
         sources: Sequence[Origin],
         keys: set[str],
         links: Sequence[Link],
     ) -> list[Path]:
-        """Writes the locations of these rows in other systems' files, and returns those files."""
+        """Writes where in the imported logs the rows with these keys came from.
+
+        Returns the logs, which need no further tracing.
+        """
         files = [source.path for source in sources if source.path.is_file()]
         logs = inputs_to_import(self._workspace, origin, files)
         locations, names = set[str](), RowNames()

@@ -158,7 +158,7 @@ HOSTS = (
         user_file=_home_path(".cursor", "mcp.json"),
         section=("mcpServers",),
         entry=_editor_entry,
-        next_step="turn it on under Settings, MCP",
+        next_step="turn the stillroom server on under Settings, MCP",
     ),
     Host(
         name="vscode",
@@ -167,7 +167,7 @@ HOSTS = (
         user_file=_vscode_file,
         section=("servers",),
         entry=lambda command: {"type": "stdio", **_editor_entry(command)},
-        next_step="run the command `MCP: List Servers` and start it",
+        next_step="run `MCP: List Servers` from the Command Palette and start the stillroom server",
     ),
     Host(
         name="codex",

@@ -208,7 +208,7 @@ def test_a_teacher_that_is_often_wrong_stops_the_recipe_until_that_is_accepted(
         with pytest.raises(RunError, match="the teacher is right on 12% of 8 prompts") as error:
             run(workspace, recipe)
 
-        assert "run_recipe(<the same>, accept=[teacher])" in error.value.fix
+        assert "run_recipe(<same arguments>, accept=[teacher])" in error.value.fix
         assert "rollouts" not in started
 
 
@@ -572,7 +572,7 @@ def test_damaged_runs_count_with_their_budget_and_are_done_again(
     again = run_recipe(workspace, recipe)
 
     assert again.result is not None, again.error
-    caveat = f"the cost of {asked} is unknown, as its run.json is damaged: its whole budget_usd"
+    caveat = f"the cost of {asked} is unknown, as its run.json is damaged, so its full"
     assert any(text.startswith(caveat) for text in again.result["caveats"])
     assert again.result["spent_usd"] >= budget
     assert again.result["accuracy"] == first.result["accuracy"]

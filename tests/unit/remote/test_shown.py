@@ -49,7 +49,7 @@ def test_a_machine_that_does_not_answer_makes_no_other_status_and_no_second_star
     assert (run.status, run.unreachable) == ("running", "no route to host")
     step = after_run(None, run)
     assert "do not start the run again" in step
-    assert "since last_contact, machine_usd is an estimate" in step
+    assert "machine_usd has been an estimate since last_contact" in step
     assert f"get_run(run_id={folder.run_id}" in step
     assert "check_setup(where=gpu-box)" in step
 

@@ -178,7 +178,7 @@ def _as_logged(
         if system is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system})
         redaction.begin_conversation()
-        messages = [redaction.message(message) for message in messages]
+        messages = [redaction.redact_message(message) for message in messages]
         text = "\n".join(user_texts(messages))
         prompts.append(replace(prompt, row={**prompt.row, "messages": messages}, text=text))
     return prompts

@@ -89,7 +89,8 @@ def _run_stages(
     session.max_tokens = plan.teacher.max_tokens
     session.caveats += plan.notes
     session.caveats += [
-        f"the cost of {run_id} is unknown, as its run.json is damaged: its whole budget_usd counts"
+        f"the cost of {run_id} is unknown, as its run.json is damaged, so its full budget_usd is "
+        "counted as spent"
         for run_id in stages.unreadable
     ]
     parts = split(plan.prompts, plan.labelled, seed=request.seed)
@@ -243,8 +244,8 @@ def _may_ask_more(session: RecipeSession, parts: PromptSplit, student: TrainedSt
     # Accuracy on texts of known templates says little about other texts.
     if student.accuracy >= _GOOD_ENOUGH_ACCURACY and not parts.are_templated:
         session.caveats.append(
-            "only the first answers were trained on: with them the student was right on "
-            f"{student.accuracy:.0%} of {len(parts.validation)} validation prompts"
+            "training stopped after the first round of teacher answers: the student was already "
+            f"right on {student.accuracy:.0%} of {len(parts.validation)} validation prompts"
         )
         return False
     left, budget = session.remaining_usd, session.request.budget_usd

@@ -178,8 +178,8 @@ class RecipeSession:
         accepted = [*self.request.accept, gate]
         raise RunError(
             problem,
-            f"ask the user; to continue, run_recipe(<the same>, accept=[{', '.join(accepted)}]) "
-            "reuses all that is done and paid for",
+            "ask the user; to continue, run_recipe(<same arguments>, accept="
+            f"[{', '.join(accepted)}]): finished stages are reused and not paid for again",
         )
 
 

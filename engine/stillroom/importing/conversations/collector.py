@@ -56,7 +56,7 @@ class RowCollector:
         """Stores one row of a format, or counts it as refused."""
         if isinstance(row, Feedback):
             self._tally.count_read(format_name)
-            name = self._redaction.name
+            name = self._redaction.redact_name
             redacted = replace(row, name=name(row.name), column=name(row.column))
             self.feedback.append((format_name, redacted))
         elif isinstance(row, RefusedRow):
@@ -180,7 +180,7 @@ class RowCollector:
         if (stored := self._tools_by_hash.get(key)) is None:
             valid = valid_tools(tools)
             dropped = (_NO_SCHEMA,) if len(valid) < len(tools) else ()
-            number = self.tools.number_of(self._redaction.tools(valid))
+            number = self.tools.number_of(self._redaction.redact_tools(valid))
             stored = self._tools_by_hash[key] = number, dropped
         return stored
 
@@ -261,9 +261,11 @@ class InferredTools:
         """Collects the names and types of the arguments in a message's tool calls."""
         for call in message["tool_calls"]:
             function = call["function"]
-            arguments = self._arguments.setdefault(self._redaction.name(function["name"]), {})
+            arguments = self._arguments.setdefault(
+                self._redaction.redact_name(function["name"]), {}
+            )
             for name, value in _parse_arguments(function["arguments"]).items():
-                kinds = arguments.setdefault(self._redaction.name(name), set())
+                kinds = arguments.setdefault(self._redaction.redact_name(name), set())
                 if (kind := _KINDS.get(type(value))) is not None:
                     kinds.add(kind)
 

@@ -112,7 +112,7 @@ class MessageStore:
         return self._spill.read(self._offsets[number], self.sizes[number])
 
 
-_ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+_DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 _MAX_CACHED_IDS = 4096
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 SYSTEM, USER, ASSISTANT, TOOL = range(4)
@@ -195,6 +195,6 @@ def _normalize(text: str) -> str:
 def _canonical_arguments(arguments: str) -> str:
     """Returns the arguments of a call as canonical JSON, or stripped if they are not JSON."""
     try:
-        return canonical_json(_ANY.decode(arguments)).decode()
+        return canonical_json(_DECODER.decode(arguments)).decode()
     except _UNREADABLE:
         return arguments.strip()

@@ -15,7 +15,7 @@ from stillroom.importing.payloads.messages import as_context
 from stillroom.importing.redaction import Redaction
 
 _ASSISTANT, _USER = b'{"role":"assistant"', b'{"role":"user"'
-_ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+_DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class RolloutBuilder:
             messages,
             [stored],
             [stored],
-            self._metadata(stored),
+            self._redacted_metadata(stored),
             list(stored.dropped),
             num_turns=sum(b'"weight":0' not in reply for reply in replies),
             branch_of=self._joined.branch_of.get(row),
@@ -174,7 +174,7 @@ class RolloutBuilder:
                 # Sorted by whether it is the kept row, so that the kept row is the last.
                 copies_of_calls.append(sorted(tree.rows_at(node), key=row.__eq__))
             elif store.roles[numbers[index]] == ASSISTANT:
-                messages[index] = msgspec.json.encode(as_context(_ANY.decode(messages[index])))
+                messages[index] = msgspec.json.encode(as_context(_DECODER.decode(messages[index])))
                 num_unlogged_turns += first == NONE
         answered_calls = list(map(tree.answered_call, path))
         if not self._ids_match(numbers, answered_calls):
@@ -188,7 +188,7 @@ class RolloutBuilder:
             messages,
             rollout_rows,
             list(map(_merge_copies, calls)),
-            self._metadata(rollout_rows[-1]),
+            self._redacted_metadata(rollout_rows[-1]),
             list(dict.fromkeys(dropped)),
             num_turns=len(calls),
             branch_of=self._joined.branch_of.get(row),
@@ -199,15 +199,15 @@ class RolloutBuilder:
         """Returns the messages of a conversation without secrets and personal data."""
         if self._redaction is None:
             return messages
-        decoded = list(map(_ANY.decode, messages))
+        decoded = list(map(_DECODER.decode, messages))
         self._redaction.begin_conversation()
-        return [msgspec.json.encode(self._redaction.message(message)) for message in decoded]
+        return [msgspec.json.encode(self._redaction.redact_message(message)) for message in decoded]
 
     def _clean_rows(self, rows: list[StoredRow]) -> list[StoredRow]:
         """Returns the rows of a rollout without secrets and personal data."""
         if self._redaction is None:
             return rows
-        text, name = self._redaction.text, self._redaction.name
+        text, name = self._redaction.redact_text, self._redaction.redact_name
         rows = [
             msgspec.structs.replace(
                 row,
@@ -228,10 +228,10 @@ class RolloutBuilder:
         )
         return rows
 
-    def _metadata(self, row: StoredRow) -> bytes:
+    def _redacted_metadata(self, row: StoredRow) -> bytes:
         if self._redaction is None or row.metadata == b"{}":
             return row.metadata
-        return msgspec.json.encode(self._redaction.metadata(_ANY.decode(row.metadata)))
+        return msgspec.json.encode(self._redaction.redact_metadata(_DECODER.decode(row.metadata)))
 
     def _ids_match(self, numbers: Sequence[int], answered_calls: Sequence[int]) -> bool:
         """Returns whether each tool message has the id of the call that it answers.
@@ -274,7 +274,7 @@ def _restore_call_ids(messages: Sequence[bytes], answered_calls: Sequence[int]) 
     """
     ids: list[str] = []
     for encoded, position in zip(messages, answered_calls, strict=True):
-        message = _ANY.decode(encoded)
+        message = _DECODER.decode(encoded)
         ids += [call["id"] for call in message.get("tool_calls", ())]
         if position != NONE:
             yield msgspec.json.encode({**message, "tool_call_id": ids[position]})

@@ -134,7 +134,7 @@ def check_reading(pair: ReadingPair) -> None:
                 )
             _check_rendering(turn_format, reader, tools)
     plain = pair.symbol_sets([])
-    if plain.student.markers.has_thought and not plain.teacher.markers.has_thought:
+    if plain.student.markers.supports_thinking and not plain.teacher.markers.supports_thinking:
         raise ModelError(
             f"{names}: the student may think before it answers, but the teacher's chat template "
             "does not render thinking",
@@ -153,7 +153,7 @@ def check_calls(pair: ReadingPair) -> None:
         (symbol_sets.student, pair.student),
         (symbol_sets.teacher, pair.teacher),
     ):
-        if not turn_format.markers.has_calls:
+        if not turn_format.markers.supports_calls:
             raise ModelError(
                 f"the chat template of {reader.name} does not render tool calls verbatim, so turns "
                 "with calls cannot be compared with the teacher and would train nothing",
@@ -173,7 +173,7 @@ def _check_rendering(turn_format: TurnFormat, reader: Reader, tools: Sequence[To
     turns: list[tuple[Message, list[TurnPart]]] = [
         ({"role": "assistant", "content": probe}, [TurnPart("text", probe.encode())])
     ]
-    if tools and turn_format.markers.has_calls:
+    if tools and turn_format.markers.supports_calls:
         call: ToolCall = {
             "id": "abcdefghi",
             "type": "function",

@@ -180,7 +180,7 @@ class _RolloutReader:
         text = student.tokens.text(ids)
         has_end = ids[-1] in student.stop_ids
         end = student.tokens.by_id[ids[-1]] if has_end else b""
-        if message.get("tool_calls") and not student.markers.has_calls:
+        if message.get("tool_calls") and not student.markers.supports_calls:
             # The student's own template writes calls in a form that cannot be parsed.
             self._num_bytes += len(text) - len(end)
             return None

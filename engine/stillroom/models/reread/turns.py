@@ -44,12 +44,12 @@ class TurnMarkers:
     thought_to_call: str | None = None
 
     @property
-    def has_calls(self) -> bool:
+    def supports_calls(self) -> bool:
         """Whether the template renders a call with its arguments verbatim."""
         return None not in (self.before_call, self.separator, self.end_call)
 
     @property
-    def has_thought(self) -> bool:
+    def supports_thinking(self) -> bool:
         """Whether the template renders thinking."""
         return self.before_thought is not None
 

@@ -182,7 +182,7 @@ class _Installation:
         return python
 
     def _make_packages_and_venv(self) -> None:
-        """Creates the packages, if any are needed, and the venv, unless they are complete."""
+        """Installs required packages, if any, and creates the venv; skips what already exists."""
         paths = [str(self._root / "code" / self._request["code"])]
         if self._request["requirements"]:
             _make_once(self._packages, self._install)

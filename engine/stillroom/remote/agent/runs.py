@@ -16,7 +16,7 @@ class StartRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The content of start.json: facts about a run's start, without secrets."""
 
     started_at: float = msgspec.field(name="started")
-    """The monotonic clock of this machine, in seconds, when the run was started."""
+    """When the run was started, in seconds on this machine's monotonic clock."""
     outputs: list[str] = []
     placed: dict[str, str] = {}
     """The hashes of the run's input files, by path relative to the workspace."""

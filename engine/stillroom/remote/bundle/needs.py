@@ -22,7 +22,7 @@ class Address:
     label: str
     url: str
     is_loadable: bool = False
-    """Whether the run could load this model in its own process instead, with provider hf."""
+    """Whether the model at this URL could be loaded in the run's process instead (provider hf)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +141,16 @@ def _needs_of_rollouts(
 ) -> Needs:
     """Returns what rollouts need, plus the given prompts, models and outputs."""
     refine = plan.refine
-    policies = [plan.policy, refine.critic.policy if refine and refine.critic else None]
-    loaded = [policy for policy in policies if isinstance(policy, ModelLocation)]
+    critic = refine.critic.policy if refine and refine.critic else None
+    loaded = [policy for policy in (plan.policy, critic) if isinstance(policy, ModelLocation)]
     loaded += [refine.student] if refine is not None and refine.student is not None else []
     loaded += models
     # The model and the critic may also be local models, and all but the model may be absent.
-    endpoints = {
-        "the model": plan.policy,
-        "the judge": plan.judge.endpoint if plan.judge is not None else None,
-        "the critic": policies[1],
-    }
+    endpoints = [
+        ("the model", plan.policy, True),
+        ("the judge", plan.judge.endpoint if plan.judge is not None else None, False),
+        ("the critic", critic, True),
+    ]
     extras = {
         "train": bool(loaded),
         "gguf": any(model.is_gguf for model in loaded),
@@ -164,8 +164,8 @@ def _needs_of_rollouts(
         code=_without_none(plan.tools_file, plan.rewards_file),
         servers=plan.options.mcp_servers,
         addresses=[
-            Address(label, endpoint.base_url, is_loadable=label != "the judge")
-            for label, endpoint in endpoints.items()
+            Address(label, endpoint.base_url, is_loadable=is_loadable)
+            for label, endpoint, is_loadable in endpoints
             if isinstance(endpoint, Endpoint)
         ],
         outputs=outputs,

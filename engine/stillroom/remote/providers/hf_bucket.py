@@ -145,7 +145,7 @@ def hub_errors(problem: str) -> Generator[None]:
         text = f"{problem}: {_one_line(error)}"
         if status == _TOO_MANY_REQUESTS or status >= _SERVER_ERROR:
             raise UnreachableError(text, "no action needed: it is retried") from error
-        fix = _FIXES.get(status, "correct the cause that the hub reports, then try again")
+        fix = _FIXES.get(status, "fix the error reported by the Hub, then try again")
         raise MachineError(text, fix) from error
     except Exception as error:  # Network errors and errors of huggingface_hub's dependencies.
         raise UnreachableError(

@@ -94,7 +94,7 @@ def answer_key(
             if number_in(answer) is None:
                 raise DataError(
                     f"expected_answer {answer[:60]!r} holds no number, but answer_match is numeric",
-                    "write the number, or choose another answer_match",
+                    "set expected_answer to a number, or choose another answer_match",
                 )
     return key
 

@@ -117,8 +117,8 @@ class TeacherSection(ConfigSection):
     A list has one entry for each model of `path`.
     """
     system: str | None = None
-    """The teacher's system message, which replaces that of the prompt rows; "": none. None: the
-    rows' own."""
+    """The system message of the teacher's prompt. None keeps the system message of each prompt row;
+    an empty string removes it."""
     context_file: Annotated[str, Field(min_length=1)] | None = None
     """A text file, relative to the folder of config.yml, appended to the teacher's system message:
     a policy, a SKILL.md, examples, tool documentation."""

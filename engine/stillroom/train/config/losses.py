@@ -22,7 +22,7 @@ class Loss:
     its most likely tokens, its full distribution, or its next bytes (a teacher with another
     tokenizer)."""
     options: frozenset[str] = frozenset()
-    """The keys of `algorithm` that this loss reads and some others ignore."""
+    """The `algorithm` keys that this loss reads but some other losses ignore."""
     default_coef: float = 1.0
     """The weight of the divergence if `algorithm.kl_penalty_coef` is not set."""
 

@@ -215,7 +215,7 @@ class TrainingPlan:
         return load_sft_rows(path, self._named_tools(path))
 
     def load_pairs(self, path: Path) -> list[DpoRow]:
-        """Returns the preference rows of a file, as `load_rows` returns supervised ones."""
+        """Loads the preference pairs of a file (`load_rows` loads supervised rows)."""
         return load_dpo_rows(path, self._named_tools(path))
 
     def _named_tools(self, path: Path) -> NamedTools | None:

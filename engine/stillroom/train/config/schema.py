@@ -230,8 +230,8 @@ class DistillConfig(_CommonConfig):
         for key in ("server", "max_staleness") if self.rollout.deterministic else ():
             if getattr(self.rollout, key):
                 raise ValueError(
-                    f"rollout.deterministic samples each conversation alone and to its end, in "
-                    f"this process: leave rollout.{key} out"
+                    f"rollout.{key} cannot be combined with rollout.deterministic, which samples "
+                    f"one conversation at a time in this process: remove rollout.{key}"
                 )
         return self
 
@@ -265,7 +265,7 @@ class DistillConfig(_CommonConfig):
         if curriculum.prefix_tokens is not None and self.algorithm.reward_coef > 0:
             raise ValueError(
                 "algorithm.reward_coef needs whole answers, but curriculum.prefix_tokens truncates "
-                "them: leave one of them out"
+                "them: set only one of the two"
             )
         if not curriculum.teacher_share:
             return self
@@ -295,7 +295,7 @@ class DistillConfig(_CommonConfig):
         for key in ("max_staleness", "server") if self.launcher.kind != "local" else ():
             if getattr(self.rollout, key):
                 raise ValueError(
-                    f"rollout.{key} needs a single process: leave rollout.{key} or launcher out"
+                    f"rollout.{key} needs a single process: remove rollout.{key} or launcher"
                 )
         return self
 

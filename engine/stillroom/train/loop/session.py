@@ -122,7 +122,7 @@ class Session(Generic[ConfigT_co]):
     clock: Callable[[], float] = time.monotonic
     """The clock of `started` and of the time limit, in seconds."""
     deadline: float = math.inf
-    """When the run has to end (s on the clock)."""
+    """When the run has to end, in seconds on `clock`."""
     stopped_by: str | None = None
     """The limit that the run has reached; None before that."""
     planned_steps: int = 0
@@ -137,7 +137,8 @@ class Session(Generic[ConfigT_co]):
     _speed_start: tuple[float, int] | None = None
     """The monotonic time (s) of the first step, and the tokens trained on before it."""
     _phase_start: float = 0.0
-    """When the optimiser's first step began (s on the clock), minus the seconds before a resume."""
+    """The start of the phase on `clock` (s), moved back on a resume by the time already spent, so
+    `clock() - _phase_start` is the phase's total duration."""
     _num_idle: int = 0
     """The number of consecutive steps without a gradient."""
 

@@ -28,11 +28,11 @@ from stillroom.train.planning.trial import (
 )
 from stillroom.train.planning.weightless_models import (
     WeightlessStudent,
+    combined_speed,
     largest_pass,
     layout_notes,
     load_teachers_without_weights,
     load_without_weights,
-    shared_speed,
     suggest_settings,
 )
 
@@ -138,7 +138,7 @@ def _with_iteration(
     trial_run: RolloutTrial,
 ) -> TrainingForecast:
     """Returns the forecast with the measured time of a short iteration."""
-    speed = shared_speed(forecast.Speed(token_s=trial_run.token_s, step_s=0.0), layout)
+    speed = combined_speed(forecast.Speed(token_s=trial_run.token_s, step_s=0.0), layout)
     assumed = "the maximum" if trial_run.is_cut else "as in a short trial"
     note = (
         f"the time is for one turn per rollout of {trial_run.answer_tokens:.0f} tokens "
@@ -181,7 +181,7 @@ def _forecast(
         share = rows.num_held_out / max(1, rows.num_rows)
         seconds = forecast.run_seconds(
             config,
-            shared_speed(trial_run.speed, layout),
+            combined_speed(trial_run.speed, layout),
             steps=result.steps,
             epoch_tokens=result.epoch_tokens,
             held_out_share=share,

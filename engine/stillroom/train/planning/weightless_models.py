@@ -437,11 +437,11 @@ def process_layout(
     )
 
 
-def shared_speed(speed: Speed, layout: forecast.ProcessLayout) -> Speed:
-    """Returns the speed of all processes together, at most one per GPU or core."""
-    cores = (os.cpu_count() or 1) // torch.get_num_threads()
-    at_once = layout.num_processes if layout.num_sharing == 1 else cores
-    return replace(speed, token_s=speed.token_s / max(1, min(layout.num_processes, at_once)))
+def combined_speed(speed: Speed, layout: forecast.ProcessLayout) -> Speed:
+    """Returns the combined speed of all processes, counting at most as many as can run at once."""
+    cpu_slots = (os.cpu_count() or 1) // torch.get_num_threads()
+    num_parallel = layout.num_processes if layout.num_sharing == 1 else cpu_slots
+    return replace(speed, token_s=speed.token_s / max(1, min(layout.num_processes, num_parallel)))
 
 
 def layout_notes(

@@ -228,7 +228,7 @@ def _scan(path: Path) -> tuple[StoreHeader, dict[bytes, tuple[int, int]], int]:
     header = _header(path)
     if header is None:
         raise DataError(
-            f"{path} is not a store of a teacher's probabilities",
+            f"{path} is not a soft-targets store",
             "delete it, or set soft_targets.store to another folder",
         )
     records: dict[bytes, tuple[int, int]] = {}

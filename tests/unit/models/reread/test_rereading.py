@@ -150,10 +150,10 @@ def test_every_byte_that_a_student_wrote_is_compared_once_at_the_same_text(stude
     kinds = KINDS[student], KINDS[teacher]
     tools = [SCHEMA] if all(kind.has_tools for kind in kinds) else []
     markers = [pair.symbol_sets(tools).student.markers, pair.symbol_sets(tools).teacher.markers]
-    calls = [0, 1] if all(one.has_calls for one in markers) else [0]
+    calls = [0, 1] if all(one.supports_calls for one in markers) else [0]
     if all(one.call_to_call is not None for one in markers):
         calls += [2, 3]
-    thinks = all(one.has_thought for one in markers)
+    thinks = all(one.supports_thinking for one in markers)
     num_read = 0
     for _ in range(TURNS):
         turn = random_turn(rng, calls=calls, thinks=thinks)

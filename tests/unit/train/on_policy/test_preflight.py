@@ -75,7 +75,7 @@ def test_a_server_of_the_students_family_is_taken_and_told_of(tiny_models, tmp_p
 def test_a_server_that_cannot_cut_text_needs_its_tokenizer_named(tiny_models, tmp_path):
     loaded = tiny_models.load("llama", "chatml", seed=1)
     with FakeModelServer(loaded, has_tokenize=False) as server:
-        with pytest.raises(ModelError, match="cannot tokenize a text") as caught:
+        with pytest.raises(ModelError, match="has no /tokenize endpoint") as caught:
             check(tiny_models, tmp_path, server)
         named = tiny_models.folder("llama", "chatml", seed=1)
         (note,) = check(tiny_models, tmp_path, server, tokenizer=str(named))

@@ -192,7 +192,9 @@ def test_a_server_that_cannot_cut_texts_is_noted(tmp_path, folders, loaded):
         project = project_of(tmp_path, student, served(server, teacher))
         project.train()
 
-    assert any("has no /tokenize, so its tokenizer was not" in n for n in project.reporter.notes)
+    assert any(
+        "has no /tokenize endpoint, so its tokenizer was not" in n for n in project.reporter.notes
+    )
 
 
 def test_the_number_of_listed_tokens_is_of_a_server(tmp_path, folders):

@@ -26,7 +26,7 @@ from stillroom.importing.records import (
     TraceFormat,
 )
 from stillroom.importing.spill import DiskDict
-from stillroom.importing.table_rows import recognise_listed_rows
+from stillroom.importing.table_rows import detect_by_item
 
 _Key = tuple[int, str]
 """The number of a file, and a custom_id in it."""
@@ -225,7 +225,7 @@ _ANTHROPIC = _BatchApi(
 
 
 def _recogniser_of(api: _BatchApi) -> Callable[[Path, bytes], bool]:
-    return recognise_listed_rows(
+    return detect_by_item(
         lambda row: "custom_id" in row and (api.is_request(row) or api.is_result(row)), "requests"
     )
 

@@ -42,7 +42,7 @@ from stillroom.importing.payloads.fields import (
 )
 from stillroom.importing.payloads.messages import TRUNCATED
 from stillroom.importing.records import LoggedConversation, RefusedRow, SourceRow, TraceFormat
-from stillroom.importing.table_rows import read_any_rows, recognise_listed_rows
+from stillroom.importing.table_rows import detect_by_item, read_any_rows
 from stillroom.teachers.providers import provider_serving
 
 _CHAT_CALLS = frozenset(
@@ -215,12 +215,12 @@ def _helicone_scores(row: Row) -> dict[str, float]:
 LITELLM = TraceFormat(
     name="litellm",
     title="LiteLLM: logged payloads and spend logs",
-    is_recognised=recognise_listed_rows(_is_litellm_row),
+    is_recognised=detect_by_item(_is_litellm_row),
     read=lambda paths: convert_rows(read_any_rows(*paths), _litellm_calls),
 )
 HELICONE = TraceFormat(
     name="helicone",
     title="Helicone: exported requests",
-    is_recognised=recognise_listed_rows(_is_helicone_row, "data"),
+    is_recognised=detect_by_item(_is_helicone_row, "data"),
     read=_read_helicone,
 )

@@ -16,9 +16,9 @@ from stillroom.importing.json_rows import (
     Row,
     UnreadableRowError,
     convert_rows,
+    detect_by_row,
     make_row_reader,
     read_json_rows,
-    recognise_rows,
 )
 from stillroom.importing.payloads.calls import (
     NO_REPLY,
@@ -210,24 +210,24 @@ def _response_calls(row: JsonRow, chains: ResponseChains) -> Iterator[SourceRow]
 OPENAI_CHAT = TraceFormat(
     name="openai_chat",
     title="OpenAI chat completions: requests and responses",
-    is_recognised=recognise_rows(_is_chat),
+    is_recognised=detect_by_row(_is_chat),
     read=make_row_reader(_chat_calls),
 )
 ANTHROPIC_MESSAGES = TraceFormat(
     name="anthropic_messages",
     title="Anthropic Messages: requests and responses",
-    is_recognised=recognise_rows(_is_anthropic),
+    is_recognised=detect_by_row(_is_anthropic),
     read=make_row_reader(_anthropic_calls),
 )
 GEMINI = TraceFormat(
     name="gemini",
     title="Gemini generateContent: requests and responses",
-    is_recognised=recognise_rows(_is_gemini),
+    is_recognised=detect_by_row(_is_gemini),
     read=make_row_reader(_gemini_calls),
 )
 OPENAI_RESPONSES = TraceFormat(
     name="openai_responses",
     title="OpenAI Responses: stored responses, or requests and responses",
-    is_recognised=recognise_rows(_is_response),
+    is_recognised=detect_by_row(_is_response),
     read=_read_responses,
 )

@@ -44,7 +44,7 @@ _INCOMPLETE = {
 _STREAM = "text/event-stream"
 _MAX_ERROR_BYTES = 500
 _RESPONSES_MARK, _MARK_WITHIN_BYTES = b'"kind":"responses"', 128
-"""The mark of a Responses call, which is in the first 128 bytes of its line."""
+"""The bytes that identify a Responses call, and how far into its line they are searched for."""
 
 
 def _is_recognised(_path: Path, head: bytes) -> bool:

@@ -16,8 +16,8 @@ from stillroom.importing.json_rows import (
     JsonRow,
     Row,
     UnreadableRowError,
+    detect_by_row,
     make_row_reader,
-    recognise_rows,
 )
 from stillroom.importing.payloads.fields import (
     as_list,
@@ -201,13 +201,13 @@ def _grades(results: Any) -> Iterator[tuple[str, float]]:
 FINE_TUNING = TraceFormat(
     name="openai_fine_tuning",
     title="OpenAI fine-tuning files (chat rows, also legacy prompt and completion)",
-    is_recognised=recognise_rows(lambda row: is_chat_row(row) or is_completion_row(row)),
+    is_recognised=detect_by_row(lambda row: is_chat_row(row) or is_completion_row(row)),
     read=make_row_reader(_fine_tuning),
 )
 PREFERENCES = TraceFormat(
     name="openai_preferences",
     title="OpenAI preference fine-tuning files",
-    is_recognised=recognise_rows(
+    is_recognised=detect_by_row(
         lambda row: "messages" in as_row(row.get("input")) and "non_preferred_output" in row
     ),
     read=make_row_reader(
@@ -217,7 +217,7 @@ PREFERENCES = TraceFormat(
 TRL_PREFERENCES = TraceFormat(
     name="trl_preferences",
     title="TRL preference pairs (prompt, chosen, rejected)",
-    is_recognised=recognise_rows(
+    is_recognised=detect_by_row(
         lambda row: all(isinstance(row.get(name), str | list) and row[name] for name in _TRL_PAIR)
     ),
     read=make_row_reader(lambda row: _preference_pair(row, row.data, "prompt", _TRL_PAIR)),
@@ -225,7 +225,7 @@ TRL_PREFERENCES = TraceFormat(
 EVAL_ITEMS = TraceFormat(
     name="openai_evals",
     title="Output items of OpenAI eval runs",
-    is_recognised=recognise_rows(lambda row: row.get("object") == "eval.run.output_item"),
+    is_recognised=detect_by_row(lambda row: row.get("object") == "eval.run.output_item"),
     read=make_row_reader(_eval_item),
 )
 
@@ -361,12 +361,12 @@ def _earlier_turns(history: Any) -> Iterator[Row]:
 SHAREGPT = TraceFormat(
     name="sharegpt",
     title="ShareGPT datasets",
-    is_recognised=recognise_rows(is_sharegpt_row),
+    is_recognised=detect_by_row(is_sharegpt_row),
     read=make_row_reader(lambda row: [conversation_of_sharegpt_row(row)]),
 )
 ALPACA = TraceFormat(
     name="alpaca",
     title="Alpaca and Dolly datasets",
-    is_recognised=recognise_rows(is_alpaca_row),
+    is_recognised=detect_by_row(is_alpaca_row),
     read=make_row_reader(lambda row: [conversation_of_alpaca_row(row)]),
 )

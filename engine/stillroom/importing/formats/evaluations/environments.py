@@ -21,12 +21,12 @@ from stillroom.importing.json_rows import (
     Row,
     UnreadableRowError,
     convert_rows,
+    detect_by_row,
     head_rows,
     make_row_reader,
     read_document,
     read_field_rows,
     read_json_rows,
-    recognise_rows,
     source_folder,
 )
 from stillroom.importing.payloads.fields import (
@@ -286,7 +286,7 @@ RESULTS = TraceFormat(
 EPISODES = TraceFormat(
     name="verifiers_traces",
     title="verifiers traces (traces.jsonl, since 0.4)",
-    is_recognised=recognise_rows(lambda row: {"env", "task", "traces", "ok"} <= row.keys()),
+    is_recognised=detect_by_row(lambda row: {"env", "task", "traces", "ok"} <= row.keys()),
     read=make_row_reader(_episode),
 )
 
@@ -372,7 +372,7 @@ def _recogniser_of(layout: RolloutLayout) -> Callable[[Path, bytes], bool]:
 ROLLOUTS = TraceFormat(
     name="stillroom",
     title="Rollouts of Stillroom: generated, evaluated or imported",
-    is_recognised=recognise_rows(lambda row: {"task_id", "messages", "stop_reason"} <= row.keys()),
+    is_recognised=detect_by_row(lambda row: {"task_id", "messages", "stop_reason"} <= row.keys()),
     read=make_row_reader(_converter_of(RolloutLayout.STILLROOM)),
 )
 RNOW = TraceFormat(

@@ -39,7 +39,7 @@ from stillroom.importing.records import (
     TraceFormat,
     feedback_row,
 )
-from stillroom.importing.table_rows import parquet_footer, read_any_rows, recognise_listed_rows
+from stillroom.importing.table_rows import detect_by_item, parquet_footer, read_any_rows
 
 _THREADS = ("session_id", "thread_id", "conversation_id")
 """The metadata keys that LangSmith uses for threads."""
@@ -189,7 +189,7 @@ def _is_recognised(path: Path, head: bytes) -> bool:
     columns = parquet_footer(path, head)
     if all(name in columns for name in _PARQUET_COLUMNS):
         return True
-    return recognise_listed_rows(_is_run_or_feedback, "runs")(path, head)
+    return detect_by_item(_is_run_or_feedback, "runs")(path, head)
 
 
 def _is_run_or_feedback(row: Row) -> bool:

@@ -57,7 +57,7 @@ from stillroom.importing.records import (
     feedback_row,
 )
 from stillroom.importing.spill import DiskDict
-from stillroom.importing.table_rows import read_any_rows, recognise_listed_rows
+from stillroom.importing.table_rows import detect_by_item, read_any_rows
 
 _SESSIONS = ("session.id", "langfuse.session.id", "ai.telemetry.metadata.sessionId")
 _CONVERSATION = "gen_ai.conversation.id"
@@ -411,12 +411,12 @@ def _table_events(row: Row) -> Iterator[SpanEvent]:
 PHOENIX = TraceFormat(
     name="phoenix",
     title="Phoenix: spans and annotations",
-    is_recognised=recognise_listed_rows(_is_phoenix, "data"),
+    is_recognised=detect_by_item(_is_phoenix, "data"),
     read=lambda paths: read_spans(paths, _phoenix_telemetry),
 )
 SPAN_TABLE = TraceFormat(
     name="span_table",
     title="Tables of spans: Logfire's records, ClickHouse's otel_traces",
-    is_recognised=recognise_listed_rows(lambda row: _columns_of(row) is not None, "rows", "data"),
+    is_recognised=detect_by_item(lambda row: _columns_of(row) is not None, "rows", "data"),
     read=lambda paths: read_spans(paths, _table_telemetry),
 )

@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from stillroom.importing.formats.sessions.message_tree import MessageTree, Turn, fork_chain
-from stillroom.importing.json_rows import JsonRow, Row, read_json_rows, recognise_rows
+from stillroom.importing.json_rows import JsonRow, Row, detect_by_row, read_json_rows
 from stillroom.importing.payloads.fields import as_list, as_row, first_text, text_of
 from stillroom.importing.records import LoggedConversation, RefusedRow, SourceRow, TraceFormat
 
@@ -176,7 +176,7 @@ def _is_line(row: Row) -> bool:
 CLAUDE_CODE = TraceFormat(
     name="claude_code",
     title="Claude Code sessions",
-    is_recognised=recognise_rows(_is_line),
+    is_recognised=detect_by_row(_is_line),
     read=read_sessions,
 )
 
@@ -259,6 +259,6 @@ def _is_printed_line(row: Row) -> bool:
 CLAUDE_CODE_OUTPUT = TraceFormat(
     name="claude_code_output",
     title="Output of `claude -p --output-format stream-json`",
-    is_recognised=recognise_rows(_is_printed_line),
+    is_recognised=detect_by_row(_is_printed_line),
     read=read_outputs,
 )

@@ -23,7 +23,7 @@ from stillroom.importing.payloads.fields import (
     without_empty,
 )
 from stillroom.importing.records import RefusedRow, SourceRow, TraceFormat
-from stillroom.importing.table_rows import recognise_listed_rows
+from stillroom.importing.table_rows import detect_by_item
 
 _NO_CONTENT = "a response span without its messages"
 _HINT = (
@@ -111,6 +111,6 @@ def _is_item(row: Row) -> bool:
 OPENAI_AGENTS = TraceFormat(
     name="openai_agents",
     title="Traces of OpenAI's Agents SDK",
-    is_recognised=recognise_listed_rows(_is_item, "data"),
+    is_recognised=detect_by_item(_is_item, "data"),
     read=make_row_reader(_Traces().calls),
 )
