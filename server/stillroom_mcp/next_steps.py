@@ -244,9 +244,8 @@ def after_run(request: object, result: api.RunReport) -> str:
                 "for good, cancel_run says how to continue"
             )
         if result.alarms:
-            following = (
-                f"tell the user about the alarms; cancel_run if they persist, otherwise {following}"
-            )
+            advice = "tell the user about the alarms; cancel_run if they persist, otherwise "
+            following = advice + following
         return _stale_note(result) + following
     if result.resumed_by is not None:
         return f"another run resumed this one: get_run(run_id={result.resumed_by})"

@@ -60,7 +60,7 @@ def _with_ray_cluster(request: _Request, name: str, cluster: RayCluster) -> _Req
     if isinstance(request, GenerateRollouts):
         if request.ray_address is not None:
             raise InputError(
-                f"ray_address and where: {name} both name a Ray cluster", "leave out one of them"
+                f"ray_address and where: {name} both name a Ray cluster", "set only one of the two"
             )
         changes["ray_address"] = cluster.address
         if cluster.workers is not None and "ray_workers" not in request.model_fields_set:

@@ -244,7 +244,7 @@ def _no_answers_error(answers: Answers) -> TeacherError:
         )
     return TeacherError(
         f"every rollout failed, the first with: {failed.failure.message}",
-        "correct the cause (endpoint, model name, tools.py or rewards.py), then evaluate again",
+        "fix the cause (endpoint, model name, tools.py or rewards.py), then evaluate again",
     )
 
 

@@ -249,7 +249,7 @@ def script_error(name: str, output: str) -> MachineError:
         return MachineError(f"the disk of {name} is full: {output[-500:]}", FREE_DISK)
     if _NOT_PERMITTED.search(output):
         return MachineError(problem, OTHER_FOLDER)
-    return MachineError(problem, "correct the cause on the machine, then try again")
+    return MachineError(problem, "fix the cause on the machine, then try again")
 
 
 _DISK_FULL = re.compile("No space left|Disk quota|File too large|File size limit")

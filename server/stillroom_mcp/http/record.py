@@ -201,7 +201,7 @@ def _replay(
     if options.upstream:
         raise InputError(
             "--replay calls no upstream, but --upstream was given too",
-            "leave out one of the two",
+            "give only one of the two",
         )
     tape = Tape([workspace.existing(name, label="replay") for name in options.replay])
     with listening_socket(options.host, options.port, token) as listener:

@@ -110,7 +110,8 @@ def test_a_card_says_that_rows_were_learnt_from_a_teachers_probabilities():
     loss = "forward KL at temperature 4 over its whole vocabulary"
     soft = replace(SFT, teacher="Qwen/Qwen3-8B", soft_targets=loss)
     card = render_card(facts(stages=(soft,)))
-    assert f"probabilities of Qwen/Qwen3-8B, not only from their tokens: {loss}." in card
+    assert "with the token probabilities of Qwen/Qwen3-8B as soft targets, not only" in card
+    assert f"sampled tokens: {loss}." in card
     assert "Qwen/Qwen3-8B |" in card
 
 

@@ -119,7 +119,7 @@ def test_a_script_of_several_lines_reaches_the_machine_as_it_is():
     [
         ("tar: No space left on device", "free some space"),
         ("mkdir: Permission denied", "folder:"),
-        ("odd", "correct the cause on the machine"),
+        ("odd", "fix the cause on the machine"),
     ],
 )
 def test_a_script_that_fails_says_what_to_do(printed, fix):

@@ -35,12 +35,12 @@ def check_remote_request(request: PlacedRequest, machine: Machine) -> None:
     """Raises InputError for options of a request that only work on the local machine."""
     if getattr(request, "dry_run", False):
         raise InputError(
-            "where is not supported with dry_run, which calls nothing", "leave one of them out"
+            "where is not supported with dry_run, which calls nothing", "set only one of the two"
         )
     if isinstance(request, GenerateRollouts) and request.ray_address is not None:
         raise InputError(
             f"ray_address and where: {machine.name} both choose where the rollouts run",
-            "leave one of them out",
+            "set only one of the two",
         )
     if isinstance(request, ExportModel) and request.format == "gguf":
         raise InputError(

@@ -57,8 +57,8 @@ class Mirror:
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise UnreachableError(
                 f"{self._spec.machine.name} sent an invalid run state: {error}",
-                "no action needed: it is retried; if the error persists, check the machine with "
-                "check_setup",
+                "no action needed: Stillroom retries; if the error persists, check the machine "
+                "with check_setup",
             ) from error
         error = remote.error
         if error is not None:

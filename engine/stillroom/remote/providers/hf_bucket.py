@@ -144,13 +144,13 @@ def hub_errors(problem: str) -> Generator[None]:
         status = error.response.status_code
         text = f"{problem}: {_one_line(error)}"
         if status == _TOO_MANY_REQUESTS or status >= _SERVER_ERROR:
-            raise UnreachableError(text, "no action needed: it is retried") from error
+            raise UnreachableError(text, "no action needed: Stillroom retries") from error
         fix = _FIXES.get(status, "fix the error reported by the Hub, then try again")
         raise MachineError(text, fix) from error
     except Exception as error:  # Network errors and errors of huggingface_hub's dependencies.
         raise UnreachableError(
             f"{problem}: {type(error).__name__}: {_one_line(error)}",
-            "no action needed: it is retried; see https://status.huggingface.co",
+            "no action needed: Stillroom retries; see https://status.huggingface.co",
         ) from error
 
 

@@ -144,7 +144,8 @@ class HubJobs:
                 if not self.has_ended(job_id):
                     raise UnreachableError(
                         f"the job {job_id} is still running although it was cancelled",
-                        f"no action needed: it is retried; to do it now: `hf jobs cancel {job_id}`",
+                        "no action needed: Stillroom retries; to cancel it now: "
+                        f"`hf jobs cancel {job_id}`",
                     )
             locked.remove()
 

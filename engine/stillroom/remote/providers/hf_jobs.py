@@ -199,7 +199,7 @@ class HfJobsHost:
         file = next((each for each in files if each.path == path), None)
         if file is None:
             raise UnreachableError(
-                f"{path} is not in the bucket yet", "no action needed: it is retried"
+                f"{path} is not in the bucket yet", "no action needed: Stillroom retries"
             )
         fetched = self._run_folder / _FETCHED_FOLDER / file.sha256
         if not fetched.is_file() or fetched.stat().st_size != file.num_bytes:
@@ -283,7 +283,7 @@ class HfJobsHost:
         if not found:
             # The run has deleted a checkpoint, as the next update will show.
             raise UnreachableError(
-                f"{path} is no longer in the bucket", "no action needed: it is retried"
+                f"{path} is no longer in the bucket", "no action needed: Stillroom retries"
             )
         self._bucket.download(found[0], target)
 

@@ -107,7 +107,7 @@ class ProvisionLog:
         if not lock.acquire_within(_LOCK_WAIT_S):
             raise UnreachableError(
                 f"another run is provisioning or releasing {name}",
-                "no action needed: it is retried until the other run is done",
+                "no action needed: Stillroom retries until the other run is done",
             )
         try:
             yield LockedEntry(self._file(name), self.find(name))

@@ -241,7 +241,7 @@ def _run_cli(arguments: Sequence[str]) -> None:
     except subprocess.TimeoutExpired as error:
         raise UnreachableError(
             f"{command_line} timed out after {_CLI_LIMIT_S} s",
-            "no action needed: it is retried; `sky api info` shows whether SkyPilot's server runs",
+            "no action needed: Stillroom retries; `sky api info` shows if SkyPilot's server runs",
         ) from error
     if done.returncode:
         text = _one_line(done.stderr.decode(errors="replace"))
@@ -278,7 +278,7 @@ def _convert_errors(sky: Any, problem: str, *, can_retry: bool = True) -> Genera
             ) from error
         raise UnreachableError(
             text,
-            "no action needed: it is retried; `sky api info` shows whether SkyPilot's server runs",
+            "no action needed: Stillroom retries; `sky api info` shows if SkyPilot's server runs",
         ) from error
 
 
@@ -386,7 +386,7 @@ class SkyProcess:
 def _no_result_error(reason: str) -> UnreachableError:
     return UnreachableError(
         f"the process that calls SkyPilot exited without a result: {reason[-_MAX_CHARS:]}",
-        "no action needed: it is retried; if the error persists, run `sky check` in a terminal",
+        "no action needed: Stillroom retries; if the error persists, run `sky check` in a terminal",
     )
 
 

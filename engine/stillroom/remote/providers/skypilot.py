@@ -85,7 +85,7 @@ class SkyPilotHost(ChannelHost):
                 )
         raise UnreachableError(
             f"SkyPilot has provisioned {self._name}, but reports that it is not up",
-            f"no action needed: it is retried; `sky status {self._name}` shows its state",
+            f"no action needed: Stillroom retries; `sky status {self._name}` shows its state",
         )
 
     def price_per_hour(self) -> float | None:
@@ -200,7 +200,7 @@ class SkyPilotHost(ChannelHost):
         if view is not None:
             raise UnreachableError(
                 f"the cluster {self._name} still exists after it was deleted ({view.status})",
-                f"no action needed: it is retried; to do it now: `sky down -y {self._name}`",
+                f"no action needed: Stillroom retries; to do it now: `sky down -y {self._name}`",
             )
         self._is_gone = True
         if entry.is_answered or entry.is_request_expired:

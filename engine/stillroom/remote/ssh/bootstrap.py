@@ -350,7 +350,7 @@ def _install_error(machine: Machine, failure: str) -> MachineError:
         return error
     return MachineError(
         f"the packages could not be installed on {machine.name}: {failure}",
-        "correct the cause (such as a package index that the machine cannot reach, or a version "
+        "fix the cause (such as a package index that the machine cannot reach, or a version "
         "without a wheel for its Python), or set `python:` in machines.yml to an interpreter that "
         "has the packages",
     )

@@ -224,7 +224,7 @@ _ANTHROPIC = _BatchApi(
 )
 
 
-def _recogniser_of(api: _BatchApi) -> Callable[[Path, bytes], bool]:
+def _detector_of(api: _BatchApi) -> Callable[[Path, bytes], bool]:
     return detect_by_item(
         lambda row: "custom_id" in row and (api.is_request(row) or api.is_result(row)), "requests"
     )
@@ -233,12 +233,12 @@ def _recogniser_of(api: _BatchApi) -> Callable[[Path, bytes], bool]:
 OPENAI_BATCH = TraceFormat(
     name="openai_batch",
     title="OpenAI batches: files of requests and of results",
-    is_recognised=_recogniser_of(_OPENAI),
+    is_recognised=_detector_of(_OPENAI),
     read=lambda paths: _read(paths, _OPENAI),
 )
 ANTHROPIC_BATCH = TraceFormat(
     name="anthropic_batch",
     title="Anthropic message batches: requests and results",
-    is_recognised=_recogniser_of(_ANTHROPIC),
+    is_recognised=_detector_of(_ANTHROPIC),
     read=lambda paths: _read(paths, _ANTHROPIC),
 )

@@ -319,7 +319,7 @@ def _read_rnow(paths: Sequence[Path]) -> Iterator[SourceRow]:
 
 
 def _is_rnow_file(path: Path, head: bytes) -> bool:
-    return is_stored_by_rnow(path) or _recogniser_of(RolloutLayout.RNOW)(path, head)
+    return is_stored_by_rnow(path) or _detector_of(RolloutLayout.RNOW)(path, head)
 
 
 def _conversation(row: JsonRow, rollout: Row) -> LoggedConversation:
@@ -365,7 +365,7 @@ def _answerers(rollout: Row) -> Iterator[str]:
             yield model
 
 
-def _recogniser_of(layout: RolloutLayout) -> Callable[[Path, bytes], bool]:
+def _detector_of(layout: RolloutLayout) -> Callable[[Path, bytes], bool]:
     return lambda _path, head: any(layout_of(row) is layout for row in head_rows(head))
 
 
@@ -384,6 +384,6 @@ RNOW = TraceFormat(
 NEMO_GYM = TraceFormat(
     name="nemo_gym",
     title="NeMo Gym rollouts",
-    is_recognised=_recogniser_of(RolloutLayout.NEMO_GYM),
+    is_recognised=_detector_of(RolloutLayout.NEMO_GYM),
     read=make_row_reader(_converter_of(RolloutLayout.NEMO_GYM)),
 )
