@@ -122,7 +122,7 @@ def _limit_to_machine_budget(
 ) -> tuple[float | None, list[str]]:
     """Returns a run's budget, limited by its machine's budget, and a note if that lowered it.
 
-    An active run counts with its whole budget.
+    An active run counts with its full budget.
     """
     if machine.budget_usd is None:
         return budget_usd, []

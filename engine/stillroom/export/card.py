@@ -167,8 +167,8 @@ def _data_notes(history: History) -> Iterator[str]:
             yield f"The origin of {stage.train_file or 'the training rows'} is {_UNKNOWN}."
         elif stage.method == "distill":
             yield (
-                f"In run {stage.run_id}, the model learnt from its own rollouts on the prompts of "
-                f"{stage.train_file or 'a file'}; {stage.teacher or 'the teacher'} scored every "
+                f"In run {stage.run_id}, the model was trained on its own rollouts for the prompts "
+                f"of {stage.train_file or 'a file'}; {stage.teacher or 'the teacher'} scored every "
                 "token."
             )
         if stage.soft_targets is not None:

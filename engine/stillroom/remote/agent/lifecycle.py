@@ -39,8 +39,8 @@ def start(agent: AgentFolder, request: LaunchRequest) -> None:
     if not start_lock.acquire_within(_LOCK_WAIT_S):
         raise EngineError(
             f"another connection has been starting {run.run_id} for {_LOCK_WAIT_S:.0f} s",
-            "no action needed: Stillroom retries; if the error persists, look for a hanging process "
-            "on that machine",
+            "no action needed: Stillroom retries; if the error persists, look for a hanging "
+            "process on that machine",
         )
     try:
         if keeper_lock.try_acquire() and not _has_begun(run):
