@@ -319,7 +319,7 @@ def test_a_number_of_steps_needs_no_note_on_the_epochs(tmp_path):
 def test_what_depends_on_when_rollouts_end_is_refused_in_a_deterministic_run(tmp_path, key):
     error = refusal(tmp_path, DISTILL, "rollout.deterministic=true", f"rollout.{key}")
 
-    assert f"leave rollout.{key.partition('=')[0]} out" in error.problem
+    assert f"remove rollout.{key.partition('=')[0]}" in error.problem
 
 
 def test_overrides_come_after_the_file_and_are_read_as_yaml(tmp_path):
