@@ -519,8 +519,8 @@ def test_the_hub_may_be_away_while_a_job_runs(life):
         (refusal(401), MachineError, "hf auth login"),
         (refusal(402), MachineError, "billing"),
         (refusal(403), MachineError, "token"),
-        (refusal(429), UnreachableError, "retried"),
-        (refusal(502), UnreachableError, "retried"),
+        (refusal(429), UnreachableError, "Stillroom retries"),
+        (refusal(502), UnreachableError, "Stillroom retries"),
         (OSError("no network"), UnreachableError, "status.huggingface.co"),
     ],
 )
