@@ -7,7 +7,7 @@ allowed for it. If the host cannot ask, spending starts without a question and t
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import msgspec
@@ -143,8 +143,11 @@ def _with_budget(request: BaseModel, answer: ElicitResult) -> BaseModel:
     budget_usd = content.get("budget_usd")
     if budget_usd is None or budget_usd == "":  # as the form says, an empty field is no limit
         return request
-    is_number = isinstance(budget_usd, int | float) and not isinstance(budget_usd, bool)
-    if not is_number or not 0 < cast("float", budget_usd) < math.inf:
+    if (
+        isinstance(budget_usd, bool)
+        or not isinstance(budget_usd, int | float)
+        or not 0 < budget_usd < math.inf
+    ):
         raise InputError(
             f"the user's spending cap, {budget_usd!r}, allows no paid call; nothing was started",
             "ask the user for a spending cap above 0 and set it as budget_usd (dry_run forecasts "

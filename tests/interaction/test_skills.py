@@ -5,9 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
-import textwrap
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import get_default_environment
 from skills_ref import validate
 
+from fakes.documents import Block, blocks_of
 from fakes.rollout_rows import read_rows
 from fakes.sshd import SshUser
 from fakes.waiting import wait_until
@@ -29,7 +28,6 @@ from stillroom.train.config.schema import CONFIGS, keys_of
 from stillroom_mcp.app import INSTRUCTIONS
 
 SKILLS = Path(__file__).parents[2] / "skills"
-_BLOCK = re.compile(r"^( *)```(\w+) ?([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 _FEW_ROLLOUTS = 24
 _FEW_ANSWERS = 8
 _FILES = ("jsonl", "python")
@@ -42,18 +40,6 @@ _SHORT_TRAINING = {
 }
 followed = pytest.mark.timeout(300)
 """Of a test that follows a skill: some twenty calls, each of which may wait for a run."""
-
-
-@dataclass(frozen=True)
-class Block:
-    language: str
-    info: str
-    text: str
-
-
-def blocks_of(document: Path) -> Iterator[Block]:
-    for found in _BLOCK.finditer(document.read_text(encoding="utf-8")):
-        yield Block(found[2], found[3].strip(), textwrap.dedent(found[4]))
 
 
 class Agent:

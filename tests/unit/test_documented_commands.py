@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fakes.documents import blocks_of, text_outside_blocks
 from fakes.source_tree import ROOT
 from manual.calls import command_line
 from stillroom.api import operation_named
@@ -23,29 +24,21 @@ DOCUMENTS = sorted(
         *(ROOT / "skills").rglob("*.md"),
     ]
 )
-_FENCE = re.compile(r"^( *)```(\w*)([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(r"^ *(?:\$ )?(?:[A-Z_]+=\S+ )*(stillroom [a-z](?:\\\n|[^\n])*)", re.MULTILINE)
 _INLINE = re.compile(r"`(stillroom [a-z][^`\n]*)`")
-
-
-def fences(document: Path) -> Iterator[tuple[str, str, str]]:
-    """Yields the language, the title and the text of each block of code."""
-    for found in _FENCE.finditer(document.read_text(encoding="utf-8")):
-        yield found[2], found[3].strip(), found[4]
 
 
 def shown_in_blocks(document: Path) -> list[str]:
     return [
         command.replace("\\\n", " ")
-        for language, _, text in fences(document)
-        if language in ("sh", "bash")
-        for command in _COMMAND.findall(text)
+        for block in blocks_of(document)
+        if block.language in ("sh", "bash")
+        for command in _COMMAND.findall(block.text)
     ]
 
 
 def shown_inline(document: Path) -> list[str]:
-    text = _FENCE.sub("", document.read_text(encoding="utf-8"))
-    return _INLINE.findall(text)
+    return _INLINE.findall(text_outside_blocks(document))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.relative_to(ROOT).as_posix())
@@ -75,10 +68,10 @@ def test_the_documents_show_commands():
 
 def tool_calls() -> list[tuple[str, str]]:
     return [
-        (title.partition(" as=")[0], text)
+        (block.info.partition(" as=")[0], block.text)
         for document in DOCUMENTS
-        for language, title, text in fences(document)
-        if language == "json" and title
+        for block in blocks_of(document)
+        if block.language == "json" and block.info
     ]
 
 
@@ -102,9 +95,9 @@ def test_the_site_shows_commands_that_ask_for_the_same_as_the_tool_calls():
 
 def configurations() -> Iterator[tuple[Path, dict[str, Any]]]:
     for document in DOCUMENTS:
-        for language, _, text in fences(document):
-            if language in ("yaml", "yml") and re.search(r"^ *dataset_type:", text, re.MULTILINE):
-                yield document, yaml.safe_load(text)
+        for block in blocks_of(document):
+            if block.language == "yaml" and re.search("^dataset_type:", block.text, re.MULTILINE):
+                yield document, yaml.safe_load(block.text)
 
 
 def test_configurations_have_known_keys():

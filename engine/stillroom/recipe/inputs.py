@@ -124,9 +124,8 @@ def read_prompts(path: Path, *, system: str | None, is_labelled: bool = False) -
         num_labelled += 1
         key = content_hash(prompt.row["messages"])
         earlier = by_hash.setdefault(key, prompt)
-        if earlier.answer_key is None:
-            if prompt.answer_key is not None:
-                by_hash[key] = prompt
+        if earlier.answer_key is None and prompt.answer_key is not None:
+            by_hash[key] = prompt
         elif prompt.answer_key not in (None, earlier.answer_key):
             contradicted.add(key)
     if len(unlabelled) > num_labelled:

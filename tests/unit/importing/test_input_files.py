@@ -1,9 +1,11 @@
 """Packed files and standard input."""
 
+import errno
 import gzip
 import io
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -83,6 +85,16 @@ def test_packed_files_are_read_with_the_files_next_to_them(name, places, pattern
     assert (made.kept, made.refused, made.models) == (plain.kept, plain.refused, plain.models)
     for field in ("messages", "reward", "teacher"):
         assert [row.get(field) for row in rows] == [row.get(field) for row in expected]
+
+
+def test_a_packed_file_is_read_on_a_file_system_without_links(tmp_path, monkeypatch):
+    def refuse(self: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    (tmp_path / "calls.jsonl.gz").write_bytes(gzip.compress(LOG))
+    made, _ = imported(tmp_path, "calls.jsonl.gz")
+    assert (made.kept, made.refused) == (3, 0)
 
 
 @pytest.mark.parametrize(("end", "pack"), PACKED)

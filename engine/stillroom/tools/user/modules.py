@@ -2,9 +2,9 @@
 
 The modules in the file's folder are found through the import statements of the file and of those
 modules, and are read before the file runs. A module whose name is computed at run time is read when
-it is imported. Other modules must be installed; for a missing one, the user is told how to install
-it. Projects written for rnow import its decorators and run unchanged: Stillroom provides its own
-modules under the names of rnow's, even if rnow is installed.
+it is imported. Other modules must be installed; the error about a missing one says how. Projects
+written for rnow import its decorators and run unchanged: Stillroom provides its own modules under
+the names of rnow's, even if rnow is installed.
 """
 
 import ast
