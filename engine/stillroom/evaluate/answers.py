@@ -2,12 +2,15 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
-from stillroom.data.formats import Task
+from stillroom.data.formats import Task, decode_trajectory
 from stillroom.errors import InputError
+from stillroom.lines import read_lines
 from stillroom.reporting import Reporter, background_tasks, cancel_when_asked, stop_if_cancelled
 from stillroom.rollout.context import open_rollout_context
 from stillroom.rollout.episode.collect import (
@@ -16,13 +19,14 @@ from stillroom.rollout.episode.collect import (
     collect_rollouts,
     key_of,
 )
-from stillroom.rollout.journal.records import EpisodeRecorder, RolloutKey
+from stillroom.rollout.journal.journal import RolloutStore
+from stillroom.rollout.journal.records import CallRecord, JudgeRecord, RolloutKey
 from stillroom.rollout.plan import RolloutPlan, sampling_settings
 from stillroom.rollout.rewards.matchers import AnswerMatch
 from stillroom.rollout.rewards.rewards import Rewarder
 from stillroom.teachers.endpoint.client import Spending
 from stillroom.teachers.providers import Endpoint
-from stillroom.types import SampledTurn, Trajectory, total_usd
+from stillroom.types import Trajectory, total_usd
 
 _REPORT_COST_EVERY_S = 1.0
 
@@ -35,7 +39,11 @@ class Answers:
     stopped_by: str | None = None
     """The limit that ended the rollouts early; None if all of them were run."""
     seconds: float = 0.0
-    """The wall time of all rollouts in seconds, without loading the model and opening the tools."""
+    """The wall time of all rollouts in seconds, without loading the model and opening the tools.
+
+    It is estimated if an earlier run finished some of them."""
+    num_reused: int = 0
+    """The number of rollouts that an earlier run finished."""
     num_unjudged: int = 0
     """The number of tasks that were left out, because nothing could judge their answers."""
     num_contained: int = 0
@@ -44,7 +52,8 @@ class Answers:
     num_omitted: int = 0
     """The number of rollouts that were not run, because a limit was reached."""
     cost_usd: float | None = 0.0
-    """The cost of all calls in US dollars, of failed rollouts too; None if a price is unknown."""
+    """The cost of this run's calls in US dollars, of failed rollouts too; None if a price is
+    unknown."""
 
     @property
     def rollouts(self) -> list[Trajectory]:
@@ -67,28 +76,39 @@ class EvaluationPart:
     async def run(
         self,
         reporter: Reporter,
+        file: Path,
         *,
         on_open: Callable[[Sequence[str]], None] = lambda _notes: None,
     ) -> Answers:
         """Runs the rollouts and returns their outcomes.
 
-        `on_open` is called with notes for the user when the tools and the model are open, before
-        the first rollout. Raises InputError if no task can be judged.
+        The rollouts that `file` already has are not repeated, and the finished calls of unfinished
+        ones are replayed from its journal. `on_open` is called with notes for the user when the
+        tools and the model are open, before the first rollout. Raises InputError if no task can be
+        judged.
         """
         plan, tasks = self.plan, [spec.task for spec in self.specs]
         sampling = sampling_settings(plan.options, temperature=self.temperature)
-        done: dict[RolloutKey, Outcome] = {}
-        costs = _CostRecorder(has_paid_turns=isinstance(plan.policy, Endpoint))
-        async with open_rollout_context(plan, sampling, tasks, spending=self.spending) as context:
+        costs = _Costs(has_paid_turns=isinstance(plan.policy, Endpoint))
+        async with (
+            open_rollout_context(plan, sampling, tasks, spending=self.spending) as context,
+            _open_store(file, costs) as store,
+        ):
             specs, unjudged = list(self.specs), set[str]()
             if self.skips_unjudged:
                 specs, unjudged = judged_specs(specs, context.rewarder)
             contained = _contained_match_ids(specs, context.rewarder)
             on_open([*context.notes, *_task_notes(unjudged, contained, tasks)])
-            started, reported_at = time.monotonic(), -math.inf
+            wanted = {spec.key for spec in specs}
+            done: dict[RolloutKey, Outcome] = {
+                key_of(rollout): rollout for rollout in _read(file) if key_of(rollout) in wanted
+            }
+            num_reused, started, reported_at = len(done), time.monotonic(), -math.inf
 
             async def on_outcome(outcome: Outcome) -> None:
                 nonlocal reported_at
+                if isinstance(outcome, Trajectory):
+                    store.finish(outcome)
                 done[key_of(outcome)] = outcome
                 is_last = len(done) == len(specs)
                 if is_last or time.monotonic() - reported_at >= _REPORT_COST_EVERY_S:
@@ -100,17 +120,20 @@ class EvaluationPart:
                 # Checked during rollouts too, since one may take minutes.
                 watching.start_soon(cancel_when_asked, reporter, watching.cancel_scope)
                 stopped_by = await collect_rollouts(
-                    specs,
+                    [spec for spec in specs if spec.key not in done],
                     context,
                     concurrency=plan.options.concurrency,
                     on_outcome=on_outcome,
-                    recorder_for=lambda _key: costs,
+                    recorder_for=store.recorder,
                 )
         stop_if_cancelled(reporter)
+        seconds = time.monotonic() - started
+        outcomes = [done[spec.key] for spec in specs if spec.key in done]
         return Answers(
-            [done[spec.key] for spec in specs if spec.key in done],
+            outcomes,
             stopped_by,
-            seconds=time.monotonic() - started,
+            seconds=_seconds_of_all(outcomes, num_reused, seconds, plan.options.concurrency),
+            num_reused=num_reused,
             num_unjudged=len(unjudged),
             num_contained=len(contained),
             num_omitted=len(specs) - len(done),
@@ -125,7 +148,7 @@ class EvaluationPart:
             reporter.metrics(num_done, {"cost_usd": round(usd, 6)})
 
 
-class _CostRecorder(EpisodeRecorder):
+class _Costs:
     """Sums the cost of the calls of all rollouts, including rollouts that fail later."""
 
     def __init__(self, *, has_paid_turns: bool) -> None:
@@ -133,12 +156,36 @@ class _CostRecorder(EpisodeRecorder):
         self._has_paid_turns = has_paid_turns
         self.usd: float | None = 0.0
 
-    def record_turn(self, index: int, turn: SampledTurn) -> None:
-        if self._has_paid_turns:
-            self.usd = total_usd((self.usd, turn.cost_usd))
+    def add(self, call: CallRecord) -> None:
+        """Adds the cost of a call."""
+        if self._has_paid_turns or isinstance(call, JudgeRecord):
+            self.usd = total_usd((self.usd, call.turn.cost_usd))
 
-    def record_judge_turn(self, index: int, turn: SampledTurn) -> None:
-        self.usd = total_usd((self.usd, turn.cost_usd))
+
+@asynccontextmanager
+async def _open_store(file: Path, costs: _Costs) -> AsyncGenerator[RolloutStore]:
+    """Opens a file of rollouts with its journal; the cost of each new call is added to `costs`."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    # The folder's name stands for the settings.
+    store = RolloutStore(file, {}, on_call=costs.add)
+    try:
+        yield store
+    finally:
+        store.close(is_complete=False)
+
+
+def _read(file: Path) -> Iterator[Trajectory]:
+    """Yields the rollouts of a file."""
+    return (decode_trajectory(line.data) for line in read_lines(file))
+
+
+def _seconds_of_all(
+    outcomes: Sequence[Outcome], num_reused: int, seconds: float, concurrency: int
+) -> float:
+    """Returns the wall time of all rollouts, of which those that were not reused took `seconds`."""
+    if num_run := len(outcomes) - num_reused:
+        return seconds * len(outcomes) / num_run
+    return sum(one.duration_s for one in outcomes if isinstance(one, Trajectory)) / concurrency
 
 
 def judged_specs(

@@ -93,8 +93,8 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     instruction: OthersText | None = None
     """The system message and context before each prompt, shortened; None: the prompts alone."""
     cost_usd: float | None = None
-    """The cost of all calls in dollars, those of a judge and of failed rollouts too, without the
-    machine's time (`machine_time_usd`); None if a price is unknown."""
+    """The cost of this run's calls in dollars, those of a judge and of failed rollouts too, without
+    the machine's time (`machine_time_usd`); None if a price is unknown."""
     machine_time_usd: float | None = None
     """The price of `seconds` on the machine that ran the model, or on the remote machine of the
     run, without starting either; None without a price, or if an API ran the model."""
@@ -104,6 +104,8 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result on the guard set; None without one."""
     commonest_answer: Estimate | None = None
     """The accuracy of always giving the commonest expected answer; None unless answers repeat."""
+    reused: int = 0
+    """The number of answers from an evaluation with the same settings that did not finish."""
     unjudged: int = 0
     """The number of tasks that were left out, because nothing could judge their answers."""
     contained: int = 0
@@ -136,6 +138,8 @@ def other_measures(result: EvaluationResult) -> Iterator[str]:
         yield f"a task: {task_time(cost)}, {usd}, {cost.tokens:.0f} tokens"
     if (commonest := result.commonest_answer) is not None:
         yield f"always giving the commonest answer: {_percent(commonest)}"
+    if result.reused:
+        yield f"answers from an unfinished evaluation: {result.reused}"
     if result.unjudged:
         tasks = f"{result.unjudged} {noun_for(result.unjudged, 'task')}"
         yield f"left out: {tasks} without reward function, judge or expected answer"

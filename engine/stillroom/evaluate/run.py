@@ -2,6 +2,7 @@
 
 import functools
 import math
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from stillroom.evaluate.scores import (
     score_tasks,
     task_cost,
 )
+from stillroom.evaluate.unfinished import answers_folder, take_over_answers
 from stillroom.files import AppendLog, write_json
 from stillroom.home_paths import is_remote_process
 from stillroom.lineage import write_manifest
@@ -68,8 +70,13 @@ async def evaluate_model(
     if request.dry_run:
         return await forecast_rollouts(plan.rollouts, plan.price, parts.specs, output=request.data)
     origin = await _origin(plan)
+    kept = folder / answers_folder(plan, origin)
+    if (earlier := take_over_answers(workspace, folder, plan, origin)) is not None:
+        reporter.note(f"reuses the answers of {earlier}, which did not finish")
     answers = await parts.main.run(
-        reporter, on_open=functools.partial(_on_open, RunFolder(folder), reporter)
+        reporter,
+        kept / "main.jsonl",
+        on_open=functools.partial(_on_open, RunFolder(folder), reporter),
     )
     if not answers.rollouts:
         raise _no_answers_error(answers)
@@ -78,7 +85,7 @@ async def evaluate_model(
         for rollout in answers.rollouts:
             log.append(rollout)
     scores = score_tasks(answers.rollouts, request.group_by)
-    others = await _measure_others(plan, parts, answers, reporter)
+    others = await _measure_others(plan, parts, answers, reporter, kept)
     result = _result(
         plan, answers, scores, others, folder=folder, seconds=time.monotonic() - started
     )
@@ -95,6 +102,8 @@ async def evaluate_model(
             counts={"tasks": len(scores), "failed": result.failed},
             run_id=folder.name,
         )
+    if others.stopped_by is None:
+        shutil.rmtree(kept)
     return result
 
 
@@ -140,6 +149,7 @@ def _result(
         ),
         guard=guard_result(others.guard, str(request.guard)) if others.guard else None,
         commonest_answer=commonest_answer_of(rollouts),
+        reused=answers.num_reused,
         unjudged=answers.num_unjudged,
         contained=answers.num_contained,
         omitted=answers.num_omitted,
@@ -155,7 +165,7 @@ class _Parts:
     ) -> None:
         request, limit = plan.request, plan.request.budget_usd
         spending = None
-        if limit is not None or isinstance(plan.rollouts.policy, Endpoint):
+        if limit is not None or plan.rollouts.judge or isinstance(plan.rollouts.policy, Endpoint):
             budget = Budget(usd=limit or math.inf, other_usd=machine_usd)
             spending = Spending(plan.price, budget)
         make = functools.partial(EvaluationPart, spending=spending)
@@ -205,20 +215,21 @@ class _OtherMeasures:
 
 
 async def _measure_others(
-    plan: EvaluationPlan, parts: _Parts, main: Answers, reporter: Reporter
+    plan: EvaluationPlan, parts: _Parts, main: Answers, reporter: Reporter, kept: Path
 ) -> _OtherMeasures:
     """Runs the rollouts at temperature 1 and on the guard set, and measures the KL.
 
+    `kept` is the folder in which rollouts are kept until the evaluation has ended.
     Once the budget is spent, the remaining measurements are skipped.
     """
     stopped_by = main.stopped_by
     sampled, guard, costs = list[Trajectory](), list[Trajectory](), list[float | None]()
     if parts.sampled is not None and stopped_by is None:
-        answers = await parts.sampled.run(reporter)
+        answers = await parts.sampled.run(reporter, kept / "sampled.jsonl")
         sampled, stopped_by = answers.rollouts, answers.stopped_by
         costs.append(answers.cost_usd)
     if parts.guard is not None and stopped_by is None:
-        answers = await parts.guard.run(reporter)
+        answers = await parts.guard.run(reporter, kept / "guard.jsonl")
         guard, stopped_by = answers.rollouts, answers.stopped_by
         costs.append(answers.cost_usd)
     kl = None

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import anyio
@@ -107,7 +108,8 @@ def _evaluate_files(
     specs = specs_for(plan.rollouts.load_tasks(), 1)
     temperature = verification.request.temperature
     part = EvaluationPart(plan.rollouts, specs, temperature, f"verify with {program}", None)
-    answers = anyio.run(part.run, reporter)
+    with TemporaryDirectory() as temporary:
+        answers = anyio.run(part.run, reporter, Path(temporary) / "rollouts.jsonl")
     pairs = shared_scores(verification.evaluation.tasks, score_tasks(answers.rollouts, ()))
     if len(pairs) < max(_MIN_TASKS, len(specs) / 2):
         raise RunError(

@@ -278,7 +278,7 @@ def with_system(task: Task, system: str | None) -> Task:
     return msgspec.structs.replace(changed, task_id=identity)
 
 
-_NOT_SHAPING = frozenset({
+NOT_SHAPING = frozenset({
     # where keys and hosts are, how long things may take, and how many run at once
     "api_key_env", "browse_allow", "where", "ray_address", "ray_workers",
     "tool_timeout", "reward_timeout", "rollout_timeout", "request_timeout",
@@ -302,7 +302,7 @@ def output_settings(plan: GenerationPlan, weights: str | None) -> dict[str, Any]
     shaping: dict[str, Any] = {
         name: getattr(request, name)
         for name in GenerateRollouts.model_fields
-        if name not in _NOT_SHAPING
+        if name not in NOT_SHAPING
     }
     tools, rewards, judge = rollouts.tools_file, rollouts.rewards_file, rollouts.judge
     if (context := rollouts.instruction.context) is not None:

@@ -18,10 +18,10 @@ from stillroom.reporting import Reporter
 from stillroom.rollout.episode.collect import FailedRollout, Outcome
 from stillroom.rollout.forecast import Forecast
 from stillroom.rollout.journal.finished import Answerers
-from stillroom.rollout.journal.records import FinishedRow
+from stillroom.rollout.journal.records import CallRecord, FinishedRow
 from stillroom.rollout.plan import GenerationPlan, RolloutPlan
 from stillroom.teachers.budget import Outstanding
-from stillroom.types import Answerer, CallTotals, SampledTurn, Usage, total_usd
+from stillroom.types import Answerer, CallTotals, Usage, total_usd
 
 FAILURES_FILE = "failures.jsonl"
 _PHASE = "generate rollouts"
@@ -200,9 +200,9 @@ class RolloutTally:
             if refined.critic is not None:
                 self.critic = (self.critic or CallTotals()) + refined.critic
 
-    def count_call(self, turn: SampledTurn) -> None:
+    def count_call(self, record: CallRecord) -> None:
         """Counts a finished model call."""
-        totals = CallTotals.of(turn)
+        totals = CallTotals.of(record.turn)
         self.add_calls(totals.calls, totals.usage, totals.cost_usd)
 
     def add_calls(self, calls: int, usage: Usage, cost_usd: float | None) -> None:

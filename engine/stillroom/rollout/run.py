@@ -85,7 +85,7 @@ async def generate_rollouts(
             return await dry_run(plan, tasks, specs, settings, failed)
         await anyio.to_thread.run_sync(merge_leftover_shards, plan.output, settings)
         tally = RolloutTally()
-        store = RolloutStore(plan.output, settings, on_turn=tally.count_call)
+        store = RolloutStore(plan.output, settings, on_call=tally.count_call)
         todo = specs.where(lambda key: key not in store.finished)
         spending = Spending(plan.price, _budget(request, store, part, folder))
         try:

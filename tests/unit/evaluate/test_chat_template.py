@@ -1,5 +1,6 @@
 """A student is measured, and its rows are looked at, with the template that it is trained with."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 
 from fakes.base_models import save_base, with_chatml
 from fakes.conversations import answer, user
+from fakes.http_endpoint import ScriptedEndpoint
+from fakes.judges import judgement
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
 from fakes.tiny_models import TinyModels
@@ -16,7 +19,7 @@ from stillroom.curate.filter.request import FilterDataset
 from stillroom.data.chat.template import template_file
 from stillroom.data.inspect import InspectExamples
 from stillroom.data.validate import ValidateDataset
-from stillroom.errors import ConfigError, EngineError, InputError, ModelError
+from stillroom.errors import ConfigError, EngineError, InputError, ModelError, RunCancelledError
 from stillroom.evaluate.files import EvaluationResult
 from stillroom.evaluate.request import EvaluateModel, plan_evaluation
 from stillroom.evaluate.run import evaluate_model
@@ -42,14 +45,18 @@ def workspace(
     return Workspace(root)
 
 
-def evaluated(workspace: Workspace, number: int, **fields: Any) -> Any:
+def evaluated(
+    workspace: Workspace, number: int, reporter: KeptReporter | None = None, **fields: Any
+) -> Any:
     request = EvaluateModel(**{"data": "prompts.jsonl", "max_tokens": 8, **fields})
     folder = workspace.runs / f"evaluate-{number}"
     folder.mkdir(parents=True)
 
     async def run() -> EvaluationResult | object:
         with anyio.fail_after(60):
-            return await evaluate_model(workspace, request, folder=folder, reporter=KeptReporter())
+            return await evaluate_model(
+                workspace, request, folder=folder, reporter=reporter or KeptReporter()
+            )
 
     return anyio.run(run)
 
@@ -127,3 +134,38 @@ def test_a_template_of_no_student_is_refused(workspace):
     request = InspectExamples(path="rows.jsonl", chat_template="chatml")
     with pytest.raises(InputError, match="chat_template needs model"):
         api.inspect_examples(workspace, request)
+
+
+class JudgingEndpoint(ScriptedEndpoint):
+    """A judge for whom each answer is right."""
+
+    def answer(self, body: dict[str, Any]) -> tuple[tuple[str, int], dict[str, Any]]:
+        key, reply = super().answer(body)
+        reply["choices"][0]["message"] = {"role": "assistant", "content": judgement(1)}
+        reply["usage"] = {"prompt_tokens": 10, "completion_tokens": 10}
+        return key, reply
+
+
+def test_the_cost_of_a_local_models_judge_is_known_while_it_runs_and_paid_once(
+    workspace: Workspace,
+) -> None:
+    (workspace.root / "prices.yml").write_text("judge: {input: 1000, output: 1000}\n", "utf-8")
+    with_chatml(workspace.root / "base", workspace.root / "instruct")
+
+    with JudgingEndpoint() as endpoint:
+        judge = {"model": "judge", "base_url": endpoint.base_url, "rubric": "Be right."}
+        (workspace.root / "judge.yml").write_text(json.dumps(judge), "utf-8")
+        endpoint.hold_after(1)
+        first = KeptReporter(lambda: endpoint.num_asked == 2)
+        with pytest.raises(RunCancelledError):
+            evaluated(workspace, 1, first, model="instruct", judge="judge.yml", concurrency=1)
+        (workspace.runs / "evaluate-1" / "run.json").touch()
+        endpoint.hold.set()
+        second = KeptReporter()
+        result = evaluated(workspace, 2, second, model="instruct", judge="judge.yml")
+        assert endpoint.num_asked == 2 + 3
+
+    assert first.measured == [{"cost_usd": pytest.approx(0.02)}]
+    assert result.reused == 1
+    assert result.cost_usd == pytest.approx(3 * 0.02)
+    assert second.measured[-1]["cost_usd"] == pytest.approx(result.cost_usd)

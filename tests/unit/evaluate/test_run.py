@@ -1,6 +1,8 @@
 """Evaluations of a model behind a scripted endpoint: budget, forecast, temperature 1, guard set."""
 
 import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,13 @@ from fakes.http_endpoint import ScriptedEndpoint
 from fakes.judges import judgement
 from fakes.projects import endpoint_project
 from fakes.reporters import KeptReporter
-from stillroom.errors import DataError, EngineError
+from stillroom.errors import DataError, EngineError, RunCancelledError
 from stillroom.evaluate.files import Evaluation, EvaluationResult, other_measures
 from stillroom.evaluate.request import EvaluateModel, plan_evaluation
 from stillroom.evaluate.run import evaluate_model
 from stillroom.files import read_json
 from stillroom.rollout.forecast import Forecast
+from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 
 
@@ -24,14 +27,17 @@ def evaluated(
     root: Path,
     endpoint: ScriptedEndpoint,
     reporter: KeptReporter | None = None,
+    *,
+    run_id: str = "evaluate-1",
     **fields: Any,
 ) -> Any:
     request = EvaluateModel(
         **{"data": "prompts.jsonl", "model": "scripted", "base_url": endpoint.base_url,
            "tools": "tools.py", "concurrency": 1, **fields}
     )  # fmt: skip
-    folder = root / "runs" / "evaluate-1"
+    folder = root / "runs" / run_id
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.json").touch()
 
     async def run() -> EvaluationResult | Forecast:
         with anyio.fail_after(60):
@@ -268,3 +274,114 @@ def test_the_time_of_the_machine_is_priced_apart_from_the_calls(
 
     assert result.cost_usd == pytest.approx(calls_usd)
     assert result.machine_time_usd == (pytest.approx(result.seconds, 0.01) if is_local else None)
+
+
+@dataclass
+class Interrupted:
+    """A project whose evaluation `evaluate-1` was cancelled during the third of six rollouts."""
+
+    root: Path
+    endpoint: ScriptedEndpoint
+    reporter: KeptReporter = field(default_factory=KeptReporter)
+
+    def repeat(self, **fields: Any) -> EvaluationResult:
+        return evaluated(self.root, self.endpoint, self.reporter, run_id="evaluate-2", **fields)
+
+
+@pytest.fixture
+def interrupted(project: Path) -> Iterator[Interrupted]:
+    with ScriptedEndpoint() as endpoint:
+        # Two rollouts of two calls, and the first call of the third.
+        endpoint.hold_after(5)
+        reporter = KeptReporter(lambda: endpoint.num_asked == 6)
+        with pytest.raises(RunCancelledError):
+            evaluated(project, endpoint, reporter, max_concurrency=1)
+        endpoint.hold.set()
+        yield Interrupted(project, endpoint)
+
+
+def test_a_repeated_evaluation_pays_for_no_finished_call_again(interrupted: Interrupted) -> None:
+    texts = (interrupted.root / "prompts.jsonl").read_text("utf-8").splitlines()
+    prompts = [json.loads(text)["prompt"] for text in texts]
+
+    result = interrupted.repeat(name="again", group_by=(), concurrency=2)
+
+    served = interrupted.endpoint.served
+    # The call that was in flight may have been answered after the cancellation.
+    assert {call for call, times in served.items() if times > 1} <= {("question 2", 1)}
+    assert len(served) == 2 * 6
+    assert (result.reused, result.accuracy.n) == (2, 6)
+    assert result.cost_usd == pytest.approx(0.025 + 3 * 0.04)
+    assert result.per_task is not None
+    assert result.per_task.usd == pytest.approx(0.04)
+    assert "answers from an unfinished evaluation: 2" in " ".join(other_measures(result))
+    assert "reuses the answers of evaluate-1, which did not finish" in interrupted.reporter.notes
+    rows = (interrupted.root / "runs" / "evaluate-2" / "rollouts.jsonl").read_text("utf-8")
+    asked = [json.loads(row)["messages"] for row in rows.splitlines()]
+    assert [messages[0]["content"] for messages in asked] == prompts
+    assert not list((interrupted.root / "runs").glob("*/answers-*"))
+
+
+def with_another_prompt(root: Path) -> dict[str, Any]:
+    with (root / "prompts.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"prompt": "One more?", "metadata": {"expected_answer": "42"}}\n')
+    return {}
+
+
+def with_edited_tools(root: Path) -> dict[str, Any]:
+    with (root / "tools.py").open("a", encoding="utf-8") as file:
+        file.write("# edited\n")
+    return {}
+
+
+def without_prices(root: Path) -> dict[str, Any]:
+    """A server without a price may now serve other weights under the same name."""
+    (root / "prices.yml").unlink()
+    return {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        with_another_prompt,
+        with_edited_tools,
+        without_prices,
+        {"seed": 7},
+        {"context_file": "prices.yml"},
+        {"answer_match": "exact"},
+        {"guard": "guard.jsonl"},
+    ],
+)
+def test_answers_are_not_reused_if_anything_that_shapes_them_has_changed(
+    interrupted: Interrupted, change: dict[str, Any] | Callable[[Path], dict[str, Any]]
+) -> None:
+    result = interrupted.repeat(
+        **(change if isinstance(change, dict) else change(interrupted.root))
+    )
+
+    assert result.reused == 0
+    assert interrupted.endpoint.served["question 0", 0] == 2
+    assert not [note for note in interrupted.reporter.notes if "reuses" in note]
+
+
+def test_the_answers_of_an_evaluation_that_is_still_running_are_not_taken(
+    interrupted: Interrupted,
+) -> None:
+    owner = RunFolder(interrupted.root / "runs" / "evaluate-1").owner_lock()
+    assert owner.try_acquire()
+    try:
+        assert interrupted.repeat().reused == 0
+    finally:
+        owner.release()
+
+
+def test_an_evaluation_that_its_budget_ended_goes_on_with_a_larger_one(project: Path) -> None:
+    with ScriptedEndpoint() as endpoint:
+        first = evaluated(project, endpoint, budget_usd=0.65, max_tokens=16)
+        second = evaluated(project, endpoint, run_id="evaluate-2", budget_usd=5, max_tokens=16)
+        assert max(endpoint.served.values()) == 1
+
+    assert first.stopped_by == "budget_usd"
+    assert (second.stopped_by, second.reused) == (None, first.accuracy.n)
+    assert second.accuracy.n == 6
+    assert first.cost_usd + second.cost_usd == pytest.approx(6 * 0.04)

@@ -18,6 +18,7 @@ from stillroom.files import AppendLog, cut_torn_line, write_atomic, write_json
 from stillroom.outputs import OutputLock
 from stillroom.rollout.journal.finished import FinishedRows, finished_rows
 from stillroom.rollout.journal.records import (
+    CallRecord,
     CriticRecord,
     EpisodeRecorder,
     FinishedRow,
@@ -136,7 +137,7 @@ def _is_started(output: Path) -> bool:
 class RolloutStore:
     """The output file of a rollout run with its journal, open in one process at a time.
 
-    `on_turn` is called with each new model call, but not with replayed ones.
+    `on_call` is called with the record of each new model call, but not of replayed ones.
     Raises InputError if the settings differ from those the file was started with, and DataError if
     the file or its journal is damaged anywhere but in its last line.
     """
@@ -146,9 +147,9 @@ class RolloutStore:
         output: Path,
         settings: dict[str, Any],
         *,
-        on_turn: Callable[[SampledTurn], None] = lambda _turn: None,
+        on_call: Callable[[CallRecord], None] = lambda _record: None,
     ) -> None:
-        self.output, self.on_turn = output, on_turn
+        self.output, self.on_call = output, on_call
         self._folder = journal_folder(output)
         self._lock = OutputLock(output)
         self._lock.acquire("generate_rollouts")
@@ -331,11 +332,10 @@ class _StepRecorder(EpisodeRecorder):
     def record_critic_turn(self, index: int, turn: SampledTurn) -> None:
         self._record_call(CriticRecord, index, turn)
 
-    def _record_call(
-        self, kind: type[TurnRecord | JudgeRecord | CriticRecord], index: int, turn: SampledTurn
-    ) -> None:
-        self._record(kind(task_id=self._task_id, sample=self._sample, index=index, turn=turn))
-        self._store.on_turn(turn)
+    def _record_call(self, kind: type[CallRecord], index: int, turn: SampledTurn) -> None:
+        record = kind(task_id=self._task_id, sample=self._sample, index=index, turn=turn)
+        self._record(record)
+        self._store.on_call(record)
 
     def _record(self, record: StepRecord) -> None:
         self._store.append(record)

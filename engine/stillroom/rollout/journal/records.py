@@ -85,7 +85,8 @@ class OutstandingRecord(msgspec.Struct, frozen=True, kw_only=True, tag="outstand
     lost."""
 
 
-StepRecord = TurnRecord | RepliesRecord | JudgeRecord | CriticRecord | RestartRecord
+CallRecord = TurnRecord | JudgeRecord | CriticRecord
+StepRecord = CallRecord | RepliesRecord | RestartRecord
 Record = StepRecord | UnconfirmedRecord | OutstandingRecord
 RECORD: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 _T = TypeVar("_T")
@@ -265,7 +266,7 @@ class JournalContent:
             return
         key = RolloutKey(record.task_id, record.sample)
         is_finished = key in finished
-        if isinstance(record, TurnRecord | JudgeRecord | CriticRecord):
+        if isinstance(record, CallRecord):
             self._add_cost(key, CallTotals.of(record.turn), is_finished=is_finished)
         elif isinstance(record, RestartRecord) and record.dropped is not None:
             self._add_cost(key, record.dropped, is_finished=is_finished)

@@ -16,6 +16,7 @@ from stillroom.errors import DataError, InputError
 from stillroom.rollout.journal.journal import RolloutStore, journal_path
 from stillroom.rollout.journal.records import (
     RECORD,
+    CallRecord,
     JournalContent,
     JudgeRecord,
     RecordedSteps,
@@ -26,7 +27,7 @@ from stillroom.rollout.journal.records import (
 )
 from stillroom.teachers.budget import Cost, Outstanding
 from stillroom.tools.source import ToolResult
-from stillroom.types import CallTotals, SampledTurn, Trajectory
+from stillroom.types import CallTotals, Trajectory
 
 SETTINGS: dict[str, Any] = {"model": "m", "temperature": 0.7, "seed": None}
 CALL, DONE = turn(assistant(None, tool_call())), turn(assistant("7"))
@@ -59,8 +60,8 @@ def begun(output: Path) -> None:
 
 def test_a_step_is_on_disk_for_other_processes_as_soon_as_it_is_recorded(tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
-    heard: list[SampledTurn] = []
-    store = RolloutStore(output, SETTINGS, on_turn=heard.append)
+    heard: list[CallRecord] = []
+    store = RolloutStore(output, SETTINGS, on_call=heard.append)
     recorder = store.recorder(RolloutKey("a", 3))
     journal = tmp_path / ".out.jsonl" / "journal.jsonl"
 
@@ -68,7 +69,7 @@ def test_a_step_is_on_disk_for_other_processes_as_soon_as_it_is_recorded(tmp_pat
     assert journal.read_bytes().count(b"\n") == 1
     recorder.record_replies(0, REPLIES)
     assert journal.read_bytes().count(b"\n") == 2
-    assert heard == [CALL]
+    assert [record.turn for record in heard] == [CALL]
     store.close(is_complete=False)
 
 

@@ -1,0 +1,84 @@
+"""Keeps the answers of an unfinished evaluation, so that its repetition does not pay for them.
+
+While an evaluation runs, its folder holds the rollouts and journals of its parts in a folder that
+is named after all that shapes an answer. An evaluation that starts with the same name takes over
+the folder of one that was killed, cancelled or stopped by its budget.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from stillroom.evaluate.request import EvaluationPlan
+from stillroom.files import content_hash, file_sha256
+from stillroom.models.resolve import ModelLocation
+from stillroom.rollout.plan import NOT_SHAPING
+from stillroom.rollout.results import RolloutOrigin
+from stillroom.run_folder import all_runs
+from stillroom.settings import Workspace
+
+_NOT_SHAPING = NOT_SHAPING | {
+    *("name", "group_by", "sampled_prompts", "kl_prompts"),
+    # recorded by their contents
+    *("data", "guard", "model", "teacher", "chat_template"),
+}
+
+
+def answers_folder(plan: EvaluationPlan, origin: RolloutOrigin) -> str:
+    """Returns the name of the folder with the answers of an evaluation with this plan.
+
+    Two evaluations have the same name if each answer of one could be an answer of the other.
+    """
+    request, rollouts = plan.request, plan.rollouts
+    files = [record.sha256 for record in origin.inputs]
+    if plan.guard is not None:
+        files.append(file_sha256(plan.guard.prompts_file))
+    shaping = {
+        **request.model_dump(mode="json", exclude=set(_NOT_SHAPING)),
+        # Serialized without the secrets in the commands.
+        **request.model_dump(mode="json", include={"mcp_servers"}),
+        "nudge": request.nudge_to_send,
+        "files": files,
+        "models": msgspec.to_builtins(origin.models),
+        "judge": rollouts.judge and rollouts.judge.file.model_dump(mode="json"),
+    }
+    return f"answers-{content_hash(shaping)[:16]}"
+
+
+def take_over_answers(
+    workspace: Workspace, folder: Path, plan: EvaluationPlan, origin: RolloutOrigin
+) -> str | None:
+    """Moves the answers of an unfinished evaluation with the same settings to the run `folder`.
+
+    Returns the id of that evaluation's run; None if there is none, or if the model may have changed
+    since then: a server of the user's own may now serve other weights under the same name.
+    """
+    name = answers_folder(plan, origin)
+    if not _is_fixed(plan, origin) or (folder / name).exists():
+        return None
+    for run in all_runs(workspace):
+        answers, owner = run.path / name, run.owner_lock()
+        # A running evaluation holds the lock.
+        if run.path == folder or run.is_remote or _is_empty(answers) or not owner.try_acquire():
+            continue
+        try:
+            answers.rename(folder / name)
+        except FileNotFoundError:
+            # Another evaluation has just taken them over.
+            continue
+        finally:
+            owner.release()
+        return run.run_id
+    return None
+
+
+def _is_empty(answers: Path) -> bool:
+    """Returns whether a folder of answers has no rollout and no finished call."""
+    return not any(file.is_file() and file.stat().st_size for file in answers.rglob("*.jsonl"))
+
+
+def _is_fixed(plan: EvaluationPlan, origin: RolloutOrigin) -> bool:
+    """Whether the name of the model identifies its weights."""
+    if isinstance(plan.rollouts.policy, ModelLocation):
+        return origin.weights is not None
+    return plan.price is not None and plan.price.is_charged
