@@ -1,8 +1,7 @@
-"""Runs that end in every way there is: does each status say what happened, in words? statuses.py [--group]
+"""Runs that end in every way there is: does each status say what happened, in words?
 
 A full disk needs root (a small file system is mounted), and a run that the kernel kills for memory a
-control group below this process's own, which is made with `--group` only. Where it cannot do so,
-the line says `not_run`.
+control group below this process's own. Where it cannot do so, the line says `not_run`.
 """
 
 import contextlib
@@ -119,8 +118,6 @@ def small_group(num_bytes: int) -> Iterator[Path | None]:
 
 
 def out_of_memory() -> str | None:
-    if "--group" not in sys.argv:
-        return None
     with workspace() as space, small_group(40 << 20) as group, LongAnswers() as endpoint:
         if group is None:
             return None
