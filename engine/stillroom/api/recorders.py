@@ -30,6 +30,9 @@ class RecorderCost(msgspec.Struct, frozen=True, kw_only=True):
     """The cost of the calls in the folder's journals; None if a recorder runs or was killed."""
     budget_usd: float | None = None
     """The most that those calls may cost once the recorder has ended; None without a limit."""
+    in_flight_usd: float = 0.0
+    """The most that the calls in flight may cost, which are in no journal if the recorder is
+    killed; 0 without a limit."""
     deleted_usd: float = 0.0
     """The cost of calls that are in no journal, such as those whose journals were deleted."""
 
@@ -40,12 +43,16 @@ class RecorderCost(msgspec.Struct, frozen=True, kw_only=True):
         return self.deleted_usd + (spent_usd or 0.0)
 
     def recounted(self, spent_usd: float) -> Self:
-        """Returns the cost when the calls in the folder's journals have cost `spent_usd`.
+        """Returns the cost when the calls so far have cost `spent_usd`.
 
-        If that is less than before, journals were deleted, or calls could not be written.
+        These are the calls in the folder's journals, and those that were in flight when the
+        recorder was killed. If that is less than before, journals were deleted, or calls could not
+        be written.
         """
         deleted_usd = self.deleted_usd + max(0.0, (self.spent_usd or 0.0) - spent_usd)
-        return msgspec.structs.replace(self, spent_usd=spent_usd, deleted_usd=deleted_usd)
+        return msgspec.structs.replace(
+            self, spent_usd=spent_usd, in_flight_usd=0.0, deleted_usd=deleted_usd
+        )
 
 
 def recorders_usd(workspace: Workspace) -> float:
@@ -69,7 +76,8 @@ def _cost_usd(workspace: Workspace, cost: RecorderCost) -> float:
     try:
         if is_running and cost.budget_usd is not None:
             return cost.most_usd
-        counted = cost.recounted(budget_of_calls(workspace, folder).budget.spent.usd)
+        spent = budget_of_calls(workspace, folder).budget.spent
+        counted = cost.recounted(spent.usd + cost.in_flight_usd)
         if not is_running:
             write_cost(workspace, counted)
         return counted.most_usd

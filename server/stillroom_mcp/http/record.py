@@ -25,6 +25,7 @@ from stillroom.recording.tape import Tape
 from stillroom.recording.upstreams import Upstream, check_no_loop, client_settings, parse_upstreams
 from stillroom.secrecy.keys import is_loopback
 from stillroom.settings import Workspace, open_workspace
+from stillroom.teachers.budget import Cost
 from stillroom.teachers.pricing import FREE, workspace_budget_usd
 from stillroom.teachers.providers import PROVIDERS
 from stillroom_mcp.http.listening import (
@@ -148,6 +149,7 @@ def limited_recording(
             if is_limited or cost.spent_usd is not None:
                 is_free = usd is None and is_local
                 call_budget = budget_of_calls(workspace, folder, unlisted=FREE if is_free else None)
+                call_budget.budget.spent += Cost(usd=cost.in_flight_usd)
                 cost = cost.recounted(call_budget.budget.spent.usd)
                 write_cost(workspace, cost)
                 if is_limited:
@@ -157,6 +159,10 @@ def limited_recording(
             budget_usd = budget and max(budget.budget.spent.usd, budget.budget.usd)
             active = msgspec.structs.replace(cost, spent_usd=None, budget_usd=budget_usd)
             write_cost(workspace, active)
+        if budget is not None:
+            budget.budget.on_outstanding = lambda outstanding: write_cost(
+                workspace, msgspec.structs.replace(active, in_flight_usd=outstanding.worst.usd)
+            )
         try:
             yield journal, budget
         finally:

@@ -21,6 +21,7 @@ from stillroom.api.recorders import (
 )
 from stillroom.api.spending import limit_budget
 from stillroom.errors import DataError, InputError
+from stillroom.recording.admission import RefusedError
 from stillroom.recording.journal import CallJournal
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import Price, price_for
@@ -117,6 +118,28 @@ def test_calls_that_are_not_settled_count_when_their_recorder_ends(workspace: Wo
         body = json.dumps({"model": "m", "messages": [], "max_tokens": 2}).encode()
         anyio.run(budget.reserve, body)
     assert recorders_usd(workspace) == 2
+
+
+def test_calls_that_were_in_flight_when_their_recorder_was_killed_count_as_paid(
+    workspace: Workspace,
+) -> None:
+    folder = workspace.root / "traces"
+    body = json.dumps({"model": "m", "messages": [], "max_tokens": 2}).encode()
+    with limited_recording(workspace, folder, 15.0, is_local=False) as (_, budget):
+        assert budget is not None
+        anyio.run(budget.reserve, body)
+        [document] = (workspace.root / ".stillroom/recorders").iterdir()
+        as_killed = document.read_bytes()
+    document.write_bytes(as_killed)
+
+    # A bound, which has a margin so that it changes rarely.
+    assert 2 <= recorders_usd(workspace) <= 3
+    document.write_bytes(as_killed)
+    with limited_recording(workspace, folder, 3.5, is_local=False) as (_, budget):
+        assert budget is not None
+        with pytest.raises(RefusedError, match="does not cover this call"):
+            anyio.run(budget.reserve, body)
+    assert 2 <= recorders_usd(workspace) <= 3
 
 
 def test_a_damaged_document_starts_nothing(workspace: Workspace) -> None:
