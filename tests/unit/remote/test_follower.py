@@ -360,6 +360,7 @@ def test_the_meter_moves_while_a_machine_is_provisioned_and_installs(
 ) -> None:
     now, minutes = time.time, iter(range(1, 1000))
     seen: list[float] = []
+    contacts: list[str | None] = []
 
     class Installing(ScriptedHost):
         def prepare(self, spec: JobSpec, report: Callable[[str], None]) -> None:
@@ -369,10 +370,12 @@ def test_the_meter_moves_while_a_machine_is_provisioned_and_installs(
 
     def a_minute_passes() -> None:
         seen.append(view(folder).machine_usd or 0.0)
+        contacts.append(view(folder).last_contact)
         passed_s = 60.0 * next(minutes)
         monkeypatch.setattr(time, "time", lambda: now() + passed_s)
 
     monkeypatch.setattr(local_run, "_WRITE_VIEW_EVERY_S", 0.0)
+    monkeypatch.setattr(local_run, "now", lambda: f"{time.time():.3f}")
     record = read_record(folder)
     record.price_per_hour = 6.0
     write_record(folder, record)
@@ -385,6 +388,8 @@ def test_the_meter_moves_while_a_machine_is_provisioned_and_installs(
     assert len(steps) >= 2
     # Six dollars an hour are ten cents a minute.
     assert steps == pytest.approx([0.1] * len(steps), abs=0.01)
+    # Each word of an installation is a contact; a cluster that does not come up gives none.
+    assert len(set(contacts)) == (len(contacts) if step == "prepare" else 1)
 
 
 @pytest.mark.parametrize("has_answered", [False, True])
