@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from fakes.rollout_rows import assistant, read_rows, rollout_row, user, write_li
 from stillroom import api
 from stillroom.demo import DEMO_MODELS
 from stillroom.errors import EngineError
+from stillroom.secrecy.environments import run_environment
 from stillroom.settings import Workspace
 
 
@@ -50,6 +52,29 @@ def test_what_is_wrong_in_the_child_is_told_as_it_is(tmp_path: Path) -> None:
         filtered(tmp_path, model="no-such-model")
     with pytest.raises(EngineError, match=r"file 'held\.jsonl' does not exist"):
         filtered(tmp_path, decontaminate=["held.jsonl"])
+
+
+def test_a_child_gets_the_environment_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it torch's threads spin on a busy machine, and a plan's trial takes minutes."""
+    environments = []
+
+    def started(*args: Any, env: dict[str, str] | None = None, **options: Any) -> Any:
+        environments.append(env)
+        return popen(*args, env=env, **options)
+
+    popen = subprocess.Popen
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setattr(subprocess, "Popen", started)
+    write_lines(tmp_path / "rollouts.jsonl", [encoded(rollout_row())])
+
+    with pytest.raises(EngineError):
+        filtered(tmp_path, language="klingon")
+
+    [environment] = environments
+    assert environment == run_environment(tmp_path)
+    assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
 
 
 def test_heavy_filters_load_nothing_into_this_process(tmp_path: Path) -> None:
