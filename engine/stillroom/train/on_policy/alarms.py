@@ -37,7 +37,7 @@ _MIN_ENTROPY, _NO_NEARER = 0.25, 0.5
 _NEAR_KL = 0.02
 _NOT_FALLEN, _RISEN = 0.95, 1.5
 # The difference in nats per token between sampler and trainer; bf16 rounding causes about 0.01.
-_MAX_GAP = 0.05
+MAX_GAP = 0.05
 _MAX_FAILED = 0.2
 # Markers of templates cannot always be compared, text nearly always.
 _MAX_NOT_COMPARED, _MIN_COMPARED = 0.5, 0.5
@@ -244,7 +244,7 @@ def _detect_sampler_mismatch(history: History, config: DistillConfig) -> Alarm |
     gap = _recent_mean(history, "logprob_gap", _RECENT)
     # Tokens sampled by older weights have other probabilities for that reason alone.
     is_stale = any(metrics.get("staleness", 0.0) > 0 for metrics in history[-_RECENT:])
-    if gap is None or gap <= _MAX_GAP or is_stale:
+    if gap is None or gap <= MAX_GAP or is_stale:
         return None
     algorithm = config.algorithm
     advice = _join_advice(
