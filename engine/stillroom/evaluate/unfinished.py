@@ -17,11 +17,16 @@ from stillroom.rollout.results import RolloutOrigin
 from stillroom.run_folder import all_runs
 from stillroom.settings import Workspace
 
-_NOT_SHAPING = NOT_SHAPING | {
+_NOT_SHAPING = NOT_SHAPING - {"tool_timeout", "browse_allow"} | {
     *("name", "group_by", "sampled_prompts", "kl_prompts"),
     # recorded by their contents
-    *("data", "guard", "model", "teacher", "chat_template"),
+    *("data", "guard", "model", "teacher"),
 }
+"""The options that may change before an evaluation is repeated, or are recorded by their contents.
+
+Unlike for an output, which its user resumes, a tool's replies may not be of other limits: nobody
+asks for the answers in which the model read that the tool took too long, or may not open a page.
+"""
 
 
 def answers_folder(plan: EvaluationPlan, origin: RolloutOrigin) -> str:
@@ -30,6 +35,7 @@ def answers_folder(plan: EvaluationPlan, origin: RolloutOrigin) -> str:
     Two evaluations have the same name if each answer of one could be an answer of the other.
     """
     request, rollouts = plan.request, plan.rollouts
+    code_files = (rollouts.tools_file, rollouts.rewards_file)
     files = [record.sha256 for record in origin.inputs]
     if plan.guard is not None:
         files.append(file_sha256(plan.guard.prompts_file))
@@ -39,6 +45,8 @@ def answers_folder(plan: EvaluationPlan, origin: RolloutOrigin) -> str:
         **request.model_dump(mode="json", include={"mcp_servers"}),
         "nudge": request.nudge_to_send,
         "files": files,
+        # A file may have tools and rewards, and be given as one of them or as both.
+        "tools_and_rewards": [file and file.sha256 for file in code_files],
         "models": msgspec.to_builtins(origin.models),
         "judge": rollouts.judge and rollouts.judge.file.model_dump(mode="json"),
     }

@@ -169,3 +169,17 @@ def test_the_cost_of_a_local_models_judge_is_known_while_it_runs_and_paid_once(
     assert result.reused == 1
     assert result.cost_usd == pytest.approx(3 * 0.02)
     assert second.measured[-1]["cost_usd"] == pytest.approx(result.cost_usd)
+
+
+def test_answers_with_another_template_are_not_reused(workspace: Workspace) -> None:
+    def has_answered() -> bool:
+        return bool(reporter.progressed)
+
+    reporter = KeptReporter(has_answered)
+    options = {"model": "base", "concurrency": 1, "chat_template": "chatml"}
+    with pytest.raises(RunCancelledError):
+        evaluated(workspace, 1, reporter, **options)
+    (workspace.runs / "evaluate-1" / "run.json").touch()
+
+    assert evaluated(workspace, 2, **options | {"chat_template": "llama3"}).reused == 0
+    assert evaluated(workspace, 3, **options).reused > 0

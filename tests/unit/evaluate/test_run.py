@@ -349,6 +349,8 @@ def without_prices(root: Path) -> dict[str, Any]:
         {"seed": 7},
         {"context_file": "prices.yml"},
         {"answer_match": "exact"},
+        {"tool_timeout": 5},
+        {"browse_allow": ("127.0.0.1:1",)},
         {"guard": "guard.jsonl"},
     ],
 )
@@ -362,6 +364,17 @@ def test_answers_are_not_reused_if_anything_that_shapes_them_has_changed(
     assert result.reused == 0
     assert interrupted.endpoint.served["question 0", 0] == 2
     assert not [note for note in interrupted.reporter.notes if "reuses" in note]
+
+
+def test_answers_are_not_reused_if_the_file_of_the_tools_now_rewards_them(project: Path) -> None:
+    with (project / "tools.py").open("a", encoding="utf-8") as file:
+        file.write("@reward\ndef none(args: RewardArgs, messages: list) -> float:\n    return 0\n")
+    with ScriptedEndpoint() as endpoint:
+        evaluated(project, endpoint, budget_usd=0.65, max_tokens=16)
+        rewarded = {"budget_usd": 5, "max_tokens": 16, "rewards": "tools.py"}
+        result = evaluated(project, endpoint, run_id="evaluate-2", **rewarded)
+
+    assert (result.reused, result.accuracy.value) == (0, 0)
 
 
 def test_the_answers_of_an_evaluation_that_is_still_running_are_not_taken(
