@@ -6,16 +6,21 @@ the folder of one that was killed, cancelled or stopped by its budget.
 """
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
 from stillroom.evaluate.request import EvaluationPlan
 from stillroom.files import content_hash, file_sha256
 from stillroom.models.resolve import ModelLocation
-from stillroom.rollout.plan import NOT_SHAPING
+from stillroom.rollout.plan import NOT_SHAPING, RolloutPlan
 from stillroom.rollout.results import RolloutOrigin
 from stillroom.run_folder import all_runs
+from stillroom.secrecy.keys import is_loopback
 from stillroom.settings import Workspace
+from stillroom.teachers.model_choice import ModelChoice
+from stillroom.teachers.pricing import has_own_price
+from stillroom.teachers.providers import Endpoint
 
 _NOT_SHAPING = NOT_SHAPING - {"tool_timeout", "browse_allow"} | {
     *("name", "group_by", "sampled_prompts", "kl_prompts"),
@@ -58,11 +63,12 @@ def take_over_answers(
 ) -> str | None:
     """Moves the answers of an unfinished evaluation with the same settings to the run `folder`.
 
-    Returns the id of that evaluation's run; None if there is none, or if the model may have changed
-    since then: a server of the user's own may now serve other weights under the same name.
+    Returns the id of that evaluation's run; None if there is none, or if the model or the judge may
+    have changed since then: a server of the user's own may now serve other weights under their
+    names.
     """
     name = answers_folder(plan, origin)
-    if not _is_fixed(plan, origin) or (folder / name).exists():
+    if not _is_fixed(workspace, plan.rollouts, origin) or (folder / name).exists():
         return None
     for run in all_runs(workspace):
         answers, owner = run.path / name, run.owner_lock()
@@ -85,8 +91,25 @@ def _is_empty(answers: Path) -> bool:
     return not any(file.is_file() and file.stat().st_size for file in answers.rglob("*.jsonl"))
 
 
-def _is_fixed(plan: EvaluationPlan, origin: RolloutOrigin) -> bool:
-    """Whether the name of the model identifies its weights."""
-    if isinstance(plan.rollouts.policy, ModelLocation):
-        return origin.weights is not None
-    return plan.price is not None and plan.price.is_charged
+def _is_fixed(workspace: Workspace, plan: RolloutPlan, origin: RolloutOrigin) -> bool:
+    """Whether the names of the model and the judge identify their weights."""
+    if isinstance(plan.policy, ModelLocation) and origin.weights is None:
+        return False
+    return all(
+        _is_sold(workspace, model, location)
+        for model, location in plan.models_called
+        if isinstance(location, Endpoint)
+    )
+
+
+def _is_sold(workspace: Workspace, model: ModelChoice, endpoint: Endpoint) -> bool:
+    """Whether an endpoint sells the model's answers.
+
+    A server on this machine may serve other weights under a name in the list of prices, so only a
+    price in prices.yml counts there.
+    """
+    price = model.price(workspace)
+    if price is None or not price.is_charged:
+        return False
+    is_here = is_loopback(urlsplit(endpoint.base_url).hostname or "")
+    return not is_here or has_own_price(workspace, model.model)

@@ -120,6 +120,11 @@ def price_for(workspace: Workspace, model: str) -> Price | None:
     return user_prices.get(model) or price_list(workspace).find(model)
 
 
+def has_own_price(workspace: Workspace, model: str) -> bool:
+    """Returns whether the user has given the price of a model, in prices.yml."""
+    return model in _read_prices(workspace).models
+
+
 def require_price(workspace: Workspace, model: str) -> Price:
     """Returns the price of a model for a run with a budget in US dollars, which needs one.
 

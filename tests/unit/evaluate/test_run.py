@@ -377,6 +377,48 @@ def test_answers_are_not_reused_if_the_file_of_the_tools_now_rewards_them(projec
     assert (result.reused, result.accuracy.value) == (0, 0)
 
 
+class JudgeEndpoint(ScriptedEndpoint):
+    """A judge for whom each answer is right."""
+
+    def answer(self, body: dict[str, Any]) -> tuple[tuple[str, int], dict[str, Any]]:
+        key, reply = super().answer(body)
+        reply["choices"][0]["message"] = {"role": "assistant", "content": judgement(1)}
+        return key, reply
+
+
+@pytest.mark.parametrize("price", ["", "judge: {input: 1000, output: 1000}\n"])
+def test_answers_that_a_server_without_a_price_has_judged_are_not_reused(
+    project: Path, price: str
+) -> None:
+    with (project / "prices.yml").open("a", encoding="utf-8") as file:
+        file.write(price)
+    with ScriptedEndpoint() as endpoint, JudgeEndpoint() as judging:
+        judge = {"model": "judge", "base_url": judging.base_url, "rubric": "Be right."}
+        (project / "judge.yml").write_text(json.dumps(judge), "utf-8")
+        options = {"judge": "judge.yml", "max_concurrency": 1}
+        judging.hold_after(1)
+        reporter = KeptReporter(lambda: judging.num_asked == 2)
+        with pytest.raises(RunCancelledError):
+            evaluated(project, endpoint, reporter, **options)
+        judging.hold.set()
+        result = evaluated(project, endpoint, run_id="evaluate-2", **options)
+
+    assert (result.reused > 0) == bool(price)
+
+
+def test_answers_of_a_local_server_are_not_reused_because_its_name_has_a_list_price(
+    project: Path,
+) -> None:
+    listed = "as_of: '2999-01-01'\nmodels: {scripted: {input: 1000, output: 1000}}\n"
+    (project / "list_prices.yml").write_text(listed, "utf-8")
+    (project / "prices.yml").unlink()
+    with ScriptedEndpoint() as endpoint:
+        evaluated(project, endpoint, budget_usd=0.65, max_tokens=16)
+        result = evaluated(project, endpoint, run_id="evaluate-2", budget_usd=5, max_tokens=16)
+
+    assert result.reused == 0
+
+
 def test_the_answers_of_an_evaluation_that_is_still_running_are_not_taken(
     interrupted: Interrupted,
 ) -> None:
