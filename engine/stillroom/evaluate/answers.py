@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -100,10 +100,11 @@ class EvaluationPart:
             contained = _contained_match_ids(specs, context.rewarder)
             on_open([*context.notes, *_task_notes(unjudged, contained, tasks)])
             wanted = {spec.key for spec in specs}
-            done: dict[RolloutKey, Outcome] = {
+            reused = {
                 key_of(rollout): rollout for rollout in _read(file) if key_of(rollout) in wanted
             }
-            num_reused, started, reported_at = len(done), time.monotonic(), -math.inf
+            done: dict[RolloutKey, Outcome] = {**reused}
+            started, reported_at = time.monotonic(), -math.inf
 
             async def on_outcome(outcome: Outcome) -> None:
                 nonlocal reported_at
@@ -132,8 +133,8 @@ class EvaluationPart:
         return Answers(
             outcomes,
             stopped_by,
-            seconds=_seconds_of_all(outcomes, num_reused, seconds, plan.options.concurrency),
-            num_reused=num_reused,
+            seconds=seconds + _seconds_of(reused, min(plan.options.concurrency, len(specs))),
+            num_reused=len(reused),
             num_unjudged=len(unjudged),
             num_contained=len(contained),
             num_omitted=len(specs) - len(done),
@@ -179,13 +180,9 @@ def _read(file: Path) -> Iterator[Trajectory]:
     return (decode_trajectory(line.data) for line in read_lines(file))
 
 
-def _seconds_of_all(
-    outcomes: Sequence[Outcome], num_reused: int, seconds: float, concurrency: int
-) -> float:
-    """Returns the wall time of all rollouts, of which those that were not reused took `seconds`."""
-    if num_run := len(outcomes) - num_reused:
-        return seconds * len(outcomes) / num_run
-    return sum(one.duration_s for one in outcomes if isinstance(one, Trajectory)) / concurrency
+def _seconds_of(reused: Mapping[RolloutKey, Trajectory], concurrency: int) -> float:
+    """Returns about how long an earlier run took for rollouts, so many of them at once."""
+    return sum(rollout.duration_s for rollout in reused.values()) / max(1, concurrency)
 
 
 def judged_specs(

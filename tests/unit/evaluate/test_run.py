@@ -322,6 +322,20 @@ def test_a_repeated_evaluation_pays_for_no_finished_call_again(interrupted: Inte
     assert not list((interrupted.root / "runs").glob("*/answers-*"))
 
 
+def test_the_time_of_a_task_counts_how_many_of_the_reused_answers_ran_at_once(
+    interrupted: Interrupted,
+) -> None:
+    [file] = (interrupted.root / "runs").glob("*/answers-*/main.jsonl")
+    rows = [json.loads(row) | {"duration_s": 1000} for row in file.read_text("utf-8").splitlines()]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+
+    result = interrupted.repeat(concurrency=4)
+
+    assert result.per_task is not None
+    # The two reused rollouts, four at once, and the seconds of the four new ones.
+    assert 500 < 6 * result.per_task.machine_seconds < 600
+
+
 def with_another_prompt(root: Path) -> dict[str, Any]:
     with (root / "prompts.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"prompt": "One more?", "metadata": {"expected_answer": "42"}}\n')
