@@ -401,6 +401,18 @@ def test_the_time_to_load_a_student_is_not_a_part_of_its_speed(
     assert speeds == {"seconds": 1800, "untrained_s": 0.1, "trained_s": 0.1}
 
 
+@pytest.mark.parametrize(("reused", "seconds", "prompt_s"), [(0, 32.0, 2.0), (15, 8.0, 1.5)])
+def test_the_time_of_a_prompt_is_that_of_an_evaluation_without_reused_answers(
+    reused: int, seconds: float, prompt_s: float
+) -> None:
+    cost = TaskCost(usd=None, seconds=3.0, machine_seconds=1.5, tokens=9, is_local=True)
+    result = evaluation_result(
+        "student", share_estimate(0, 16), per_task=cost, seconds=seconds, reused=reused
+    )
+
+    assert measuring.prompt_seconds(result) == prompt_s
+
+
 def test_a_student_is_compared_with_its_teacher_only_on_enough_shared_prompts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -442,8 +442,17 @@ def evaluate(
     result = read_evaluation(session.workspace, run.run_id).result
     # An evaluation with examples takes longer, so it does not count.
     if model is not None and (is_trained or system is None):
-        session.prompt_s = result.seconds / max(1, result.accuracy.n)
+        session.prompt_s = prompt_seconds(result)
     if (prompts := PROMPTS.get(data.stem)) is not None:
         accuracy = result.accuracy
         session.add(Measured(name=name, prompts=prompts, accuracy=accuracy, run_id=run.run_id))
     return ModelEvaluation(name, run.run_id, result)
+
+
+def prompt_seconds(result: EvaluationResult) -> float:
+    """Returns how long an evaluation took for a prompt, with loading the model, in seconds.
+
+    If it reused answers, its own time is too short, so the time of the rollouts counts.
+    """
+    rollout_s = result.per_task.machine_seconds if result.per_task is not None else 0.0
+    return max(result.seconds / max(1, result.accuracy.n), rollout_s)
