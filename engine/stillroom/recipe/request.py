@@ -26,14 +26,15 @@ class RunRecipe(StrictModel):
         ),
     ] = None
     teacher: Annotated[str | None, Field(description="If input has no answers")] = None
-    student: Annotated[str, Field(description="Model to train: hub id, folder or GGUF file")]
+    student: Annotated[str, Field(description="Hub id, folder or GGUF file")]
+    chat_template: str | None = None
     output: Annotated[str, Field(description="Folder for data, model and report")] = "student"
     provider: Annotated[ProviderName | None, Field(description="The teacher's")] = None
     base_url: str | None = None
     api_key_env: str | None = None
     system: Annotated[
         str | None,
-        Field(description="The teacher's system message; the student trains without it"),
+        Field(description="The teacher's; the student trains without it"),
     ] = None
     budget_usd: Annotated[
         float | None, Field(gt=0, description="Cap on the teacher's cost over all calls")

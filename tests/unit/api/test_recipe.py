@@ -50,7 +50,8 @@ from stillroom.api.recipe.run import make_student
 from stillroom.api.recipe.session import RecipeSession, ask_teacher
 from stillroom.api.recipe.stages import RecipeLimits, Stages
 from stillroom.curate.convert import ConvertRollouts
-from stillroom.errors import DataError, InputError, ModelError, RunError
+from stillroom.data.chat.template import template_file
+from stillroom.errors import ConfigError, DataError, InputError, ModelError, RunError
 from stillroom.evaluate.files import RESULT_FILE, Evaluation, TaskCost
 from stillroom.evaluate.intervals import share_estimate
 from stillroom.files import read_json
@@ -220,6 +221,8 @@ def test_a_teacher_that_is_often_wrong_stops_the_recipe_until_that_is_accepted(
         ({"output": "inputs.csv"}, InputError, "is a file"),
         ({"teacher": "unpriced"}, InputError, "price"),
         ({"student": "none/such"}, ModelError, "cannot get the model"),
+        ({"chat_template": "chatmll"}, ConfigError, "chat_template 'chatmll': there is no model"),
+        ({"chat_template": "other.jinja"}, ConfigError, "ends an answer with '<\\|done\\|>'"),
         ({"base_url": None, "budget_usd": None, "teacher": "gpt-5"}, InputError, "may be billed"),
     ],
 )
@@ -233,6 +236,8 @@ def test_what_cannot_work_is_refused_before_anything_is_started(
     problem: str,
 ) -> None:
     workspace = make_data(tmp_path)
+    template = template_file("chatml").read_text("utf-8").replace("<|im_end|>", "<|done|>")
+    (tmp_path / "other.jinja").write_text(template, "utf-8")
 
     with pytest.raises(error, match=problem):
         run(workspace, request(teacher, tiny_models, **changes))
@@ -1051,6 +1056,27 @@ def test_a_student_whose_template_leaves_tools_out_gets_one_that_has_them(
     [untrained] = [one for one in ended.result["accuracy"] if one["name"] == "untrained student"]
     recorded = find_run(Workspace(tmp_path), untrained["run_id"]).read_request()
     assert recorded.request["chat_template"] == "chatml"
+
+
+def test_a_student_is_measured_and_trained_with_the_chat_template_of_the_request(
+    tmp_path: Path, tiny_models: Any, started: list[str]
+) -> None:
+    workspace = workspace_with_logs(tmp_path, num_calls=90)
+    text = template_file("chatml").read_text("utf-8")
+    (tmp_path / "mine.jinja").write_text(f"{{#- of our own -#}}{text}", "utf-8")
+    assert run_recipe(workspace, logs_request(tiny_models)).result is not None
+    earlier = {path.name: path.read_bytes() for path in (tmp_path / "student").glob("sft-*.yml")}
+
+    ended = run_recipe(workspace, logs_request(tiny_models, chat_template="mine.jinja"))
+
+    assert ended.result is not None, ended.error
+    configs = {path.name: path.read_bytes() for path in (tmp_path / "student").glob("sft-*.yml")}
+    assert configs.items() > earlier.items()
+    model = AutoTokenizer.from_pretrained(tmp_path / ended.result["folder"])
+    assert "of our own" in model.chat_template
+    [untrained] = [one for one in ended.result["accuracy"] if one["name"] == "untrained student"]
+    recorded = find_run(workspace, untrained["run_id"]).read_request()
+    assert recorded.request["chat_template"] == "mine.jinja"
 
 
 def test_logged_answers_are_judged_by_the_rewards_of_the_project(

@@ -13,6 +13,7 @@ from stillroom.curate.sources import has_answers
 from stillroom.errors import DataError, InputError
 from stillroom.evaluate.request import EvaluateModel
 from stillroom.importing.input_files import input_files
+from stillroom.models.chat_template import template_source
 from stillroom.models.resolve import ModelLocation, check_available, locate_model
 from stillroom.recipe.answers import label_set, usual_spellings
 from stillroom.recipe.inputs import LoadedPrompts, RecipePrompt, read_prompts
@@ -81,6 +82,7 @@ def plan_recipe(workspace: Workspace, request: RunRecipe) -> RecipePlan:
     if folder.is_file():
         raise InputError(f"output {request.output!r} is a file", "give the name of a folder")
     check_available(locate_model(workspace, request.student))
+    template_source(workspace, request.chat_template)
     endpoint_options = {
         name: value
         for name in ("provider", "base_url", "api_key_env")

@@ -80,10 +80,18 @@ class RecipeSession:
         return self.plan.teacher.has_tools
 
     def choose_chat_template(self) -> None:
-        """Sets the student's chat template: another one if its own leaves out the tasks' tools.
+        """Sets the student's chat template: the request's, or another if its own leaves out tools.
 
         Tools are those of the session, of a prompt's container, and those called in prompts.
+        Raises the errors of `tokenizer_for` if the request's does not suit the student.
         """
+        if (name := self.request.chat_template) is not None:
+            student = self.request.student
+            tokenizer_for(
+                self.workspace, student, "a recipe with chat_template", chat_template=name
+            )
+            self.chat_template = name
+            return
         prompts = (*self.plan.prompts, *self.plan.labelled)
         if not self.has_tools and not any(prompt.has_tools for prompt in prompts):
             return

@@ -229,6 +229,7 @@ class Trainer:
             "student": session.request.student,
             "rows": file_sha256(taught.train_file),
             "rank": self._settings.qlora_rank,
+            **self._template_key,
         }
         path = session.files.config_path("plan", key)
         config = session.files.write_config(path, training.sft_config)
@@ -281,9 +282,15 @@ class Trainer:
 
     def _sft_config_path(self, title: str, start: str, taught: TaughtRows) -> Path:
         """Returns the path of a training's config, which differs for other `minutes`."""
-        key = {"start": start, "rows": file_sha256(taught.train_file)}
+        key = {"start": start, "rows": file_sha256(taught.train_file), **self._template_key}
         path = self._session.files.config_path(_CONFIG_NAMES[title], key)
         return path.with_stem(f"{path.stem}-{self._session.request.minutes or 0:g}")
+
+    @property
+    def _template_key(self) -> dict[str, str]:
+        """The chat template that the request names, with which a student is another one."""
+        name = self._session.request.chat_template
+        return {} if name is None else {"chat_template": name}
 
     def _finished_config(
         self, title: str, starts: Sequence[str], taught: TaughtRows, *, is_late: bool = False
