@@ -25,7 +25,7 @@ from stillroom.files import FileLock
 from stillroom.jobs import supervise
 from stillroom.models.resolve import ModelLocation
 from stillroom.remote.machine import Machine
-from stillroom.rollout.journal.journal import recorded_cost
+from stillroom.rollout.journal.shards import recorded_cost
 from stillroom.rollout.plan import RolloutPlan, plan_generation
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.rescore.request import ScoreRollouts, ScoringPlan, plan_scoring

@@ -15,7 +15,7 @@ from stillroom.recipe.answers import AnswerForm, LabelAnswers, PatternAnswers
 from stillroom.recipe.files import RecipeFiles
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.request import Gate, Measured, RunRecipe
-from stillroom.rollout.journal.journal import recorded_cost
+from stillroom.rollout.journal.shards import recorded_cost
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.settings import Workspace
 

@@ -228,7 +228,7 @@ class RolloutStore:
 
     def spent(self) -> Cost:
         """Returns the cost of earlier runs, including calls interrupted by an error or a kill."""
-        return _spent(self.finished, self._journal_content) + self.lost_by_last_run.worst
+        return spent_on_record(self.finished, self._journal_content) + self.lost_by_last_run.worst
 
     def paid(self) -> CallTotals:
         """Returns the totals of all recorded calls, including those of unfinished rollouts."""
@@ -265,19 +265,7 @@ class RolloutStore:
             write_atomic(self._journal.path, msgspec.json.encode(record) + b"\n")
 
 
-def recorded_cost(output: Path, *, with_lost: bool) -> Cost:
-    """Returns what the calls of an output's runs have cost, as its rows and journal record it.
-
-    with_lost: includes the worst case of the calls in flight when the last run was killed, which
-    the run that resumes it counts as its own. Raises DataError if a file is damaged.
-    """
-    finished = finished_rows(output)
-    journal = read_journal(journal_path(output), finished)
-    spent = _spent(finished, journal)
-    return spent + journal.outstanding.worst if with_lost else spent
-
-
-def _spent(finished: FinishedRows, journal: JournalContent) -> Cost:
+def spent_on_record(finished: FinishedRows, journal: JournalContent) -> Cost:
     """Returns the cost of an output's calls, without those in flight when its last run was killed.
 
     Where a row and the journal differ, the larger cost counts: rows of older versions may lack

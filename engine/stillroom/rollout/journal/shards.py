@@ -8,7 +8,7 @@ merges the shards of a killed run and splits the remaining rollouts again.
 import math
 import shutil
 import time
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -22,14 +22,22 @@ from stillroom.files import FileLock, write_json
 from stillroom.lines import NewLines, read_lines
 from stillroom.outputs import OutputHeldError
 from stillroom.rollout.journal.finished import FinishedRows, finished_rows
-from stillroom.rollout.journal.journal import RolloutStore, journal_folder, journal_path
+from stillroom.rollout.journal.journal import (
+    RolloutStore,
+    journal_folder,
+    journal_path,
+    spent_on_record,
+)
 from stillroom.rollout.journal.records import (
     RECORD,
     FinishedRow,
+    JournalContent,
     OutstandingRecord,
+    Record,
     RecordedSteps,
     RolloutKey,
     UnconfirmedRecord,
+    decoded_lines,
     read_journal,
 )
 from stillroom.teachers.budget import Budget, Cost, Outstanding
@@ -254,9 +262,7 @@ def _merge_shard(path: Path, settings: _Settings, into: RolloutStore) -> Outstan
     try:
         for line in read_lines(path):
             _append_if_new(decode_trajectory(line.data), into)
-        num_copied = msgspec.json.decode(_record_count_path(path).read_bytes(), type=int)
-        for line in islice(read_lines(journal_path(path)), num_copied, None):
-            record = RECORD.decode(line.data)
+        for record in _added_records(path):
             if isinstance(record, OutstandingRecord):
                 continue
             into.append(record)
@@ -269,12 +275,40 @@ def _merge_shard(path: Path, settings: _Settings, into: RolloutStore) -> Outstan
         shard.close(is_complete=False)
 
 
+def _added_records(path: Path) -> Iterator[Record]:
+    """Yields the records of a shard's journal, without those of the output that it began with."""
+    num_copied = msgspec.json.decode(_record_count_path(path).read_bytes(), type=int)
+    records = decoded_lines(journal_path(path), RECORD, "a valid journal record")
+    return islice(records, num_copied, None)
+
+
 def _append_if_new(trajectory: Trajectory, into: RolloutStore) -> bool:
     """Appends a row unless the output already has this rollout; returns whether it was new."""
     is_new = RolloutKey(trajectory.task_id, trajectory.sample) not in into.finished
     if is_new:
         into.finish(trajectory)
     return is_new
+
+
+def recorded_cost(output: Path, *, with_lost: bool) -> Cost:
+    """Returns what the calls of an output's runs have cost, as rows, journals and shards record it.
+
+    with_lost: includes the worst case of the calls in flight when the last run was killed, which
+    the run that resumes it counts as its own. Raises DataError if a file is damaged.
+    """
+    finished, paths = finished_rows(output), sorted(_folder(output).glob("[0-9]*.jsonl"))
+    for path in paths:
+        for row in finished_rows(path).rows():
+            finished.add(row)
+    journal = read_journal(journal_path(output), finished)
+    in_flight, lost = journal.outstanding, Outstanding()
+    for path in paths:
+        of_worker = JournalContent()
+        for record in _added_records(path):
+            (of_worker if isinstance(record, OutstandingRecord) else journal).add(record, finished)
+        in_flight, lost = in_flight + of_worker.outstanding, lost + of_worker.lost
+    spent = spent_on_record(finished, journal) + lost.worst
+    return spent + in_flight.worst if with_lost else spent
 
 
 def recorded_costs(path: Path, settings: _Settings) -> RecordedCosts:

@@ -27,6 +27,7 @@ from stillroom.rollout.journal.shards import (
     copy_new_rows,
     merge_shards,
     prepare_shards,
+    recorded_cost,
     recorded_costs,
     shard_output,
     shard_run_folder,
@@ -282,6 +283,32 @@ def test_what_a_killed_worker_had_out_counts_once(workspace: Workspace) -> None:
     assert (store.lost_by_last_run, store.lost) == (most, most)
     assert store.spent().tokens == 300 + 15 * len(sharded.shards[0].keys)
     store.close(is_complete=False)
+
+
+def test_what_the_shards_of_a_killed_driver_cost_is_known_before_they_are_merged(
+    workspace: Workspace,
+) -> None:
+    first = Sharded(workspace, 2)
+    first.begin(0)
+    merge_shards(first.output, first.settings)
+    killed, teacher = Sharded(workspace, 3), ScriptedTeacher(tool_turns=0)
+    # The turn that is on record was copied to a shard, and costs nothing again.
+    assert recorded_cost(killed.output, with_lost=True) == Cost(tokens=5, usd=0.25)
+
+    killed.do(1, teacher)
+    killed.begin(2)
+    reported = OutstandingRecord(calls=3, tokens=300, usd=1.5, begins=True)
+    with journal_path(shard_output(killed.output, 2)).open("ab") as journal:
+        journal.write(msgspec.json.encode(reported) + b"\n")
+    store = RolloutStore(killed.output, killed.settings)
+    copy_new_rows(NewLines(shard_output(killed.output, 1)), store)
+    store.close(is_complete=False)
+
+    spent = Cost(tokens=5 + 15 * len(killed.shards[1].keys) + 5, usd=0.5)
+    assert recorded_cost(killed.output, with_lost=False) == spent
+    assert recorded_cost(killed.output, with_lost=True) == spent + Cost(tokens=300, usd=1.5)
+    merge_shards(killed.output, killed.settings)
+    assert recorded_cost(killed.output, with_lost=True) == spent + Cost(tokens=300, usd=1.5)
 
 
 def test_a_dry_run_knows_what_the_shards_of_a_killed_driver_have(workspace: Workspace) -> None:
