@@ -1,7 +1,7 @@
 """Reads LangSmith's runs, from its SDK or its bulk export, and feedback.
 
-Source: the SDK's `Run`, as returned by `Client.list_runs()`; the bulk export writes the same fields
-to Parquet, with objects as JSON text.
+Source: the SDK's `Run`, as returned by `Client.list_runs()`, or by `read_run()` with its child runs
+nested in it; the bulk export writes the same fields to Parquet, with objects as JSON text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,6 +17,7 @@ from stillroom.importing.json_rows import (
 )
 from stillroom.importing.payloads.calls import NO_CALL, logged_calls
 from stillroom.importing.payloads.fields import (
+    as_list,
     as_row,
     decimal_number,
     first_text,
@@ -47,12 +48,26 @@ _PARQUET_COLUMNS = (b"run_type", b"dotted_order")
 
 
 def _runs(paths: Sequence[Path]) -> Iterator[JsonRow | RefusedRow]:
-    """Yields the runs and feedback: each row, or the rows of an API response."""
+    """Yields the runs and feedback: each row, or the rows of an API response, with child runs."""
     for row in read_any_rows(*paths):
-        if isinstance(row, RefusedRow) or "run_type" in row.data:
+        if isinstance(row, RefusedRow):
             yield row
+        elif "run_type" in row.data:
+            yield from _with_child_runs(row)
         else:
-            yield from listed_rows(row, "runs", part="run")
+            for listed in listed_rows(row, "runs", part="run"):
+                yield from _with_child_runs(listed)
+
+
+def _with_child_runs(row: JsonRow) -> Iterator[JsonRow]:
+    """Yields a run, and the runs that are nested in its `child_runs`, at any depth."""
+    waiting = [row]
+    while waiting:
+        run = waiting.pop()
+        yield run
+        if as_list(run.data.get("child_runs")):
+            part = f"{run.location.part} child".lstrip()
+            waiting += reversed([*listed_rows(run, "child_runs", part=part)])
 
 
 def _is_feedback(row: Row) -> bool:

@@ -106,6 +106,27 @@ def test_feedback_is_a_score_of_its_run_and_of_the_runs_within_it(tmp_path):
     ]
 
 
+def test_runs_nested_in_their_trace_are_read_with_its_feedback(tmp_path):
+    middle = run("c1", "chain", child_runs=[run("r1"), run("r2", "tool", child_runs=None)])
+    stats = {"thumbs": {"n": 1, "avg": 0.0}}
+    root = run("t1", "chain", child_runs=[middle, run("r3"), 5], feedback_stats=stats)
+    path = write_rows(tmp_path / "runs.jsonl", {"runs": [root]})
+
+    rows = read("langsmith", path)
+
+    calls = calls_of(rows)
+    assert [call.location.part for call in calls] == ["run 1 child 1 child 1", "run 1 child 2"]
+    assert [call.id for call in calls] == ["r1", "r3"]
+    (thumb,) = [row for row in rows if isinstance(row, Feedback)]
+    assert all(thumb.target_id in call.feedback_ids for call in calls)
+    assert [reason for _, reason in refusals(rows)] == [
+        "no model call",
+        "no model call",
+        "no model call",
+        "neither a run nor feedback",
+    ]
+
+
 def test_the_thread_of_a_trace_may_stand_in_another_run(tmp_path):
     root = run("t1", "chain", extra={"metadata": {"conversation_id": "thread"}})
     path = write_rows(tmp_path / "runs.jsonl", run(), root)
