@@ -1,5 +1,7 @@
 """Datasets of conversations: OpenAI's files, ShareGPT, Alpaca, tables."""
 
+import csv
+import json
 import sys
 
 import pytest
@@ -101,6 +103,57 @@ def test_columns_of_a_question_and_an_answer_may_hold_messages(tmp_path):
     assert shown(read_rows[0].messages) == ["system Be brief.", "user Hi", "assistant Hello."]
     assert read_rows[0].scores == {"reward": 1.0}
     assert refusals(read_rows) == [(2, "the question or answer is empty or not text")]
+
+
+def write_table(path, rows):
+    with path.open("w", newline="") as stream:
+        table = csv.DictWriter(stream, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+
+
+def table_row(messages, response, system="Sort."):
+    return {"system": system, "messages": json.dumps(messages), "response": response, "rating": "2"}
+
+
+ASKED = [{"role": "user", "content": [{"type": "text", "text": "Where?"}]}]
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        ('{"queue": "returns"}', 'assistant {"queue": "returns"}'),
+        ('[{"type": "text", "text": "[1]"}]', "assistant [1]"),
+        (
+            '[{"type": "bug", "text": "It stops."}]',
+            'assistant [{"type": "bug", "text": "It stops."}]',
+        ),
+        ('[{"type": "tool_use", "id": "t", "name": "f", "input": {}}]', "assistant  f{}"),
+        ('[{"role": "assistant", "content": "Here."}]', "assistant Here."),
+        ('[{"role": "chef", "content": "Ada"}]', 'assistant [{"role": "chef", "content": "Ada"}]'),
+    ],
+)
+@pytest.mark.parametrize("columns", [{}, {"user": "messages", "assistant": "response"}])
+def test_the_answer_to_messages_may_be_in_another_column(response, answer, columns, tmp_path):
+    if columns:
+        columns = columns | {"system": "system"}
+    rows = [table_row(ASKED, response), table_row(ASKED, "")]
+    write_table(tmp_path / "calls.csv", rows)
+    call, refused = read("csv", tmp_path / "calls.csv", columns=columns)
+    assert shown(call.messages) == ["system Sort.", "user Where?", answer]
+    assert call.scores == {"rating": 2.0}
+    assert refusals([refused]) == [(3, "the question or answer is empty or not text")]
+
+
+def test_an_answer_after_messages_is_not_read_twice_and_a_reply_without_blocks_is_refused(tmp_path):
+    answered = [{"role": "system", "content": "S"}, *ASKED, {"role": "assistant", "content": "[]"}]
+    text = [{"role": "user", "content": "List all."}]
+    rows = [table_row(answered, "Here."), table_row(text, "[]"), table_row(ASKED, "[]")]
+    write_table(tmp_path / "calls.csv", rows)
+    first, second, refused = read("csv", tmp_path / "calls.csv")
+    assert shown(first.messages) == ["system S", "user Where?", "assistant []"]
+    assert shown(second.messages) == ["system Sort.", "user List all.", "assistant []"]
+    assert refusals([refused]) == [(4, "the question or answer is empty or not text")]
 
 
 @pytest.mark.parametrize(

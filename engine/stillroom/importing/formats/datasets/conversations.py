@@ -272,7 +272,7 @@ def conversation_of_sharegpt_row(row: JsonRow) -> LoggedConversation:
         detail = f"conversations must be a non-empty list, not {describe(value)}"
         raise UnreadableRowError(NO_MESSAGES, detail)
     are_messages = "role" in as_row(turns[0])
-    messages = reader.messages(turns, "conversations") if are_messages else [*_messages(turns)]
+    messages = reader.turns(turns, "conversations") if are_messages else [*_messages(turns)]
     if (system := first_text(data, "system")) and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
     for field, media in _MEDIA.items():

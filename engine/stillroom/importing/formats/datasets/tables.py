@@ -4,7 +4,7 @@ The columns with the conversation are named by the user, or found by common name
 them may be one of feedback (see `feedback_tables.py`).
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from stillroom.importing.json_rows import (
     head_rows,
     read_json_rows,
 )
-from stillroom.importing.payloads.fields import as_row
+from stillroom.importing.payloads.fields import as_list, as_row, parse_if_json
 from stillroom.importing.payloads.messages import FILES_DROPPED, MessageReader
 from stillroom.importing.records import (
     Location,
@@ -195,6 +195,16 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
     "score": (),
 }
 """The roles of columns, each with its common names, which are used if the user names none."""
+_BLOCK_FIELDS = {
+    "text": "text",
+    "thinking": "thinking",
+    "redacted_thinking": "data",
+    "tool_use": "input",
+    "tool_result": "tool_use_id",
+}
+"""The blocks of Anthropic's messages, with a field that each has."""
+_EMPTY = "the question or answer is empty or not text"
+_MESSAGE_ROLES = ("system", "developer", "user", "assistant", "tool")
 _EXAMPLE = "columns user=question assistant=answer"
 _COLUMN_SEPARATOR = "+"
 """The separator of the columns that together form one answer."""
@@ -262,14 +272,29 @@ def convert_table_row(row: JsonRow, columns: Columns) -> Iterable[SourceRow]:
     if not _has_conversation(columns):
         converted = conversation_of_alpaca_row(row)
     elif "messages" in columns:
-        messages = _parse_messages(row.data.get(columns["messages"]), columns["messages"])
-        chat = conversation_of_sharegpt_row(JsonRow(row.location, {"conversations": messages}))
-        converted = replace(_conversation(row, columns, chat.messages), dropped=chat.dropped)
+        converted = _conversation_of_messages(row, columns)
     else:
         reader = MessageReader()
         messages = _question_and_answer(row.data, columns, reader)
         converted = replace(_conversation(row, columns, messages), dropped=tuple(reader.dropped))
     yield _make_metadata_json_safe(converted)
+
+
+def _conversation_of_messages(row: JsonRow, columns: Columns) -> LoggedConversation:
+    """Returns the conversation of a row with messages, whose last answer may be in a column."""
+    turns = _parse_messages(row.data.get(columns["messages"]), columns["messages"])
+    chat = conversation_of_sharegpt_row(JsonRow(row.location, {"conversations": turns}))
+    reader, messages = MessageReader(), chat.messages
+    if messages[-1]["role"] != "assistant" and "assistant" in columns:
+        has_blocks = any(isinstance(as_row(turn).get("content"), list) for turn in as_list(turns))
+        if has_blocks and parse_if_json(_answer(row.data, columns["assistant"])) == []:
+            raise UnreadableRowError(_EMPTY, f"{columns['assistant']} is a reply without blocks")
+        messages += _turns(row.data, columns, "assistant", reader)
+    system = _text_of(row.data, columns, "system")
+    if system and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system})
+    dropped = tuple(dict.fromkeys([*chat.dropped, *reader.dropped]))
+    return replace(_conversation(row, columns, messages), dropped=dropped)
 
 
 def _parse_messages(value: Any, name: str) -> Any:
@@ -300,21 +325,46 @@ def _answer(data: Row, name: str) -> Any:
 
 def _question_and_answer(data: Row, columns: Columns, reader: MessageReader) -> list[Row]:
     """Returns the messages of a row with a question and an answer in separate columns."""
-    turns: dict[str, list[Row]] = {}
-    for role in ("user", "assistant"):
-        value = _answer(data, columns[role]) if role == "assistant" else data.get(columns[role])
-        is_blank = not value.strip() if isinstance(value, str) else not value
-        if is_blank or not isinstance(value, str | list):
-            detail = f"{columns[role]} must be non-empty text or messages, not {describe(value)}"
-            raise UnreadableRowError("the question or answer is empty or not text", detail)
-        turns[role] = turns_of(value, role, reader)
-    reply = turns["assistant"][0]
+    question, answer = (_turns(data, columns, role, reader) for role in ("user", "assistant"))
+    reply = answer[0]
     reasoning = _text_of(data, columns, "reasoning")
     if reasoning and reply["role"] == "assistant":
         reply["reasoning_content"] = reasoning
     system = _text_of(data, columns, "system")
-    first = [{"role": "system", "content": system}] if system else []
-    return [*first, *turns["user"], *turns["assistant"]]
+    has_own = question[0]["role"] == "system"
+    first = [{"role": "system", "content": system}] if system and not has_own else []
+    return [*first, *question, *answer]
+
+
+def _turns(data: Row, columns: Columns, role: str, reader: MessageReader) -> list[Row]:
+    """Returns the messages of a row's question or answer: a text, messages, or one's blocks.
+
+    In a table of texts, messages and blocks are JSON. Raises UnreadableRowError if it is empty.
+    """
+    value = _answer(data, columns[role]) if role == "assistant" else data.get(columns[role])
+    parsed = as_list(parse_if_json(value))
+    turns = [{"role": role, "content": parsed}] if _are_all(parsed, _is_block) else parsed
+    if _are_all(turns, _is_message):
+        return reader.turns(turns, role)
+    is_blank = not value.strip() if isinstance(value, str) else not value
+    if is_blank or not isinstance(value, str | list):
+        detail = f"{columns[role]} must be non-empty text or messages, not {describe(value)}"
+        raise UnreadableRowError(_EMPTY, detail)
+    return turns_of(value, role, reader)
+
+
+def _are_all(items: list[Any], matches: Callable[[Row], bool]) -> bool:
+    return bool(items) and all(matches(as_row(item)) for item in items)
+
+
+def _is_block(item: Row) -> bool:
+    """Returns whether an element of a list is a block of a message, not of an answer in JSON."""
+    field = _BLOCK_FIELDS.get(str(item.get("type")))
+    return field is not None and field in item
+
+
+def _is_message(item: Row) -> bool:
+    return item.get("role") in _MESSAGE_ROLES and "content" in item
 
 
 def _conversation(row: JsonRow, columns: Columns, messages: list[Row]) -> LoggedConversation:
