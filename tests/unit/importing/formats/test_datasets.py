@@ -135,14 +135,25 @@ ASKED = [{"role": "user", "content": [{"type": "text", "text": "Where?"}]}]
 )
 @pytest.mark.parametrize("columns", [{}, {"user": "messages", "assistant": "response"}])
 def test_the_answer_to_messages_may_be_in_another_column(response, answer, columns, tmp_path):
-    if columns:
-        columns = columns | {"system": "system"}
     rows = [table_row(ASKED, response), table_row(ASKED, "")]
     write_table(tmp_path / "calls.csv", rows)
     call, refused = read("csv", tmp_path / "calls.csv", columns=columns)
     assert shown(call.messages) == ["system Sort.", "user Where?", answer]
     assert call.scores == {"rating": 2.0}
     assert refusals([refused]) == [(3, "the question or answer is empty or not text")]
+
+
+def test_a_tables_system_message_id_and_model_are_read_next_to_named_columns(tmp_path):
+    row = {"q": "Where?", "a": "Here.", "system": "Be brief.", "model": "m-1", "id": "r1"}
+    write_table(tmp_path / "calls.csv", [row])
+    columns = {"user": "q", "assistant": "a"}
+    (call,) = conversations(read("csv", tmp_path / "calls.csv", columns=columns))
+    assert shown(call.messages) == ["system Be brief.", "user Where?", "assistant Here."]
+    assert (call.id, call.model, call.metadata) == ("r1", "m-1", {})
+    columns |= {"system": "model"}
+    (call,) = conversations(read("csv", tmp_path / "calls.csv", columns=columns))
+    assert shown(call.messages)[0] == "system m-1"
+    assert call.model is None
 
 
 def test_an_answer_after_messages_is_not_read_twice_and_a_reply_without_blocks_is_refused(tmp_path):

@@ -195,6 +195,8 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
     "score": (),
 }
 """The roles of columns, each with its common names, which are used if the user names none."""
+_OTHER_ROLES = frozenset({"system", "id", "model"})
+"""The roles of columns with common names that are read next to the columns the user named."""
 _BLOCK_FIELDS = {
     "text": "text",
     "thinking": "thinking",
@@ -214,9 +216,10 @@ def choose_columns(path: Path, present: Collection[str], chosen: Columns) -> Col
     """Returns the column for each role that the file has.
 
     `chosen` maps roles (messages, system, user, assistant, reasoning, tools, id, model, score) to
-    column names; if it is empty, columns with common names are chosen. `a+b` is an answer of
-    several columns. Raises InputError for an unknown role or column, and DataError if the columns
-    do not include a conversation.
+    column names; if it is empty, columns with common names are chosen. They are also chosen for
+    roles that do not replace what the user chose. `a+b` is an answer of several columns. Raises
+    InputError for an unknown role or column, and DataError if the columns do not include a
+    conversation.
     """
     for role, name in chosen.items():
         if role not in _ALIASES:
@@ -230,7 +233,7 @@ def choose_columns(path: Path, present: Collection[str], chosen: Columns) -> Col
             raise InputError(
                 f"{path} has no column {part!r}{did_you_mean(part, tuple(present))}", fix
             )
-    columns = chosen or _columns_by_common_name(present)
+    columns = _with_other_roles(present, chosen) or _columns_by_common_name(present)
     is_alpaca = "instruction" in present and ("output" in present or "response" in present)
     if not _has_conversation(columns) and (chosen or not is_alpaca):
         raise DataError(
@@ -248,6 +251,20 @@ def _columns_by_common_name(present: Collection[str]) -> Columns:
         for role, names in _ALIASES.items()
         if any(name in present for name in names)
     }
+
+
+def _with_other_roles(present: Collection[str], chosen: Columns) -> Columns:
+    """Returns the chosen columns, and with those of a conversation what belongs to it by name.
+
+    That is its system message, id and model, and the answer to `messages`.
+    """
+    if not _has_conversation(chosen):
+        return chosen
+    used = {part for name in chosen.values() for part in _answer_columns(name, present)}
+    roles = _OTHER_ROLES | ({"assistant"} if "messages" in chosen else set[str]())
+    common = _columns_by_common_name(present).items()
+    others = {role: name for role, name in common if role in roles and name not in used}
+    return {**others, **chosen}
 
 
 def _has_conversation(columns: Columns) -> bool:
