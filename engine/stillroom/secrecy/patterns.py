@@ -225,6 +225,21 @@ PERSONAL_DATA = (
     ),
     _kind(
         "phone number",
+        "(0",
+        r"(?<![\w.,:/+-])\(0[1-9]\d{1,4}\) ?\d(?:[ -]?\d){4,8}(?![\w/-]|[.,]\d)",
+        _is_phone,
+        min_digits=8,
+    ),
+    _kind(
+        "phone number",
+        "umber me us",
+        r"(?i:\b(?:(?:my|our) number(?: is)?|(?:call|ring|reach|text) (?:me|us) (?:at|on))\b)"
+        r"(?::[ \t]{0,3}|[ \t]{1,3})(?=[0+(])(?P<data>[+(]{0,2}\d(?:[ .()/-]{0,3}\d){7,13})(?!\w)",
+        _is_labelled_phone,
+        min_digits=8,
+    ),
+    _kind(
+        "phone number",
         "Tel tel TEL Tél hone HONE Mob mob MOB Fax fax FAX Handy Fon",
         r"(?i:\b(?:tele(?:f|ph)on[eo]?|phone|tel|tél|mob(?:ile?)?|fax|handy|fon)\b)"
         r"(?: ?(?i:number|nummer|no|nr)\b)?(?:[.:]{1,2}[ \t]{0,3}|[ \t]{1,3}(?=[0+(]))"
