@@ -103,6 +103,8 @@ class LoadedPrompts:
 
     prompts: list[RecipePrompt] = field(default_factory=list[RecipePrompt])
     notes: list[str] = field(default_factory=list[str])
+    answer_column: str | None = None
+    """The column of a table that the right answers are from; None without one."""
 
 
 def read_prompts(path: Path, *, system: str | None, is_labelled: bool = False) -> LoadedPrompts:
@@ -208,6 +210,7 @@ def _table_rows(path: Path, read: LoadedPrompts, *, is_labelled: bool) -> Iterat
             f"{path}: cannot tell which column has the labels: {', '.join(others) or '(none)'}",
             "rename the column with the right answers to 'label'",
         )
+    read.answer_column = answer
     if answer is not None and answer not in _LABEL_NAMES:
         read.notes.append(f"{path.name}: the labels are from column {fences.safe_name(answer)!r}")
     for row in rows:

@@ -869,6 +869,35 @@ def test_labelled_texts_are_measured_with_the_system_message_of_the_logs(
     assert "bob@" not in "".join(written)
 
 
+@pytest.mark.parametrize("has_all_fields", [True, False])
+def test_a_labelled_table_has_a_column_for_each_field_of_the_logged_objects(
+    has_all_fields: bool, tmp_path: Path, tiny_models: Any, started: list[str]
+) -> None:
+    objects = {
+        text: {"size": "s" if len(text) % 2 else "m", "category": colour_of(text)}
+        for text in [*things(0, 60), *things(1000, 24)]
+    }
+    calls = [logged_call(text, json.dumps(objects[text])) for text in things(0, 60)]
+    write_rows(tmp_path / "logs" / "calls.jsonl", calls)
+    names = ["category", "size"] if has_all_fields else ["category"]
+    lines = [",".join([text, *(objects[text][name] for name in names)]) for text in objects][60:]
+    table = "\n".join([",".join(["text", *names]), *lines])
+    (tmp_path / "labelled.csv").write_text(table, encoding="utf-8")
+
+    ended = run_recipe(Workspace(tmp_path), logs_request(tiny_models, labelled="labelled.csv"))
+
+    assert ended.result is not None, ended.error
+    rows = [row["messages"] for row in read_rows(tmp_path / "student/sft-1.jsonl")]
+    answers = [(messages[-1]["content"], objects[messages[-2]["content"]]) for messages in rows]
+    caveats = " ".join(ended.result["caveats"])
+    if has_all_fields:
+        assert all(answer == json.dumps(right) for answer, right in answers)
+        assert "the right answers are objects of the columns size, category" in caveats
+    else:
+        assert all(answer == right["category"] for answer, right in answers)
+        assert "`labelled` lacks size: only category is trained" in caveats
+
+
 def workspace_with_logs(folder: Path, *, num_calls: int) -> Workspace:
     rows = [logged_call(text, colour_of(text)) for text in things(0, num_calls)]
     write_rows(folder / "logs" / "calls.jsonl", rows)

@@ -1,5 +1,6 @@
 """The first stages of a recipe whose input has answers: turn them into rollouts, one a prompt."""
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from stillroom import fences
 from stillroom.api.recipe.plan import RecipePlan
 from stillroom.api.recipe.stages import Stages
 from stillroom.data.words import user_texts
@@ -17,6 +19,7 @@ from stillroom.importing.formats.datasets.feedback_tables import is_thumb
 from stillroom.importing.redaction import Redaction
 from stillroom.importing.request import ImportResult, ImportRollouts
 from stillroom.lineage import matches_record, read_manifest
+from stillroom.recipe.answers import object_in
 from stillroom.recipe.files import RecipeFiles
 from stillroom.recipe.inputs import RecipePrompt, read_prompts
 from stillroom.recipe.selection import AnsweredRollout, is_cut_off, is_wrong, read_rollouts
@@ -78,13 +81,16 @@ def with_logged_answers(
         prompts = [
             prompt if prompt.answer is not None else prompt.with_object() for prompt in prompts
         ]
+    labelled = plan.labelled
+    if plan.rewards == NO_FILE:
+        labelled = _with_logged_fields(plan, [rollout for _, rollout in best.values()], notes)
     system, share = _commonest_system(prompts)
     if system is not None and share < 1:
         notes.append(f"{share:.0%} of the input's prompts have its commonest system message")
     return replace(
         plan,
         prompts=prompts,
-        labelled=_as_logged(workspace, plan.labelled, system),
+        labelled=_as_logged(workspace, labelled, system),
         logged_file=logged,
         notes=[*notes, *read.notes],
     )
@@ -152,6 +158,43 @@ def _best_rollouts(path: Path) -> dict[str, tuple[bytes, AnsweredRollout]]:
             ),
         )
     return best
+
+
+def _with_logged_fields(
+    plan: RecipePlan, rollouts: Sequence[AnsweredRollout], notes: list[str]
+) -> list[RecipePrompt]:
+    """Returns the labelled prompts, whose answers are objects if those of the logs are.
+
+    That is so if a table's labels are from a column that is a field of most logged answers, and the
+    other fields are columns too. Otherwise only that field is trained, which a note says.
+    """
+    column, labelled = plan.label_column, list(plan.labelled)
+    counts = Counter(tuple(object_in(rollout.answer) or ()) for rollout in rollouts)
+    [(fields, count)] = counts.most_common(1) or [((), 0)]
+    others = [name for name in fields if name != column]
+    if column not in fields or not others or 2 * count < len(rollouts):
+        return labelled
+    shown = ", ".join(map(fences.safe_name, fields))
+    missing = [
+        name
+        for name in others
+        if any(name not in (prompt.row.get("metadata") or {}) for prompt in labelled)
+    ]
+    if missing:
+        notes.append(
+            f"the logged answers have the fields {shown}, but `labelled` lacks "
+            f"{', '.join(map(fences.safe_name, missing))}: only {fences.safe_name(column)} is "
+            "trained; to train all, give `labelled` a column for each"
+        )
+        return labelled
+    notes.append(f"the right answers are objects of the columns {shown}, like the logged ones")
+    return [prompt.with_answer(_object_of(prompt, fields, column)) for prompt in labelled]
+
+
+def _object_of(prompt: RecipePrompt, fields: Sequence[str], column: str | None) -> str:
+    """Returns a labelled prompt's answer and its other columns as a JSON object."""
+    values = {**prompt.row["metadata"], column: prompt.answer}
+    return json.dumps({name: values[name] for name in fields}, ensure_ascii=False)
 
 
 def _commonest_system(prompts: Sequence[RecipePrompt]) -> tuple[str | None, float]:

@@ -41,6 +41,8 @@ class RecipePlan:
     inputs: list[Path]
     prompts: list[RecipePrompt]
     labelled: list[RecipePrompt]
+    label_column: str | None
+    """The column that the answers of `labelled` are from; None if that is not a table."""
     notes: list[str]
     """Notes for the user on the rows that were read."""
     are_logs: bool
@@ -126,6 +128,7 @@ def plan_recipe(workspace: Workspace, request: RunRecipe) -> RecipePlan:
         inputs=files,
         prompts=read.prompts,
         labelled=labelled.prompts,
+        label_column=labelled.answer_column,
         notes=notes,
         are_logs=are_logs,
         has_answers=is_answered,
