@@ -418,6 +418,35 @@ def test_the_time_of_a_prompt_is_that_of_an_evaluation_without_reused_answers(
     assert measuring.prompt_seconds(result) == prompt_s
 
 
+@pytest.mark.parametrize(("prompt_s", "is_too_slow"), [(8.0, False), (18.0, True)])
+def test_too_few_minutes_for_a_slow_student_are_refused_before_it_is_evaluated(
+    prompt_s: float, is_too_slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fewer = SimpleNamespace(test=50 * ["a"], validation=20 * ["b"])
+    parts: Any = SimpleNamespace(
+        test=60 * ["a"], validation=20 * ["b"], within=lambda *_, **__: fewer
+    )
+    speed: Any = SimpleNamespace(recipe_s=1800.0, untrained_s=prompt_s, trained_s=prompt_s)
+    session: Any = SimpleNamespace(
+        request=RunRecipe(input="i", student="s", minutes=30),
+        files=SimpleNamespace(stored_document=lambda *_: speed),
+        stages=SimpleNamespace(remaining_s=1500.0),
+        caveats=[],
+    )
+    for part in (parts.test, parts.validation):
+        part[:] = [SimpleNamespace(task_id=name) for name in part]
+
+    if not is_too_slow:
+        assert baselines.limit_eval_prompts(session, parts, None) is fewer
+        return
+    with pytest.raises(
+        RunError, match=r"30 minutes are too few: .* 18\.0 s for each of 50"
+    ) as error:
+        baselines.limit_eval_prompts(session, parts, None)
+    # 900 seconds are 0.3 of 3000, 1500 more than are left.
+    assert "at least 55 minutes" in error.value.fix
+
+
 def test_a_student_is_compared_with_its_teacher_only_on_enough_shared_prompts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -7,6 +7,7 @@ import msgspec
 
 from stillroom.api.recipe.measuring import (
     CONCURRENCY,
+    MEASURING_SHARE,
     MIN_EVAL_PROMPTS,
     PROMPTS,
     TEST,
@@ -16,6 +17,7 @@ from stillroom.api.recipe.measuring import (
 )
 from stillroom.api.recipe.session import RecipeSession
 from stillroom.data.formats import decode_trajectory
+from stillroom.errors import RunError
 from stillroom.files import file_sha256
 from stillroom.lines import read_lines
 from stillroom.recipe.inputs import RecipePrompt
@@ -37,6 +39,8 @@ _ANSWER_LINE = "\nAnswer: "
 _MIN_TEACHER_ACCURACY = 0.5
 _EXAMPLES_SHARE, _EXAMPLES_SLOWDOWN = 0.1, 3.0
 """The share of the remaining time for the few-shot evaluation, whose prompts take longer."""
+_SLOWER = 1.5
+"""How much slower than allowed a student must be before it is evaluated, since that varies."""
 _MIN_TEACHER_TOKENS = 256
 _LENGTH_QUANTILE = 0.99
 """The quantile of the logged turns' lengths that limits the student's turns."""
@@ -94,6 +98,7 @@ def limit_eval_prompts(
     fewer = parts.within(speed.recipe_s, untrained_s=speed.untrained_s, trained_s=speed.trained_s)
     if (len(fewer.test), len(fewer.validation)) == (len(parts.test), len(parts.validation)):
         return parts
+    _check_minutes(session, fewer, speed)
     session.caveats.append(
         f"to leave time to train, students are evaluated on {len(fewer.test)} of {len(parts.test)} "
         f"test and {len(fewer.validation)} of {len(parts.validation)} validation prompts (about "
@@ -101,6 +106,22 @@ def limit_eval_prompts(
         "another output"
     )
     return fewer
+
+
+def _check_minutes(session: RecipeSession, parts: PromptSplit, speed: _Speed) -> None:
+    """Raises RunError if the untrained student clearly takes longer than an evaluation may."""
+    minutes, left_s = session.request.minutes, session.stages.remaining_s
+    needed_s = len(parts.test) * speed.untrained_s
+    if minutes is None or left_s is None or needed_s <= _SLOWER * MEASURING_SHARE * left_s:
+        return
+    enough = math.ceil(minutes + (needed_s / MEASURING_SHARE - left_s) / 60)
+    raise RunError(
+        f"{minutes:g} minutes are too few: the untrained student takes about "
+        f"{speed.untrained_s:.1f} s for each of {len(parts.test)} test prompts, which leaves no "
+        "time to train it",
+        f"give the recipe at least {enough} minutes, or a smaller student; on a busy machine, end "
+        "other work first and begin again with another output",
+    )
 
 
 def _turns_ratio(teacher: ModelEvaluation | None, untrained: ModelEvaluation) -> float:

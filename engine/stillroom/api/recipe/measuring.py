@@ -48,7 +48,7 @@ CONCURRENCY = 16
 """The prompts that a student answers at a time."""
 _LONGEST_LABEL = 80
 MIN_EVAL_PROMPTS = 5
-_MEASURING_SHARE = 0.3
+MEASURING_SHARE = 0.3
 """The largest share of the remaining time that an evaluation may take."""
 _MIN_LIMIT_S, _TIME_FACTOR = 300.0, 3.0
 """The minimum time limit of a trained student's evaluation, and its multiple of the estimate."""
@@ -432,7 +432,7 @@ def evaluate(
     options["answer_match"] = "exact" if is_exact else "contained"
     request = EvaluateModel.model_validate(options)
     left = session.stages.remaining_s
-    limit_s = None if left is None else max(60.0, _MEASURING_SHARE * left)
+    limit_s = None if left is None else max(60.0, MEASURING_SHARE * left)
     if limit_s is not None and model is not None and is_trained:
         # Training took time and money, so its evaluation may take some minutes more.
         num_prompts = sum(1 for _ in read_lines(data))
