@@ -93,10 +93,12 @@ def import_notes(
         )
     yield from _notes_on_scores(request, counts)
     if request.prompts and counts.ambiguous_prompts:
+        by_reward = (
+            "" if request.reward_from else "set reward_from, so that the best answer counts, or "
+        )
         yield (
             f"{counts.ambiguous_prompts} prompts have no expected_answer, because their correct "
-            "answers differ: set reward_from, so that the best answer counts, or score them with a "
-            "judge or rewards.py"
+            f"answers differ: {by_reward}score them with a judge or rewards.py"
         )
     if request.prompts and counts.unanswered_prompts:
         yield (

@@ -61,6 +61,7 @@ def test_a_prompt_has_an_expected_answer_only_if_all_right_answers_agree(
     assert made.kept == len(answers)
     assert expected(tmp_path) == {"How many?": claimed}
     assert len(told(made)) == (claimed is None)
+    assert all("set reward_from" in note for note in told(made))
 
 
 def test_the_answers_with_the_best_reward_are_the_ones_that_are_expected(tmp_path):
@@ -76,7 +77,9 @@ def test_the_answers_with_the_best_reward_are_the_ones_that_are_expected(tmp_pat
     ]
     made = imported(tmp_path, rows, reward_from=("ok",))
     assert expected(tmp_path) == {"Sum?": "5", "Both?": None, "None?": None}
-    assert told(made)[0].startswith("1 prompts ")
+    (note,) = told(made)
+    assert note.startswith("1 prompts ")
+    assert "set reward_from" not in note
     assert any(note.startswith("1 prompts have no expected_answer") for note in made.notes)
 
 
