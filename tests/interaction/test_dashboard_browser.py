@@ -26,6 +26,9 @@ def write_everything(folder: Path) -> None:
     losses = [{"loss": 2 / step, "val_loss": 2.1 / step} for step in range(1, 200)]
     write_training(runs, "sft-a", losses, minute=1)
     write_training(runs, "sft-b", losses[:60], minute=2)
+    pair = {"teacher_kl": 0.0789, "reward": 0.5, "response_tokens": 9.0}
+    write_training(runs, "distill-a", [pair, {**pair, "teacher_kl": 0.0542}], minute=2)
+    write_run(runs, "export-a", minute=1, result={"format": "merged", "output": "exports/a"})
     write_training(runs, "sft-now", [{"loss": 2.0}], minute=5, status="running")
     write_run(runs, "dpo-b", minute=4, status="failed", error={"problem": ATTACK, "fix": ATTACK})
     call = tool_call(ATTACK, arguments=json.dumps({"item": ATTACK}))
@@ -71,6 +74,7 @@ ADDRESSES = [
     "/", "/runs/sft-a", "/runs/dpo-b", "/evaluations", "/data", "/data/file?path=rows.jsonl",
     "/rows?path=rows.jsonl&row=121", "/compare?a=sft-a&b=sft-b",
     f"/compare?a=evaluate-base&b=evaluate-{ATTACK.replace('/', '|')}", "/lineage?path=rows.jsonl",
+    "/compare", "/lineage", "/runs/distill-a",
 ]  # fmt: skip
 
 
@@ -121,6 +125,76 @@ def test_curves_move_while_the_run_goes_on(
             events.write(json.dumps(row) + "\n")
     change.get_by_text("2 → 0.069", exact=True).wait_for()
     assert page.locator("figure[data-metric=loss] canvas").screenshot() != before
+
+
+def test_the_legend_has_values_only_under_the_pointer(
+    page: Page, dashboard: ServedDashboard
+) -> None:
+    page.goto(f"{dashboard.base}/runs/sft-a")
+    legend = page.locator("figure[data-metric=loss] .u-legend")
+    legend.get_by_text("Loss", exact=True).wait_for()
+    assert "step" not in legend.inner_text()
+    assert "–" not in legend.inner_text()
+    page.locator("figure[data-metric=loss] .u-over").hover()
+    legend.get_by_text("step").wait_for()
+    page.get_by_role("heading").first.hover()
+    legend.get_by_text("step").wait_for(state="hidden")
+
+
+def test_neighbouring_charts_have_level_axes(page: Page, dashboard: ServedDashboard) -> None:
+    """The longest of the three titles takes two lines."""
+    page.goto(f"{dashboard.base}/runs/distill-a")
+    page.locator("figure[data-metric=reward] canvas").wait_for()
+    captions, canvases = (
+        [box for each in page.locator(css).all() if (box := each.bounding_box()) is not None]
+        for css in (".curves > .charts figcaption > .chart-title", ".curves > .charts canvas")
+    )
+    assert len({box["height"] for box in captions}) == 2
+    assert len(canvases) == 3
+    assert len({(box["y"], box["width"], box["height"]) for box in canvases}) == 1
+
+
+def test_a_run_without_steps_has_no_curves(page: Page, dashboard: ServedDashboard) -> None:
+    page.goto(f"{dashboard.base}/runs/export-a")
+    page.get_by_role("heading", name="Curves").wait_for(state="hidden")
+    assert page.get_by_text("step").locator("visible=true").count() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_each_status_has_a_word_and_a_colour_of_its_own(
+    page: Page, dashboard: ServedDashboard, scheme: Any
+) -> None:
+    page.emulate_media(color_scheme=scheme)
+    page.goto(dashboard.base)
+    colours = {
+        word: page.locator(f".status.{word}", has_text=word).first.evaluate(
+            "element => getComputedStyle(element).color"
+        )
+        for word in ("running", "succeeded", "failed")
+    }
+    assert len(set(colours.values())) == 3
+
+
+@pytest.mark.parametrize("address", ["/", "/runs/sft-a", "/rows?path=rows.jsonl", "/compare"])
+def test_what_has_the_focus_is_outlined(
+    page: Page, dashboard: ServedDashboard, address: str
+) -> None:
+    page.goto(dashboard.base + address)
+    outlines: list[str] = []
+    # Past the last link, the focus leaves the page.
+    while "BODY" not in "".join(outlines) and len(outlines) < 14:
+        page.keyboard.press("Tab")
+        outlines.append(
+            page.evaluate(
+                """() => {
+                const {outlineStyle, outlineWidth} = getComputedStyle(document.activeElement);
+                return `${document.activeElement.tagName} ${outlineStyle} ${outlineWidth}`;
+                }"""
+            )
+        )
+    reached = [outline for outline in outlines if "BODY" not in outline]
+    assert len(reached) > 6
+    assert [outline for outline in reached if not outline.endswith("solid 2px")] == []
 
 
 def test_a_run_that_begins_appears_by_itself(

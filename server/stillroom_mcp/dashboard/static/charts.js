@@ -98,9 +98,11 @@ const stillroomCharts = (() => {
     const muted = colour("--muted"), rule = colour("--rule");
     const axis = { stroke: muted, grid: { stroke: rule, width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
     figure.plot = new uPlot({
-      width: box.clientWidth || 320, height: 190, padding: [8, 8, 0, 0],
+      class: "at-rest", width: box.clientWidth || 320, height: 190, padding: [8, 8, 0, 0],
       legend: { markers: { width: 0, fill: (_, i) => series[i - 1]?.stroke } },
       cursor: { drag: { x: true, y: false } },
+      // The legend has values only while the pointer is over the chart.
+      hooks: { setCursor: [(plot) => plot.root.classList.toggle("at-rest", plot.cursor.idx === null)] },
       scales: { x: { time: false } },
       axes: [
         { ...axis, grid: { show: false }, size: 28, values: (_, ticks) => ticks.map((v) => (Number.isInteger(v) ? shown(v) : "")) },
