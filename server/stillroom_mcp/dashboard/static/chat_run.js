@@ -44,11 +44,11 @@
     const alarms = (run.alarms ?? []).map((alarm) => make("li", "", alarm));
     head.replaceChildren(
       make("h1", "", run.run_id.slice(0, run.run_id.indexOf("-") + 7), make("span", "", ` · ${run.kind} `), make("span", `status ${run.status}`, run.status)),
+      ...(run.error ? [make("div", "problem", make("p", "", run.error.problem), make("p", "muted", `Fix: ${run.error.fix}`))] : []),
       ...(run.where ? [make("p", "small muted", `On ${run.where}, ${run.last_contact ? `last contact ${run.last_contact.slice(0, 16).replace("T", " ")} UTC` : "not reached yet"}.`)] : []),
       ...(run.unreachable ? [make("div", "problem", make("p", "", `The run cannot be followed at the moment: ${run.unreachable}`), make("p", "muted", "Stillroom keeps trying; a run that has started continues on its machine."))] : []),
       figures(facts.slice(0, 6)),
       ...(alarms.length ? [make("ul", "alarms", ...alarms)] : []),
-      ...(run.error ? [make("div", "problem", make("p", "", run.error.problem), make("p", "muted", `Fix: ${run.error.fix}`))] : []),
     );
     if (!head.isConnected) view.replaceChildren(head, block);
   }
