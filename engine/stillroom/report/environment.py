@@ -22,6 +22,7 @@ from stillroom.report.wording import (
     percent,
     percent_interval,
     plural,
+    short_ids,
     short_name,
 )
 from stillroom.types import dollars
@@ -37,6 +38,7 @@ _FILTERS = (
     percent_interval,
     machine_status,
     plural,
+    short_ids,
     short_name,
 )
 

@@ -122,8 +122,13 @@ def duration(seconds: float) -> str:
 
 def short_name(name: str) -> str:
     """Returns a name for a label, with run ids shortened to a prefix that still finds the run."""
-    name = _RUN_ID.sub(r"\1", name)
+    name = short_ids(name)
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
+
+
+def short_ids(path: str) -> str:
+    """Returns a path or text for display, with only its run ids shortened."""
+    return _RUN_ID.sub(r"\1", path)
 
 
 def _decimal(value: float) -> str:
