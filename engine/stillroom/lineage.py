@@ -16,6 +16,8 @@ from stillroom.home_paths import home_path, local_path
 
 FOLDER_MANIFEST = "stillroom.manifest.json"
 """The name of a folder's manifest; it is in the folder, so copies of the folder have it too."""
+MANIFEST_SUFFIX = ".manifest.json"
+"""What the name of a file's manifest adds to the name of the file."""
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,7 +241,7 @@ def manifest_path(output: Path) -> Path:
     """Returns the path of an output's manifest: next to a file, or inside a folder."""
     if output.is_dir():
         return output / FOLDER_MANIFEST
-    return output.with_name(output.name + ".manifest.json")
+    return output.with_name(output.name + MANIFEST_SUFFIX)
 
 
 def pending_manifest_path(output: Path) -> Path:

@@ -6,6 +6,7 @@ import secrets
 import socket
 import sys
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ _STATIC = _FOLDER / "static"
 _SCRIPTS = ("htmx.min.js", "uPlot.iife.min.js", "charts.js", "dashboard.js")
 _LOG_LINES = 200
 _MAX_STUDENTS = 8
+_MAX_COMPARED = 200
+"""The number of runs, newest first, that the page Compare offers."""
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -235,7 +238,10 @@ class _Pages:
         """Returns two runs side by side, or a form that chooses them."""
         first, second = request.query_params.get("a", ""), request.query_params.get("b", "")
         both = views.side_by_side(self._workspace, first, second) if first and second else None
-        runs = views.readable_runs(self._workspace)[::-1][:200]
+        newest_first = views.readable_runs(self._workspace)[::-1]
+        first, second = views.compared_ids(newest_first, first, second)
+        listed = {first, second} | {run.run_id for run in newest_first[:_MAX_COMPARED]}
+        runs = [run for run in newest_first if run.run_id in listed]
         return self._render(
             "compare.html.j2", current="compare", runs=runs, first=first, second=second, both=both
         )
@@ -291,11 +297,22 @@ class _Pages:
     def lineage(self, request: Request) -> Response:
         """Returns the tree of what a file or model was made from."""
         name = request.query_params.get("path", "").strip()
+        newest = None if name else views.newest_output(self._workspace)
         lineage = None
         if name:
-            self._check_in_workspace(name)
-            lineage = api.show_lineage(self._workspace, api.ShowLineage(path=name))
-        return self._render("lineage.html.j2", current="lineage", name=name, lineage=lineage)
+            lineage = self._lineage_of(name)
+        elif newest:
+            # Nobody asked for this one, so an unreadable manifest only leaves the form.
+            with suppress(EngineError, OSError):
+                lineage = self._lineage_of(newest)
+        return self._render(
+            "lineage.html.j2", current="lineage", name=name or newest or "", lineage=lineage,
+            is_newest=bool(newest),
+        )  # fmt: skip
+
+    def _lineage_of(self, name: str) -> api.Lineage:
+        self._check_in_workspace(name)
+        return api.show_lineage(self._workspace, api.ShowLineage(path=name))
 
     def _requested_file(self, request: Request) -> tuple[str, Path]:
         """Returns the requested data file: its path for display, and its path."""

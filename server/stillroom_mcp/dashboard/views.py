@@ -1,6 +1,7 @@
 """The content of the dashboard's pages, read from the files of the workspace."""
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from stillroom import api
 from stillroom.errors import DataError, EngineError, InputError
 from stillroom.evaluate.files import RESULT_FILE, Evaluation
 from stillroom.jobs.supervise import read_run
-from stillroom.lineage import manifest_path
+from stillroom.lineage import FOLDER_MANIFEST, MANIFEST_SUFFIX, manifest_path
 from stillroom.report.curves import ChartPlan, Setting, chart_plans, read_settings
 from stillroom.report.examples import BeforeAfter, read_before_after
 from stillroom.report.folders import TRAINING_KINDS, FolderReader, Run
@@ -28,7 +29,8 @@ from stillroom_mcp.dashboard.row_files import SUFFIXES
 
 RUNS_PER_PAGE = 30
 _MAX_FILES = 500
-_SKIPPED_FOLDERS = frozenset({"node_modules", "checkpoints", "__pycache__", "ranks"})
+_FOLDERS_WITHOUT_OUTPUTS = frozenset({"node_modules", "__pycache__", "ranks"})
+_SKIPPED_FOLDERS = _FOLDERS_WITHOUT_OUTPUTS | {"checkpoints"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,29 @@ def evaluations(workspace: Workspace) -> tuple[Scoreboard, Lineup]:
     return scoreboard(lineup, costs_of(workspace.runs, lineup)), lineup
 
 
+def compared_ids(runs: Sequence[Run], first: str, second: str) -> tuple[str, str]:
+    """Returns the ids of the two runs to compare, of which one or both may not be chosen yet.
+
+    `runs` are the newest first. If none is chosen, these are the newest run that has an earlier
+    one of its kind, and that one; without such a pair, the two newest. An id is empty if there
+    are not two runs.
+    """
+    if not first and not second and runs:
+        num_of_kind = Counter(run.state.kind for run in runs)
+        paired = (run.run_id for run in runs if num_of_kind[run.state.kind] > 1)
+        second = next(paired, runs[0].run_id)
+    first = first or _other_id(runs, second)
+    return first, second or _other_id(runs, first)
+
+
+def _other_id(runs: Sequence[Run], run_id: str) -> str:
+    """Returns the id of the newest run besides this one, of the same kind if there is one."""
+    kind = next((run.state.kind for run in runs if run.run_id == run_id), None)
+    others = [run for run in runs if run.run_id != run_id]
+    same_kind = [run for run in others if run.state.kind is kind]
+    return next((run.run_id for run in same_kind or others), "")
+
+
 def side_by_side(workspace: Workspace, first: str, second: str) -> SideBySide:
     """Returns two runs side by side: settings, curves, and the comparison of two evaluations.
 
@@ -268,6 +293,29 @@ def _visible_files(folder: Path) -> Sequence[Path]:
         folders[:] = [f for f in folders if f[0] != "." and f not in _SKIPPED_FOLDERS]
         files += [Path(parent, n) for n in names if n[0] != "." and n.endswith(".jsonl")]
     return [path for path in files if path.name != "events.jsonl" and not path.is_symlink()]
+
+
+def newest_output(workspace: Workspace) -> str | None:
+    """Returns the path of the output that was written last; None if there is none."""
+    newest: tuple[int, Path] | None = None
+    for parent, folders, names in os.walk(workspace.root):
+        folders[:] = [f for f in folders if f[0] != "." and f not in _FOLDERS_WITHOUT_OUTPUTS]
+        for name in names:
+            output = _output_of_manifest(Path(parent, name))
+            if output is not None:
+                with suppress(OSError):
+                    written = Path(parent, name).stat().st_mtime_ns
+                    newest = max(newest or (written, output), (written, output))
+    return workspace.shown(newest[1]) if newest else None
+
+
+def _output_of_manifest(path: Path) -> Path | None:
+    """Returns the output that a manifest describes; None for any other file."""
+    if path.name == FOLDER_MANIFEST:
+        return path.parent
+    output = path.with_name(path.name.removesuffix(MANIFEST_SUFFIX))
+    is_shown = path.name[0] != "." and output != path and not path.is_symlink()
+    return output if is_shown and output.is_file() and not output.is_symlink() else None
 
 
 def student_of(run: Run) -> str | None:
