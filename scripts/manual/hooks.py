@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from manual.calls import with_tabs, with_wide_lists
 from manual.pages import generated_pages, with_site_links, with_skill_links
+from manual.python_api import api_reference
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -22,5 +23,7 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Makes a document of the repository one of the site: its links, lists and calls."""
     address, known = page.file.src_uri, set(files.src_uris)
+    if address == "python.md":
+        markdown += api_reference()
     linked = with_skill_links(with_site_links(markdown, address, known), address, known)
     return with_wide_lists(with_tabs(linked))

@@ -65,7 +65,10 @@ SOURCE_FIELDS = (
 def import_rollouts(workspace: Workspace, request: ImportRollouts) -> ImportResult:
     """Imports rollouts from logs, traces, sessions or datasets of other systems.
 
-    It runs in a child process, since some readers need heavy libraries.
+    Writes request.output, its manifest, and if rows are refused a side file with the reasons. The
+    work runs in a child process, since some readers need heavy libraries.
+    Raises EngineError if there is nothing to read or the output is another program's file, and
+    RunError if the child crashes or takes too long.
     """
     work = child_work("import_rollouts")
     return run_in_child(
@@ -84,7 +87,10 @@ def _secrets_to_redact(workspace: Workspace) -> dict[str, str]:
 def filter_dataset(workspace: Workspace, request: FilterDataset) -> FilterResult:
     """Writes the rows that pass all filters, and the others with reasons to a side file.
 
-    Filters that need Ray or a heavy library, or are slow per row, run in a child process.
+    Rows are copied byte for byte. Filters that need Ray or a heavy library, or are slow per row,
+    run in a child process.
+    Raises EngineError if an input is missing or has no known format, or if the output is another
+    program's file, and RunError if the child crashes or takes too long.
     """
     _check_student(workspace, request)
     if not request.is_heavy:
@@ -102,6 +108,8 @@ def convert_rollouts(workspace: Workspace, request: ConvertRollouts) -> ConvertR
     """Converts rollouts to supervised rows; on a Ray cluster, each task converts one file.
 
     With a cluster or a `rewrite` function, the work runs in a child process.
+    Raises EngineError if an input is missing, no row could be converted, or the output is another
+    program's file, and RunError if the child crashes or takes too long.
     """
     if request.ray_address is None and request.rewrite is None:
         return convert.convert_rollouts(workspace, request)
@@ -118,6 +126,8 @@ def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
     """Writes pairs of better and worse rollouts of the same task.
 
     On a Ray cluster the work is split by file and task.
+    Raises EngineError if an input is missing, there are no pairs, or the output is another
+    program's file, and RunError if the child crashes or takes too long.
     """
     if request.ray_address is None:
         return pairs.make_dpo_pairs(workspace, request)
@@ -131,7 +141,11 @@ def make_dpo_pairs(workspace: Workspace, request: MakeDpoPairs) -> PairsResult:
 
 
 def sample_for_review(workspace: Workspace, request: SampleForReview) -> ReviewSample:
-    """Writes a sample of rows for a person to judge: a JSONL file, and a page for the verdicts."""
+    """Writes a sample of rows for a person to judge: a JSONL file, and a page for the verdicts.
+
+    The page is next to the JSONL file and ends in .html. Raises DataError if no row can be
+    reviewed, and InputError if the output already has rollouts or verdicts.
+    """
     from stillroom.report.data_pages import write_review_page
 
     sampled = review.sample_for_review(workspace, request)
@@ -142,7 +156,10 @@ def sample_for_review(workspace: Workspace, request: SampleForReview) -> ReviewS
 def validate_dataset(workspace: Workspace, request: ValidateDataset) -> ValidationReport:
     """Returns a data file's problems and statistics, and writes a page about them.
 
-    With a model, it also counts the tokens of a sample of the rows, in a child process.
+    With a model, it also counts the tokens of a sample of the rows, in a child process. Bad rows
+    are in the report and raise nothing.
+    Raises DataError if the file is empty or none of its rows has a known format, and EngineError
+    if the model has no usable tokenizer or chat template.
     """
     _check_student(workspace, request)
     path = workspace.existing(request.path, label="path")
@@ -198,6 +215,8 @@ def inspect_examples(workspace: Workspace, request: InspectExamples) -> Examples
     """Returns rows as text, and writes a page of them if the request asks for it.
 
     With a model, a child process renders the rows, with marks around the trained tokens.
+    Raises InputError if `start` is beyond the last row, and EngineError if the model has no usable
+    tokenizer or chat template.
     """
     page = workspace.output_file(request.html, label="html") if request.html else None
     if page is not None:
@@ -263,6 +282,7 @@ def _inspect(workspace: Workspace, request: InspectExamples, rows: RowInputs) ->
 def view_row(workspace: Workspace, where: str, data: bytes, *, model: str | None = None) -> RowView:
     """Returns one row for a page; with a model, also its tokens with the trained ones marked.
 
+    where: the name of the row that the result shows. data: the row as one line of JSON.
     A child process renders the tokens. Raises EngineError if the model has no tokenizer.
     """
     if model is None:
@@ -280,7 +300,11 @@ def view_row(workspace: Workspace, where: str, data: bytes, *, model: str | None
 
 
 def carry_out(workspace: Workspace, operation: Operation, request: BaseModel) -> msgspec.Struct:
-    """Runs an operation and returns its result, or for large files the report of a new run."""
+    """Runs an operation and returns its result, or for large files the report of a new run.
+
+    The files of the request are large if they have more than 4 MiB (LARGE_BYTES) together. Raises
+    the errors of the operation's function.
+    """
     if operation.run_if_large is not None and _input_bytes(workspace, request) > LARGE_BYTES:
         inputs = [] if isinstance(request, ShowLineage) else list(_input_files(workspace, request))
         return start_large_run(workspace, operation.run_if_large, request, inputs=inputs)

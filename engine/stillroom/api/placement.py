@@ -237,7 +237,11 @@ def check_not_written_elsewhere(workspace: Workspace, output: Path) -> None:
 
 
 def check_setup(workspace: Workspace, request: CheckSetup) -> SetupReport:
-    """Checks the setup of this machine, or of the machine `where`."""
+    """Checks the setup of this machine, or of the machine `where`.
+
+    What is missing is in the report. Raises ConfigError if machines.yml is malformed, and
+    InputError if it has no machine `where`.
+    """
     if request.where is None:
         return check_this_machine(workspace, request)
     return check_machine(workspace, request, request.where)

@@ -24,6 +24,8 @@ def write_report(
     """Writes a self-contained HTML page about all runs, and returns its path for display.
 
     recipe: the recipe that writes the report as its last stage.
+    Raises InputError if the output exists and is no unchanged page of Stillroom, unless
+    `overwrite` is set, and RunError if the page cannot be drawn as a picture.
     """
     output, overwrite = request.output, request.overwrite
     # Imported here so that the server loads the page code only when needed.

@@ -80,18 +80,22 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     kind: RunKind
     status: RunStatus
     created_at: str
+    """A time with its zone in ISO 8601, as all times here."""
     started_at: str | None
     """When its process started; on another machine after installation and upload."""
     ended_at: str | None
     progress: Progress | None
     metrics: dict[str, float | None]
+    """The latest value of each metric; None if it was not finite."""
     alarms: list[OthersText]
     """The current problems of a distillation run, each with its remedy; otherwise empty."""
     notes: list[OthersText]
     """Notes on its tools, data and settings; all notes are in its events."""
     result: dict[str, Any] | None
+    """The result of a run that has succeeded, or of one that was cancelled if it has any."""
     error: RunFailure | None
     folder: str
+    """The folder of the run, relative to the workspace, as `log_path` is."""
     log_path: str
     then: list[str] = []
     """The ids of the runs queued after this one, if start_training got several models."""
@@ -166,7 +170,10 @@ class LogPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def get_run(workspace: Workspace, request: GetRun) -> RunReport:
-    """Returns the current state of a run without waiting; the caller handles `wait_s`."""
+    """Returns the current state of a run without waiting; the caller handles `wait_s`.
+
+    Raises RunError if there is no such run, and DataError if its run.json is damaged.
+    """
     folder = find_run(workspace, request.run_id)
     state = supervise.read_run(folder)
     report = report_run(workspace, folder, state)
@@ -177,7 +184,11 @@ def get_run(workspace: Workspace, request: GetRun) -> RunReport:
 
 
 def cancel_run(workspace: Workspace, request: CancelRun) -> RunReport:
-    """Asks a run to stop; a second call after 10 seconds or more kills it."""
+    """Asks a run to stop; a second call after 10 seconds or more kills it.
+
+    Returns the state of the run at once, which may still be `running`. Raises RunError if there is
+    no such run, and DataError if its run.json is damaged.
+    """
     folder = find_run(workspace, request.run_id)
     return report_run(workspace, folder, supervise.cancel_run(folder))
 
@@ -210,7 +221,10 @@ def list_runs(workspace: Workspace, request: ListRuns) -> RunPage:
 
 
 def get_run_logs(workspace: Workspace, request: GetRunLogs) -> LogPage:
-    """Returns the last lines of a run's log or events; empty if it has not written any."""
+    """Returns the last lines of a run's log or events; empty if it has not written any.
+
+    Raises RunError if there is no such run.
+    """
     folder = find_run(workspace, request.run_id)
     path = _log_of(folder) if request.source == "log" else folder.events
     tail = read_tail(path, request.lines) if path.exists() else Tail([], 0, is_whole=True)
@@ -320,7 +334,10 @@ class RunMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_run_metrics(workspace: Workspace, run_id: str) -> RunMetrics:
-    """Returns the metrics of a run at up to 400 evenly spaced steps, including the last."""
+    """Returns the metrics of a run at up to 400 evenly spaced steps, including the last.
+
+    run_id: the id, or its unique beginning. Raises RunError if there is no such run.
+    """
     folder = find_run(workspace, run_id)
     by_step: dict[int, dict[str, float | None]] = {}
     for step, values in folder.read_metrics():

@@ -367,6 +367,7 @@ def show_prices(
 ) -> ShownPrices:
     """Returns the prices of models; with `refresh`, downloads the current list first.
 
+    Prices are in US dollars per million tokens; prices.yml takes precedence over the list.
     Raises EngineError if the list cannot be downloaded, or prices.yml cannot be read.
     """
     written = workspace.shown(refresh_prices(workspace).path) if refresh else None

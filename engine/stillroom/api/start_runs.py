@@ -70,7 +70,8 @@ _COMMAND_KEY = "rollout.mcp_url"
 def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunReport:
     """Starts a rollout run, with tools.py and config.yml of the prompts' project as defaults.
 
-    Raises EngineError for an invalid request, before spending anything.
+    The run writes one rollout per line to request.output, and continues an output that an earlier
+    run left unfinished. Raises EngineError for an invalid request, before spending anything.
     """
     request, machine = resolve_machine(workspace, request)
     completed = complete_rollouts(workspace, request)
@@ -103,7 +104,10 @@ def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunRep
 
 
 def run_recipe(workspace: Workspace, request: RunRecipe) -> RunReport:
-    """Starts a recipe. Raises EngineError for an invalid request, before spending anything."""
+    """Starts a recipe, which continues the work of earlier runs with the same request.
+
+    Raises EngineError for an invalid request, before spending anything.
+    """
     plan = plan_recipe(workspace, request)
     check_unlocked(plan.locked_path)
     keys = workspace.read_keys(plan.key_names)
@@ -111,7 +115,10 @@ def run_recipe(workspace: Workspace, request: RunRecipe) -> RunReport:
 
 
 def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
-    """Starts a scoring run. Raises EngineError for an invalid request, before spending anything."""
+    """Starts a run that gives finished rollouts new rewards, and writes them to request.output.
+
+    Raises EngineError for an invalid request, before spending anything.
+    """
     request, machine = resolve_machine(workspace, request)
     check_needs_no_import(workspace, request.input)
     plan = plan_scoring(workspace, request)
@@ -131,6 +138,7 @@ def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
 def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForecast:
     """Returns the time, memory and disk that a training run would need, and what to change.
 
+    Times are in seconds. The forecast is made in a child process within 10 minutes.
     Raises EngineError for any problem that would make the run fail.
     """
     requests = requests_per_model(workspace, request)
@@ -151,7 +159,8 @@ def plan_training(workspace: Workspace, request: PlanTraining) -> TrainingForeca
 def start_training(workspace: Workspace, request: StartTraining) -> RunReport:
     """Starts a training run, or one for each model if model.path is a list, one after another.
 
-    Raises EngineError if any of them is invalid, before loading a model.
+    Returns the report of the first run; `then` has the ids of the others. Raises EngineError if
+    any of them is invalid, before loading a model.
     """
     request, machine = resolve_machine(workspace, request)
     first_notes = list[str]()
@@ -257,7 +266,10 @@ def evaluate_model(workspace: Workspace, request: EvaluateModel) -> RunReport:
 
 
 def export_model(workspace: Workspace, request: ExportModel) -> RunReport:
-    """Starts an export. Raises EngineError for an invalid request, before loading a model."""
+    """Starts a run that writes a trained model to the folder request.output.
+
+    Raises EngineError for an invalid request, before loading a model.
+    """
     request, machine = resolve_machine(workspace, request)
     plan = plan_export(workspace, request)
     check_unlocked(plan.output)

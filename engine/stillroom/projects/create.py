@@ -40,7 +40,11 @@ class ProjectResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def create_project(workspace: Workspace, request: CreateProject) -> ProjectResult:
-    """Writes the template's files. Raises InputError if one of them already exists."""
+    """Writes the template's files.
+
+    Raises InputError, and writes nothing, if one of them already exists or the folder is outside
+    the workspace.
+    """
     folder = workspace.writable(request.path, label="path")
     files = dict(_template_files(request))
     existing = sorted(name for name in files if (folder / name).exists())

@@ -121,6 +121,8 @@ def show_lineage(workspace: Workspace, request: ShowLineage) -> Lineage:
 
     With a row query, includes that row's history; with `sources`, also writes the source rows to
     that file.
+    Raises InputError if the file, run or row does not exist, if a tag is already used for other
+    content, or if the file for the sources exists.
     """
     origins = Origins(workspace, Checker())
     target = find_target(workspace, origins, request.path)

@@ -8,6 +8,7 @@ import yaml
 
 from fakes.source_tree import ROOT
 from manual.pages import generated_pages, messages, reference, with_site_links
+from manual.python_api import api_reference, result_types
 from stillroom.api import OPERATIONS
 
 KEPT = {
@@ -47,6 +48,24 @@ def test_the_reference_has_every_field_of_every_operation():
         section = page.split(f"## `{operation.name}`\n")[1].split("\n## ")[0]
         for name in operation.request.model_fields:
             assert f"| `{name}` |" in section, operation.name
+
+
+def test_the_python_reference_has_every_operation_with_the_fields_of_its_types():
+    page = api_reference()
+    sections = {part.split("`")[0]: part for part in page.split("\n### `")[1:]}
+    for operation in OPERATIONS:
+        section = sections[operation.name]
+        assert f"{operation.name}(workspace: Workspace, request:" in section
+        assert "Raises" in section, operation.name
+        for name in operation.request.model_fields:
+            assert f"| `{name}` |" in sections[operation.request.__name__]
+        for name in operation.result.__struct_fields__:
+            assert f"| `{name}` |" in sections[operation.result.__name__]
+    assert {"TrainResult", "RolloutsResult", "ScoreResult", "Progress", "Estimate"} <= {
+        kind.name for kind in result_types()
+    }
+    links = set(re.findall(r"\(#(\w+)\)", page))
+    assert links <= {name.lower() for name in sections}
 
 
 def test_the_page_of_errors_has_those_of_every_package_with_what_to_do():
