@@ -27,6 +27,14 @@ def test_every_manifest_names_the_same_version():
     assert f"## {__version__}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
+def test_the_changelog_gives_the_days_of_its_changes_the_newest_first():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    days = re.findall(r"^### (.+)$", text, re.MULTILINE)
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", day) for day in days)
+    assert days == sorted(set(days), reverse=True)
+    assert text.index("- ") > text.index("### ")
+
+
 def test_the_registry_finds_its_name_in_the_readme_and_accepts_the_lengths():
     server = document("server.json")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
