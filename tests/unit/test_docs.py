@@ -132,35 +132,6 @@ def test_that_rewards_are_summed_is_said_where_they_are_written(place: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("place", "said"),
-    [
-        # An import that splits by near duplicates needs the extra curate.
-        ("README.md", "uv tool install 'stillroom[train,curate]'"),
-        ("docs/install.md", "uv tool install 'stillroom[train,curate]'"),
-        ("docs/getting-started.md", "uv tool install 'stillroom[train,curate]'"),
-        # What a bit for bit resume depends on.
-        ("docs/overview.md", "with `rollout.deterministic: true`"),
-        ("docs/faq.md", "with `rollout.deterministic: true`"),
-        ("docs/trust.md", "with `rollout.deterministic: true`"),
-        # Which code a figure is of.
-        ("docs/benchmarks.md", "names the commit that published a figure"),
-        ("docs/trust.md", "at the commit in the last column"),
-        # What vLLM needs to call tools.
-        ("docs/symptoms.md", "`--enable-auto-tool-choice --tool-call-parser"),
-        ("skills/off-policy-distillation/references/rollouts.md", "--enable-auto-tool-choice"),
-        # Whose costs are counted, and from when they are estimated.
-        ("skills/remote-training/SKILL.md", "`list_machines.spent_usd` counts only the runs of"),
-        ("docs/remote.md", "its `spent_usd` covers this workspace's runs only"),
-        ("skills/remote-training/SKILL.md", "`machine_usd` is an estimate since `last_contact`"),
-    ],
-)
-def test_what_a_reader_may_take_for_granted_is_said(place: str, said: str) -> None:
-    text = (ROOT / place).read_text(encoding="utf-8")
-
-    assert said in " ".join(text.split())
-
-
-@pytest.mark.parametrize(
     "place",
     [
         "docs/symptoms.md",
