@@ -165,8 +165,7 @@ class TrainerSection(ConfigSection):
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     """The decay of the learning rate to a tenth by the end of the run; constant: no decay."""
     warmup_steps: Annotated[int, Field(ge=0)] = 10
-    """The number of steps of linear warmup; at most a tenth of the run's steps, or of those that
-    max_minutes leaves time for."""
+    """The number of steps of linear warmup; at most a tenth of the run's steps."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     adam_beta2: Annotated[float, Field(gt=0, lt=1)] = 0.95
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0

@@ -59,12 +59,12 @@ def learning_rate_at(
 
     It rises during warmup (at most a tenth of the run), then decays to a tenth of its peak unless
     the schedule is constant. time_share: the used share of the time limit; if it is ahead of the
-    steps, the run ends after fewer of them, and so do the warmup and the decay.
+    steps, the run ends after fewer of them, and so does the decay.
     """
-    num_steps = min(total_steps, step / time_share) if time_share > 0 else total_steps
-    warmup = min(settings.warmup_steps, round(num_steps) // 10)
+    warmup = min(settings.warmup_steps, total_steps // 10)
     if step < warmup:
         return settings.learning_rate * (step + 1) / (warmup + 1)
+    num_steps = min(total_steps, step / time_share) if time_share > 0 else total_steps
     share = min(1.0, (step - warmup) / max(1, num_steps - warmup))
     match settings.schedule:
         case "constant":
