@@ -999,6 +999,7 @@ def test_answers_with_a_thumb_down_are_neither_trained_on_nor_measured_with(
         answer = "purple" if is_wrong else colour_of(text)
         rows.append({"id": f"call-{number}"} | logged_call(text, answer))
         thumbs.append({"call_id": f"call-{number}", "thumb": "down" if is_wrong else "up"})
+    rows[0]["rating"] = 5
     write_rows(tmp_path / "logs" / "calls.jsonl", rows)
     write_rows(tmp_path / "logs" / "thumbs.jsonl", thumbs)
     workspace = Workspace(tmp_path)
@@ -1011,6 +1012,7 @@ def test_answers_with_a_thumb_down_are_neither_trained_on_nor_measured_with(
     assert 0 < num_left_out < 17
     caveats = " ".join(ended.result["caveats"])
     assert f"{17 - num_left_out} evaluation prompts have no right answer" in caveats
+    assert "the scores rating have no effect" in caveats
     assert "purple" not in (tmp_path / "student/sft-1.jsonl").read_text(encoding="utf-8")
     assert "purple" not in (tmp_path / "student/test.jsonl").read_text(encoding="utf-8")
 

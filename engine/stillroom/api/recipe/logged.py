@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ def with_logged_answers(
         source = workspace.shown(table)
     path, result = _import_answers(workspace, plan, stages, source)
     notes = [*plan.notes, *(f"{IMPORT}: {note}" for note in result.notes)]
+    notes += _notes_on_unused_scores(path, result)
     if result.refused:
         notes.append(
             f"{result.refused} of {result.read} rows of the input could not be imported: "
@@ -124,6 +125,18 @@ def _import_answers(
         result = stages.call(IMPORT, "import_rollouts", judged, ImportResult)
     write_json(result_file, result)
     return path, result
+
+
+def _notes_on_unused_scores(path: Path, result: ImportResult) -> Iterator[str]:
+    """Yields a note if logs with thumbs have other scores too, which the reward leaves out."""
+    thumbs = _thumb_names(path)
+    unused = [name for name in result.scores if name not in thumbs]
+    if thumbs and unused and set(unused).isdisjoint(_SOURCE_REWARDS):
+        yield (
+            f"only thumbs say which answers are wrong; the scores "
+            f"{', '.join(map(fences.safe_name, unused))} have no effect: to use them, import the "
+            "logs with reward_from (ratings as stars>=4), and give those rollouts as input"
+        )
 
 
 def _thumb_names(path: Path) -> list[str]:
