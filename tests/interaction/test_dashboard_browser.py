@@ -26,8 +26,16 @@ def write_everything(folder: Path) -> None:
     losses = [{"loss": 2 / step, "val_loss": 2.1 / step} for step in range(1, 200)]
     write_training(runs, "sft-a", losses, minute=1)
     write_training(runs, "sft-b", losses[:60], minute=2)
-    pair = {"teacher_kl": 0.0789, "reward": 0.5, "response_tokens": 9.0}
-    write_training(runs, "distill-a", [pair, {**pair, "teacher_kl": 0.0542}], minute=2)
+    pair = {
+        "teacher_kl": 0.0789,
+        "reward": 0.5,
+        "response_tokens": 9.0,
+        "truncated": 0.0,
+        "ratio": 1,
+    }
+    write_training(
+        runs, "distill-a", [pair, {**pair, "teacher_kl": 0.0542, "ratio": 1.001}], minute=2
+    )
     write_run(runs, "export-a", minute=1, result={"format": "merged", "output": "exports/a"})
     write_training(runs, "sft-now", [{"loss": 2.0}], minute=5, status="running")
     write_run(runs, "dpo-b", minute=4, status="failed", error={"problem": ATTACK, "fix": ATTACK})
@@ -152,6 +160,19 @@ def test_neighbouring_charts_have_level_axes(page: Page, dashboard: ServedDashbo
     assert len({box["height"] for box in captions}) == 2
     assert len(canvases) == 3
     assert len({(box["y"], box["width"], box["height"]) for box in canvases}) == 1
+
+
+def test_an_axis_ends_near_its_values_and_repeats_no_label(
+    page: Page, dashboard: ServedDashboard
+) -> None:
+    page.goto(f"{dashboard.base}/runs/distill-a")
+    page.get_by_text("More curves").click()
+    page.locator("figure[data-metric=ratio] canvas").wait_for()
+    plot = "document.querySelector('figure[data-metric={}]').plot"
+    assert page.evaluate(plot.format("truncated") + ".scales.y.max") == 1
+    labels = page.evaluate(plot.format("ratio") + ".axes[1]._values")
+    assert len(labels) > 2
+    assert len(set(labels)) == len(labels)
 
 
 def test_a_run_without_steps_has_no_curves(page: Page, dashboard: ServedDashboard) -> None:

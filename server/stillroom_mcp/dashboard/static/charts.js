@@ -13,6 +13,18 @@ const stillroomCharts = (() => {
     return String(Number(value.toPrecision(3)));
   }
 
+  // Neighbouring ticks differ, however little of their values that is.
+  function tickLabels(ticks, step) {
+    const digits = Math.min(20, Math.max(0, Math.ceil(-Math.log10(step))) + 1);
+    return ticks.map((value) => (Math.abs(value) >= 1000 ? shown(value) : String(Number(value.toFixed(digits)))));
+  }
+
+  // A metric that is always 0 would have an axis up to 100.
+  function valueRange(_, min, max) {
+    if (min === null) return [null, null];
+    return min === 0 && max === 0 ? [0, 1] : uPlot.rangeNum(min, max, 0.1, true);
+  }
+
   // A moving average over 4 % of the steps, which shows the trend of noisy values.
   function trend(values) {
     const half = Math.max(1, Math.floor(values.length / 50));
@@ -103,10 +115,10 @@ const stillroomCharts = (() => {
       cursor: { drag: { x: true, y: false } },
       // The legend has values only while the pointer is over the chart.
       hooks: { setCursor: [(plot) => plot.root.classList.toggle("at-rest", plot.cursor.idx === null)] },
-      scales: { x: { time: false } },
+      scales: { x: { time: false }, y: { range: valueRange } },
       axes: [
         { ...axis, grid: { show: false }, size: 28, values: (_, ticks) => ticks.map((v) => (Number.isInteger(v) ? shown(v) : "")) },
-        { ...axis, size: 52, values: (_, ticks) => ticks.map(shown) },
+        { ...axis, size: 52, values: (_plot, ticks, _axis, _space, step) => tickLabels(ticks, step) },
       ],
       series: [{ label: "step", value: (_, v) => shown(v) }, ...series],
     }, data, box);
