@@ -72,10 +72,14 @@ def take_over_answers(
         return None
     for run in all_runs(workspace):
         answers, owner = run.path / name, run.owner_lock()
-        # A running evaluation holds the lock.
-        if run.path == folder or run.is_remote or _is_empty(answers) or not owner.try_acquire():
+        if run.path == folder or run.is_remote or not answers.is_dir():
+            continue
+        # A running evaluation holds the lock, and deletes its answers when it has finished.
+        if not owner.try_acquire():
             continue
         try:
+            if _is_empty(answers):
+                continue
             answers.rename(folder / name)
         except FileNotFoundError:
             # Another evaluation has just taken them over.

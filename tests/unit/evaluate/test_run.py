@@ -434,8 +434,12 @@ def test_answers_of_a_local_server_are_not_reused_because_its_name_has_a_list_pr
 
 
 def test_the_answers_of_an_evaluation_that_is_still_running_are_not_taken(
-    interrupted: Interrupted,
+    interrupted: Interrupted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def deleted(_path: Path, _pattern: str) -> Iterator[Path]:
+        raise FileNotFoundError("the evaluation has finished")
+
+    monkeypatch.setattr(Path, "rglob", deleted)
     owner = RunFolder(interrupted.root / "runs" / "evaluate-1").owner_lock()
     assert owner.try_acquire()
     try:
