@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stillroom.data.formats import Task, decode_trajectory
+import msgspec
+
+from stillroom.data.formats import Task
 from stillroom.errors import InputError
-from stillroom.lines import read_lines
 from stillroom.reporting import Reporter, background_tasks, cancel_when_asked, stop_if_cancelled
 from stillroom.rollout.context import open_rollout_context
 from stillroom.rollout.episode.collect import (
@@ -20,7 +21,12 @@ from stillroom.rollout.episode.collect import (
     key_of,
 )
 from stillroom.rollout.journal.journal import RolloutStore
-from stillroom.rollout.journal.records import CallRecord, JudgeRecord, RolloutKey
+from stillroom.rollout.journal.records import (
+    CallRecord,
+    JudgeRecord,
+    RolloutKey,
+    decoded_lines,
+)
 from stillroom.rollout.plan import RolloutPlan, sampling_settings
 from stillroom.rollout.rewards.matchers import AnswerMatch
 from stillroom.rollout.rewards.rewards import Rewarder
@@ -29,6 +35,7 @@ from stillroom.teachers.providers import Endpoint
 from stillroom.types import Trajectory, total_usd
 
 _REPORT_COST_EVERY_S = 1.0
+_TRAJECTORY = msgspec.json.Decoder(Trajectory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +183,8 @@ async def _open_store(file: Path, costs: _Costs) -> AsyncGenerator[RolloutStore]
 
 
 def _read(file: Path) -> Iterator[Trajectory]:
-    """Yields the rollouts of a file."""
-    return (decode_trajectory(line.data) for line in read_lines(file))
+    """Yields the rollouts of a file. Raises DataError if it is damaged."""
+    return decoded_lines(file, _TRAJECTORY, "a rollout")
 
 
 def _seconds_of(reused: Mapping[RolloutKey, Trajectory], concurrency: int) -> float:

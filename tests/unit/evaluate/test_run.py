@@ -336,6 +336,16 @@ def test_the_time_of_a_task_counts_how_many_of_the_reused_answers_ran_at_once(
     assert 500 < 6 * result.per_task.machine_seconds < 600
 
 
+def test_answers_that_cannot_be_read_are_named(interrupted: Interrupted) -> None:
+    [file] = (interrupted.root / "runs").glob("*/answers-*/main.jsonl")
+    first, *rows = file.read_text("utf-8").splitlines()
+    file.write_text("\n".join([first.replace('"messages"', '"texts"'), *rows, ""]), "utf-8")
+
+    with pytest.raises(DataError, match=r"main\.jsonl:1 is not a rollout") as caught:
+        interrupted.repeat()
+    assert "delete this line" in caught.value.fix
+
+
 def with_another_prompt(root: Path) -> dict[str, Any]:
     with (root / "prompts.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"prompt": "One more?", "metadata": {"expected_answer": "42"}}\n')
