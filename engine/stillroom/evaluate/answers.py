@@ -96,7 +96,7 @@ class EvaluationPart:
         """
         plan, tasks = self.plan, [spec.task for spec in self.specs]
         sampling = sampling_settings(plan.options, temperature=self.temperature)
-        costs = _Costs(has_paid_turns=isinstance(plan.policy, Endpoint))
+        costs = _Costs(self, reporter)
         async with (
             open_rollout_context(plan, sampling, tasks, spending=self.spending) as context,
             _open_store(file, costs) as store,
@@ -111,17 +111,14 @@ class EvaluationPart:
                 key_of(rollout): rollout for rollout in _read(file) if key_of(rollout) in wanted
             }
             done: dict[RolloutKey, Outcome] = {**reused}
-            started, reported_at = time.monotonic(), -math.inf
+            costs.num_done, started = len(done), time.monotonic()
 
             async def on_outcome(outcome: Outcome) -> None:
-                nonlocal reported_at
                 if isinstance(outcome, Trajectory):
                     store.finish(outcome)
                 done[key_of(outcome)] = outcome
-                is_last = len(done) == len(specs)
-                if is_last or time.monotonic() - reported_at >= _REPORT_COST_EVERY_S:
-                    reported_at = time.monotonic()
-                    self._report_cost(reporter, len(done))
+                costs.num_done = len(done)
+                costs.report(is_last=len(done) == len(specs))
                 reporter.progress(len(done), len(specs), unit="rollouts", phase=self.phase)
 
             async with background_tasks() as watching:
@@ -148,26 +145,34 @@ class EvaluationPart:
             cost_usd=costs.usd,
         )
 
-    def _report_cost(self, reporter: Reporter, num_done: int) -> None:
-        """Reports the cost of the calls so far, with the worst-case cost of those in flight."""
-        if self.spending is not None and self.spending.price is not None:
-            budget = self.spending.budget
-            usd = budget.spent.usd + budget.reserved.usd
-            reporter.metrics(num_done, {"cost_usd": round(usd, 6)})
-
 
 class _Costs:
-    """Sums the cost of the calls of all rollouts, including rollouts that fail later."""
+    """Sums and reports the cost of the calls of all rollouts, including those that fail later."""
 
-    def __init__(self, *, has_paid_turns: bool) -> None:
-        """`has_paid_turns` is whether turns have a cost; those of in-process models have none."""
-        self._has_paid_turns = has_paid_turns
+    def __init__(self, part: EvaluationPart, reporter: Reporter) -> None:
+        # The turns of in-process models have no cost.
+        self._has_paid_turns = isinstance(part.plan.policy, Endpoint)
+        self._spending, self._reporter, self._reported_at = part.spending, reporter, -math.inf
         self.usd: float | None = 0.0
+        self.num_done = 0
+        """The number of finished rollouts, which is the step of the reports."""
 
     def add(self, call: CallRecord) -> None:
         """Adds the cost of a call."""
         if self._has_paid_turns or isinstance(call, JudgeRecord):
             self.usd = total_usd((self.usd, call.turn.cost_usd))
+            # Not only when a rollout ends: a run that is killed before has cost something, too.
+            self.report()
+
+    def report(self, *, is_last: bool = False) -> None:
+        """Reports the cost so far, with the worst case of the calls in flight, once a second."""
+        is_due = is_last or time.monotonic() - self._reported_at >= _REPORT_COST_EVERY_S
+        if not is_due or self._spending is None or self._spending.price is None:
+            return
+        self._reported_at = time.monotonic()
+        budget = self._spending.budget
+        usd = budget.spent.usd + budget.reserved.usd
+        self._reporter.metrics(self.num_done, {"cost_usd": round(usd, 6)})
 
 
 @asynccontextmanager

@@ -458,6 +458,16 @@ def test_the_answers_of_an_evaluation_that_is_still_running_are_not_taken(
         owner.release()
 
 
+def test_the_cost_of_an_evaluation_is_known_before_its_first_rollout_ends(project: Path) -> None:
+    with ScriptedEndpoint() as endpoint:
+        endpoint.hold_after(1)
+        reporter = KeptReporter(lambda: endpoint.num_asked == 2)
+        with pytest.raises(RunCancelledError):
+            evaluated(project, endpoint, reporter, max_concurrency=1)
+
+    assert [measured["cost_usd"] for measured in reporter.measured] == [pytest.approx(0.015)]
+
+
 def test_an_evaluation_that_its_budget_ended_goes_on_with_a_larger_one(project: Path) -> None:
     with ScriptedEndpoint() as endpoint:
         first = evaluated(project, endpoint, budget_usd=0.65, max_tokens=16)
