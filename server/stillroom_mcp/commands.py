@@ -13,11 +13,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from stillroom import api, fences
 from stillroom.api import OPERATIONS, Operation
-from stillroom.fences import printable
 from stillroom.settings import Workspace
 from stillroom_mcp.answers import structured_content
+from stillroom_mcp.busy_line import BusyLine
 from stillroom_mcp.fencing import quoted_for
-from stillroom_mcp.next_steps import as_cli_commands
+from stillroom_mcp.shell_steps import as_cli_commands, as_cli_step
 
 _POLL_S = 0.3
 _LINE_INTERVAL_S = 10.0
@@ -85,7 +85,8 @@ def print_prices(
 
     With `is_refreshed`, it downloads the current price list first.
     """
-    price_report = api.show_prices(workspace, models, refresh=is_refreshed)
+    with BusyLine("prices"):
+        price_report = api.show_prices(workspace, models, refresh=is_refreshed)
     if as_json:
         _print(json.dumps(msgspec.to_builtins(price_report)))
     else:
@@ -130,7 +131,7 @@ def run_operation(
 
     With `wait`, it first waits for the end of the run that the operation started.
     """
-    with api.report_progress_to(_show_progress):
+    with BusyLine(operation.command) as line, api.report_progress_to(line.show):
         result = api.carry_out(workspace, operation, request)
     if isinstance(result, api.RunReport):
         wait_s = request.wait_s if isinstance(request, api.GetRun) else None
@@ -144,15 +145,10 @@ def run_operation(
         _print(json.dumps(answer, ensure_ascii=False))
     elif isinstance(result, api.Lineage):
         _print(quoted_for(sys.stdout, "\n".join(lineage_lines(result))))
-        _print(f"next: {as_cli_commands(answer['next_step'])}")
+        _print(f"next: {as_cli_step(answer['next_step'])}")
     else:
         _show(answer)
     return _exit_code(result, wait=wait)
-
-
-def _show_progress(text: str) -> None:
-    sys.stderr.write(printable(text) + "\n")
-    sys.stderr.flush()
 
 
 def _exit_code(result: msgspec.Struct, *, wait: bool) -> int:
@@ -217,6 +213,9 @@ class _ProgressView:
         """Prints the run's id and log path, so that the run can be found again."""
         machine = f" on {run.where}" if run.where is not None else ""
         sys.stderr.write(f"run {run.run_id}{machine} ({run.log_path})\n")
+        if self._bar is not None:
+            # Loading libraries and models takes some seconds without any progress.
+            self._task = self._bar.add_task(str(run.status), total=1, unit="")
 
     def show(self, run: api.RunReport) -> None:
         """Shows the progress of the run's current phase."""
@@ -234,7 +233,6 @@ class _ProgressView:
         if progress is None:
             return
         if self._bar is not None:
-            self._task = self._task or self._bar.add_task("", total=1, unit="")
             self._bar.update(
                 self._task,
                 description=fences.safe_name(progress.phase),
@@ -262,14 +260,21 @@ def _show(answer: dict[str, Any]) -> None:
         elif isinstance(value, dict) and name in ("result", "error"):
             _print(f"{name}:")
             for key, item in cast("dict[str, Any]", value).items():
-                _print(f"  {key}: {_text(item)}")
+                _print(f"  {key}: {_field_text(key, item)}")
         else:
-            _print(f"{name}: {_text(value)}")
-    _print(f"next: {as_cli_commands(next_step)}")
+            _print(f"{name}: {_field_text(name, value)}")
+    _print(f"next: {as_cli_step(next_step)}")
 
 
 def _item_text(item: dict[str, Any]) -> str:
-    return "  ".join(f"{name}={_text(value)}" for name, value in item.items() if value is not None)
+    return "  ".join(
+        f"{name}={_field_text(name, value)}" for name, value in item.items() if value is not None
+    )
+
+
+def _field_text(name: str, value: Any) -> str:
+    """Returns the text of a field; a fix names commands instead of tools."""
+    return as_cli_commands(value) if name == "fix" and isinstance(value, str) else _text(value)
 
 
 def _text(value: Any) -> str:

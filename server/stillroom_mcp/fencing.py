@@ -19,6 +19,7 @@ from stillroom import fences
 from stillroom.errors import EngineError, InputError
 from stillroom.secrecy.keys import KeyNotAllowedError
 from stillroom.types import OTHERS_WROTE, OWN_TEXT, RowReason
+from stillroom_mcp.shell_steps import as_cli_commands
 
 _WRITER = "others (rows, models, tools, pages or programs)"
 _OWN_KEYS = frozenset[str](RowReason)
@@ -72,8 +73,13 @@ def quoted_for(stream: TextIO, text: str) -> str:
 
 
 def error_for(stream: TextIO, error: EngineError) -> str:
-    """Returns an error's text for a command's output, with marks as in `quoted_for`."""
-    return fences.printable(str(error)) if stream.isatty() else fenced_error(error)
+    """Returns an error's text for a command's output, with marks as in `quoted_for`.
+
+    Its fix names commands instead of tools.
+    """
+    text = fences.printable(str(error)) if stream.isatty() else fenced_error(error)
+    problem, separator, fix = text.rpartition("\nfix: ")
+    return f"{problem}{separator}{as_cli_commands(fix)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """The next step that each result suggests to an agent, such as the next call."""
 
-import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -23,8 +22,8 @@ def after_create_project(request: api.CreateProject, result: api.ProjectResult) 
     """Suggests generating rollouts; for a starter project, first adding the user's own files."""
     if request.template == "starter":
         return (
-            "put your prompts into prompts.jsonl and your tools, if any, into tools.py (see "
-            "tools_example.py), then call check_setup with your teacher's provider"
+            "put your prompts into prompts.jsonl (see CLAUDE.md) and your tools, if any, into "
+            "tools.py (see tools_example.py), then call check_setup with your teacher's provider"
         )
     folder = "" if result.folder == "." else f"{result.folder}/"
     if request.template == "traces":
@@ -398,7 +397,7 @@ def after_list_runs(request: api.ListRuns, result: api.RunPage) -> str:
         case "failed" | "interrupted":
             return f"get_run(run_id={newest.run_id}) says what to do about the newest run"
         case _:
-            return "get_run(run_id=…) shows one run"
+            return f"get_run(run_id={newest.run_id}) shows the newest run"
 
 
 def after_get_run_logs(request: api.GetRunLogs, result: api.LogPage) -> str:
@@ -464,35 +463,6 @@ _AFTER: dict[str, Callable[[Any, Any], str]] = {
     "show_lineage": after_show_lineage,
 }
 """The next step after each operation that does not return the report of a run."""
-
-_CALL = re.compile(r"\b([a-z]+(?:_[a-z]+)+)\(([^()]*)\)")
-_NAMED = re.compile(r"\b([a-z]+(?:_[a-z]+)+)\b(?!=)")
-
-
-def as_cli_commands(text: str) -> str:
-    """Returns a next step with CLI commands in place of tool calls."""
-    operations = {operation.name: operation for operation in api.OPERATIONS}
-
-    def command(call: re.Match[str]) -> str:
-        operation = operations.get(call[1])
-        if operation is None:
-            return call[0]
-        words = ["stillroom", operation.command]
-        for argument in re.split(r", (?=[a-z_]+=)", call[2]):
-            name, equals, value = argument.partition("=")
-            flag = "--" + name.replace("_", "-")
-            values = [] if value == "true" else [re.sub(r",\s*", " ", value.strip("[]"))]
-            if not equals or name in operation.positional[:1]:
-                words += values if equals else [name]
-            else:
-                words += [flag, *values]
-        return " ".join(word for word in words if word)
-
-    def name(match: re.Match[str]) -> str:
-        operation = operations.get(match[1])
-        return match[0] if operation is None else f"stillroom {operation.command}"
-
-    return _NAMED.sub(name, _CALL.sub(command, text))
 
 
 def next_step(operation: api.Operation, request: BaseModel, result: msgspec.Struct) -> str:

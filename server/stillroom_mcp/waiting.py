@@ -13,8 +13,9 @@ from stillroom.errors import EngineError
 from stillroom.fences import printable, safe_name
 from stillroom.settings import Workspace, open_workspace
 from stillroom_mcp.answers import structured_content
+from stillroom_mcp.busy_line import BusyLine
 from stillroom_mcp.fencing import error_for, quoted_for
-from stillroom_mcp.next_steps import as_cli_commands
+from stillroom_mcp.shell_steps import as_cli_step
 
 EXIT_CODE_BY_STATUS = {"succeeded": 0, "failed": 1, "cancelled": 3, "interrupted": 4}
 """The exit code for the status of a run; with several runs, the highest code counts."""
@@ -79,7 +80,10 @@ def wait(
         sys.stderr.write(f"error: {error_for(sys.stderr, error)}\n")
         return EXIT_UNKNOWN
     for first in runs:
-        run, reason = _wait_for_run(workspace, first, deadline, stops_at_alarms=stops_at_alarms)
+        with BusyLine(first.run_id) as line:
+            run, reason = _wait_for_run(
+                workspace, first, deadline, line, stops_at_alarms=stops_at_alarms
+            )
         _print_status(workspace, run, reason, as_json=as_json)
         codes.append(
             EXIT_CODE_BY_STATUS.get(run.status, EXIT_TIMEOUT if reason == "time" else EXIT_ALARM)
@@ -90,11 +94,18 @@ def wait(
 
 
 def _wait_for_run(
-    workspace: Workspace, run: api.RunReport, deadline: float | None, *, stops_at_alarms: bool
+    workspace: Workspace,
+    run: api.RunReport,
+    deadline: float | None,
+    line: BusyLine,
+    *,
+    stops_at_alarms: bool,
 ) -> tuple[api.RunReport, str]:
     """Polls a run; returns its last report and why the wait ended."""
     watch, poll_s = api.RunWatch(run, _FOREVER_S), _FIRST_POLL_S
     while True:
+        if sys.stderr.isatty():
+            line.show(f"{run.run_id} {run.status}{_done(run)}")
         reason = watch.reason(run, 0.0)
         if reason == "ended" or (reason is not None and stops_at_alarms):
             return run, reason
@@ -106,6 +117,14 @@ def _wait_for_run(
         run = api.get_run(workspace, api.GetRun(run_id=run.run_id))
 
 
+def _done(run: api.RunReport) -> str:
+    """Returns the progress of a run in parentheses, or "" without any."""
+    progress = run.progress
+    if progress is None:
+        return ""
+    return f" ({progress.done}/{progress.total} {safe_name(progress.unit)})"
+
+
 def _print_status(workspace: Workspace, run: api.RunReport, reason: str, *, as_json: bool) -> None:
     answer = structured_content(
         workspace, operation_named("get_run"), api.GetRun(run_id=run.run_id), run
@@ -113,17 +132,12 @@ def _print_status(workspace: Workspace, run: api.RunReport, reason: str, *, as_j
     if as_json:
         sys.stdout.write(json.dumps({**answer, "answered_at": reason}, ensure_ascii=False) + "\n")
         return
-    done = (
-        f" ({run.progress.done}/{run.progress.total} {safe_name(run.progress.unit)})"
-        if run.progress
-        else ""
-    )
     reasons = [f"alarm: {alarm}" for alarm in run.alarms]
     if run.error is not None:
         reasons.insert(0, f"error: {run.error.problem}")
-    lines = [f"{run.run_id} {run.status}{done}"]
+    lines = [f"{run.run_id} {run.status}{_done(run)}"]
     if reasons:
         text = workspace.redactor().redact_text("\n".join(reasons))
         lines.append(quoted_for(sys.stdout, text))
-    lines.append(f"next: {as_cli_commands(answer['next_step'])}")
+    lines.append(f"next: {as_cli_step(answer['next_step'])}")
     sys.stdout.write(printable("\n".join(lines)) + "\n")

@@ -1,5 +1,7 @@
 """What create_project writes."""
 
+import re
+import shutil
 import tomllib
 from pathlib import Path
 from typing import get_args
@@ -18,6 +20,7 @@ from stillroom.api import (
 )
 from stillroom.data.formats import load_tasks
 from stillroom.data.validate import ValidateDataset, validate_dataset
+from stillroom.projects import create
 from stillroom.settings import Workspace
 from stillroom.tools.user.file import read_user_file
 from stillroom.tools.user.pool import UserPool
@@ -62,6 +65,30 @@ def test_the_examples_of_tools_and_rewards_can_be_loaded(tmp_path: Path) -> None
             return names, [reward.name for reward in pool.rewards]
 
     assert run_async(main) == (["free_space", "task_note"], ["mentions_expected"])
+
+
+def test_a_starter_project_has_no_rows_that_stand_in_for_the_users_own(tmp_path: Path) -> None:
+    result = create_project(Workspace(tmp_path), CreateProject(template="starter"))
+
+    assert [name for name in result.files if name.endswith(".jsonl")] == ["guard.jsonl"]
+    rows = re.findall(r"`(\{.*\})`", (tmp_path / "CLAUDE.md").read_text(encoding="utf-8"))
+    (tmp_path / "shown.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    assert len(load_tasks(tmp_path / "shown.jsonl")) == 2
+
+
+def test_files_that_an_installer_compiles_are_not_part_of_a_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    templates = tmp_path / "templates"
+    shutil.copytree(create._TEMPLATES, templates)
+    (templates / "starter/__pycache__").mkdir()
+    (templates / "starter/__pycache__/tools_example.cpython-311.pyc").write_bytes(b"compiled")
+    monkeypatch.setattr(create, "_TEMPLATES", templates)
+
+    result = create_project(Workspace(tmp_path), CreateProject(path="new", template="starter"))
+
+    assert [name for name in result.files if "pyc" in name] == []
+    assert not (tmp_path / "new/__pycache__").exists()
 
 
 def test_the_guard_set_of_a_starter_project_is_one(tmp_path: Path) -> None:

@@ -63,7 +63,9 @@ def create_project(workspace: Workspace, request: CreateProject) -> ProjectResul
 def _template_files(request: CreateProject) -> Iterator[tuple[str, bytes]]:
     """Yields the name and content of each file of the template."""
     folder = _TEMPLATES / request.template
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    # Installers compile the Python files of a template next to them.
+    files = (path for path in folder.rglob("*") if "__pycache__" not in path.parts)
+    for path in sorted(path for path in files if path.is_file()):
         # Some archives omit dot files, so the template's file has no dot.
         name = ".gitignore" if path.name == "gitignore" else path.relative_to(folder).as_posix()
         data = path.read_bytes()
