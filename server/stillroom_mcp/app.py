@@ -29,7 +29,9 @@ Prompts or a CSV and a teacher, or logs: run_recipe does all of it in one run (s
 Step by step: skill://off-policy-distillation/SKILL.md and others, or `stillroom setup HOST`.
 From logs, traces or sessions by hand: import_rollouts first (skill://import-traces/SKILL.md).
 Off-policy: generate_rollouts -> filter_dataset -> convert_rollouts -> start_training (sft).
-Preferences: make_dpo_pairs -> start_training (dpo). On-policy: start_training (distill).
+Preferences: make_dpo_pairs -> start_training (dpo).
+Open-weight teacher, on-policy: start_training (distill; skill://on-policy-distillation/SKILL.md).
+No GPU here: list_machines, then `where` with calls that start runs (skill://remote-training/SKILL.md).
 evaluate_model before and after each stage, then compare_evaluations.
 Every result has next_step. Runs continue without this server: look at them with get_run.
 Try it without key or GPU: create_project(template=demo), provider demo.

@@ -143,6 +143,8 @@ def test_the_instructions_name_skills_that_there_are_and_the_import() -> None:
     named = re.findall(r"skill://([\w-]+)/SKILL\.md", INSTRUCTIONS)
     assert "import-traces" in named
     assert all((SKILLS / name / "SKILL.md").is_file() for name in named)
+    assert len(INSTRUCTIONS) <= 1500
+    assert {"distil", "on-policy-distillation", "import-traces", "remote-training"} <= set(named)
     assert "import_rollouts" in INSTRUCTIONS
     assert "stillroom setup HOST" in INSTRUCTIONS
 

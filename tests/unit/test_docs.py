@@ -11,7 +11,7 @@ from stillroom.train.config.losses import LOSSES
 from stillroom.train.config.schema import CONFIGS
 from stillroom.train.on_policy.alarms import MAX_GAP
 from stillroom.train.planning.forecast import describe_learning
-from stillroom_mcp.resources.texts import page_files
+from stillroom_mcp.resources.texts import page_files, page_text, page_titles
 
 ARCHITECTURE = ROOT / "docs/architecture.md"
 _HEADING = re.compile(r"###? +(?P<title>.+)")
@@ -155,6 +155,14 @@ def test_pages_that_skills_and_errors_name_are_there():
         for name in re.findall(r"`stillroom docs ([a-z/-]+)`", path.read_text(encoding="utf-8"))
     }
     assert {"traces", "remote"} <= named <= set(page_files())
+
+
+def test_every_page_and_skill_has_a_title_in_the_list_of_pages():
+    titles = page_titles()
+    assert {"traces", "skills/distil", "skills/distillation-config"} <= titles.keys()
+    assert "skills/off-policy-distillation/references/refine" in titles
+    assert [name for name, title in titles.items() if not title] == []
+    assert page_text("skills/distil/SKILL.md").startswith("---\nname: distil\n")
 
 
 @pytest.mark.parametrize(

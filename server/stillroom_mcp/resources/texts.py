@@ -61,14 +61,21 @@ def skill_text(skill: str, file: str = _SKILL_FILE) -> SkillText | None:
 
 
 def page_files() -> dict[str, Path]:
-    """Returns the files of all pages by name, such as `traces`; empty if none is installed."""
+    """Returns the files of all pages by name, such as `traces` or `skills/distil`, sorted.
+
+    Empty if none is installed.
+    """
     # In a checkout, the pages are next to the packages, for people who read them as files.
     folders = (_PACKAGE / "docs", _PACKAGE.parent.parent / "docs")
     folder = next((each for each in folders if each.is_dir()), None)
     if folder is None:
         return {}
     files = sorted(folder.glob("**/*.md"))
-    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in files}
+    pages = {path.relative_to(folder).with_suffix("").as_posix(): path for path in files}
+    for text in skill_texts():
+        file = "" if text.file == _SKILL_FILE else f"/{text.file.removesuffix('.md')}"
+        pages[f"skills/{text.skill}{file}"] = text.path
+    return pages
 
 
 def page_text(name: str) -> str:
@@ -77,7 +84,7 @@ def page_text(name: str) -> str:
     Raises InputError if there is no such page.
     """
     files = page_files()
-    page = name.removeprefix("docs/").removesuffix(".md")
+    page = name.removeprefix("docs/").removesuffix(".md").removesuffix("/SKILL")
     if page not in files:
         raise InputError(
             f"the documentation has no page {name!r}{did_you_mean(page, list(files))}",
@@ -91,4 +98,10 @@ def page_text(name: str) -> str:
 def page_titles() -> dict[str, str]:
     """Returns the title of each page by its name."""
     texts = {name: path.read_text(encoding="utf-8") for name, path in page_files().items()}
-    return {name: text.partition("\n")[0].lstrip("# ") for name, text in texts.items()}
+    return {name: _title(text) for name, text in texts.items()}
+
+
+def _title(text: str) -> str:
+    """Returns the first heading of a page, which follows the front matter of a skill."""
+    headings = (line for line in text.splitlines() if line.startswith("# "))
+    return next(headings, "# ").removeprefix("# ")
