@@ -106,7 +106,7 @@ class RowsSection(ConfigSection):
 
     train_file: str = "train.jsonl"
     """The file of rows, relative to the folder of config.yml."""
-    batch_size: Annotated[int, Field(ge=1, le=4096)]
+    batch_size: Annotated[int, Field(ge=1, le=4096)] = 8
     """The rows (sft) or pairs (dpo) per optimiser step."""
     val_split: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The share of rows that are held out, split by prompt, and evaluated after every epoch."""
@@ -130,7 +130,7 @@ class PromptsSection(ConfigSection):
     train_file: str | tuple[str, ...] = "train.jsonl"
     """The file of prompts, relative to the folder of config.yml, or a list of files, from which
     every iteration takes prompts in proportion to their sizes."""
-    batch_size: Annotated[int, Field(ge=1, le=4096)]
+    batch_size: Annotated[int, Field(ge=1, le=4096)] = 32
     """The prompts per iteration."""
     group_size: Annotated[int, Field(ge=1, le=64)] = 1
     """The number of rollouts per prompt in an iteration; 4 if it is not set and rewards compare

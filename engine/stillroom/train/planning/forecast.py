@@ -270,6 +270,12 @@ def describe_learning(config: TrainConfig, num_parameters: int) -> list[str]:
 def describe_steps(config: TrainConfig, steps: int) -> list[str]:
     """Returns notes on a run with too few steps to learn, or fewer than configured."""
     notes: list[str] = []
+    if "batch_size" not in config.data.model_fields_set:
+        rows = {"sft": "rows", "dpo": "pairs"}.get(config.dataset_type, "prompts")
+        notes.append(
+            f"data.batch_size is {config.data.batch_size}, its default: each step takes "
+            f"{config.data.batch_size} {rows}; fewer give more steps with noisier gradients"
+        )
     max_steps = config.trainer.max_steps if config.dataset_type == "distill" else None
     if max_steps is not None and steps < max_steps:
         notes.append(

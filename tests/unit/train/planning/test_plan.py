@@ -113,6 +113,19 @@ def test_a_plan_tells_of_too_few_steps(method, steps, trainer, said):
     assert said is None or said in notes[0]
 
 
+@pytest.mark.parametrize(("method", "size"), [("sft", 8), ("dpo", 8), ("distill", 32)])
+def test_a_plan_explains_the_batch_size_that_nobody_set(method, size):
+    document = {
+        "dataset_type": method,
+        "data": {},
+        "model": {"path": "m"},
+        **({"teacher": {"path": "t"}} if method == "distill" else {}),
+    }
+    notes = describe_steps(CONFIGS[method].model_validate(document), 1000)
+
+    assert [note.partition(",")[0] for note in notes] == [f"data.batch_size is {size}"]
+
+
 def ran(project) -> api.RunReport:
     report = ended(project, start(project))
     assert report.status == "succeeded", report.error
