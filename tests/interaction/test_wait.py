@@ -56,7 +56,7 @@ def test_a_run_that_is_not_there_is_found_out_before_anything_is_waited_for(
 ) -> None:
     running = _running(tmp_path)
     assert exit_code(tmp_path, running.run_id, "nope") == 2
-    assert "list_runs" in capsys.readouterr().err
+    assert "stillroom list-runs" in capsys.readouterr().err
 
 
 def test_it_gives_up_after_its_timeout_and_ends_at_an_alarm_if_asked(tmp_path, capsys) -> None:
