@@ -16,6 +16,7 @@ from fakes.moments import KilledError, Moments
 from stillroom.errors import EngineError
 from stillroom.remote.host import MachineError, MachineGoneError, UnreachableError
 from stillroom.remote.machine import HfJobsFlavor, Machine
+from stillroom.remote.providers import hf_jobs
 from stillroom.remote.providers.hf_bucket import (
     BUCKET_VARIABLE,
     RUN_VARIABLE,
@@ -28,7 +29,7 @@ from stillroom.remote.providers.hf_bucket import (
 )
 from stillroom.remote.providers.hf_calls import time_limit
 from stillroom.remote.providers.hf_job_program import JobProgram
-from stillroom.remote.providers.hf_jobs import HfJobsHost
+from stillroom.remote.providers.hf_jobs import HfJobsHost, release_job
 from stillroom.remote.providers.provision_log import ProvisionLog
 from stillroom.remote.records import (
     AppendedLines,
@@ -219,6 +220,41 @@ def test_nothing_of_a_run_that_is_here_stays_in_the_bucket_but_its_inputs(life):
     left = sorted(path.split("/", 2)[2] for path in life.hub.files)
     assert [name.partition("/")[0] for name in left] == ["code", "store"]
     assert left[1] == f"store/{sha256(ROWS)}"
+
+
+def files_of_runs(life: Life) -> list[str]:
+    return sorted(path.split("/", 2)[2] for path in life.hub.files if "/runs/" in path)
+
+
+def test_a_job_whose_run_is_removed_ends_before_and_writes_no_more(life):
+    host = life.host()
+    life.until_started(host)
+    (job,) = life.hub.jobs.values()
+    job.stage = "RUNNING"
+    # Another run, whose id begins with that of this one.
+    life.hub.files["me/stillroom-runs/runs/sft-one-2/claim"] = b"other"
+
+    host.cancel(life.run.name, kill=True)
+    host.remove(life.run.name)
+
+    assert job.stage == "CANCELED"
+    assert life.hub.calls.index("cancel_job") < life.hub.calls.index("list_bucket_tree")
+    assert files_of_runs(life) == ["runs/sft-one-2/claim"]
+
+
+def test_the_bucket_keeps_nothing_of_a_run_that_was_deleted_here(life, monkeypatch):
+    monkeypatch.setattr(hf_jobs, "_api_and_token", lambda run: (life.hub.api(), "hf_own"))
+    life.until_started(life.host())
+    life.work()
+    (entry,) = life.log.entries()
+    release_job(entry, life.log)
+    assert "runs/sft-one/claim" in files_of_runs(life)
+
+    shutil.rmtree(life.run)
+    release_job(entry, life.log)
+
+    assert files_of_runs(life) == []
+    assert not life.log.entries()
 
 
 def test_checkpoints_that_a_run_deletes_do_not_stay_in_the_bucket(life):

@@ -118,10 +118,11 @@ class Bucket:
             self.download(path, target)
             return target.read_bytes()
 
-    def list_files(self, prefix: str) -> list[str]:
+    def list_files(self, folder: str) -> list[str]:
         """Returns the paths of the files below a folder."""
         with hub_errors(f"could not list files in the bucket {self.name}"):
-            items = list(self._api.list_bucket_tree(self.name, prefix, recursive=True))
+            # The hub takes a prefix of paths, which another folder's name may begin with too.
+            items = list(self._api.list_bucket_tree(self.name, f"{folder}/", recursive=True))
             return [item.path for item in items if item.type == "file"]
 
     def delete(self, paths: Sequence[str]) -> None:
@@ -129,6 +130,10 @@ class Bucket:
         if paths:
             with hub_errors(f"could not delete files in the bucket {self.name}"):
                 self._api.batch_bucket_files(self.name, delete=list(paths))
+
+    def delete_run(self, run_id: str) -> None:
+        """Deletes a run's files, but no input files, which all runs share."""
+        self.delete(self.list_files(RunPaths(run_id).folder))
 
 
 @contextmanager

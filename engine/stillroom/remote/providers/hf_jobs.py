@@ -223,11 +223,12 @@ class HfJobsHost:
         bucket.put([(b"now\n", paths.kill if kill else paths.cancel)])
 
     def remove(self, run_id: str) -> None:
-        """Deletes the run's files and its outputs, which are all downloaded, from the bucket.
+        """Deletes the run's files and its outputs from the bucket; input files stay for later runs.
 
-        Its input files stay for later runs.
+        The job is cancelled first if it has not ended, since it would write more.
         """
-        self._bucket.delete(self._bucket.list_files(RunPaths(run_id).folder))
+        self.release()
+        self._bucket.delete_run(run_id)
 
     def release(self) -> None:
         """Cancels the job if there is one that has not ended."""
@@ -333,11 +334,17 @@ def open_job(machine: Machine, run: Path | None = None) -> HfJobsHost:
 def release_job(entry: ProvisionedMachine, provision_log: ProvisionLog) -> None:
     """Cancels the job of an entry of the provision log, unless its run still needs it.
 
+    Also deletes the files in the bucket of a run whose local folder was deleted.
     Raises MissingExtraError if huggingface_hub is not installed.
     """
     namespace = None if entry.machine.hf_jobs is None else entry.machine.hf_jobs.namespace
-    jobs = HubJobs(_api_and_token(next(map(Path, entry.runs), None))[0], namespace)
+    api, _ = _api_and_token(next(map(Path, entry.runs), None))
+    jobs = HubJobs(api, namespace)
     jobs.release(provision_log, entry.name, run=None)
+    if provision_log.find(entry.name) is None:
+        for run in map(Path, entry.runs):
+            if not run.exists():
+                Bucket(api, f"{jobs.namespace}/{_BUCKET}").delete_run(run.name)
 
 
 def _api_and_token(run: Path | None) -> tuple[Any, str | None]:
