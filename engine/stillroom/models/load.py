@@ -138,7 +138,7 @@ def load_tokenizer(location: ModelLocation, *, template: TemplateSource | None =
     except (OSError, ValueError, KeyError) as error:
         raise _load_error("tokenizer", location, error) from error
     if template is not None:
-        tokenizer.chat_template = _template_text(template)
+        tokenizer.chat_template = template_text(template)
         _check_end_of_turn(tokenizer, template, location.name)
     if not tokenizer.chat_template:
         tokenizer.chat_template = _processor_template(location)
@@ -157,7 +157,7 @@ def load_tokenizer(location: ModelLocation, *, template: TemplateSource | None =
     return tokenizer
 
 
-def _template_text(template: TemplateSource) -> str:
+def template_text(template: TemplateSource) -> str:
     """Returns the Jinja text of a template. Raises ConfigError if a file is not UTF-8."""
     if isinstance(template.origin, ModelLocation):
         return load_tokenizer(template.origin).chat_template

@@ -1,6 +1,6 @@
 """The plan of a rollout run: resolves and checks everything that the request names."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -293,10 +293,13 @@ NOT_SHAPING = frozenset({
 """The options that may change before an output is resumed, or are recorded by their contents."""
 
 
-def output_settings(plan: GenerationPlan, weights: str | None) -> dict[str, Any]:
+def output_settings(
+    plan: GenerationPlan, weights: str | None, chat_templates: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Returns the settings that shape a rollout; resuming an output requires the same ones.
 
     `weights` identifies the weights of a model in this process; it is None if they are not known.
+    `chat_templates` has the hashes of chat templates' texts.
     """
     request, rollouts = plan.request, plan.rollouts
     shaping: dict[str, Any] = {
@@ -320,6 +323,7 @@ def output_settings(plan: GenerationPlan, weights: str | None) -> dict[str, Any]
         "judge": judge and judge.file.model_dump(mode="json"),
         "input_sha256": file_sha256(rollouts.prompts_file),
         "weights": weights,
+        **({"chat_templates": chat_templates} if chat_templates else {}),
         **({"refine": rollouts.refine.settings} if rollouts.refine is not None else {}),
     }
 

@@ -12,7 +12,9 @@ import anyio
 import msgspec
 
 from stillroom.errors import RunError
+from stillroom.files import content_hash
 from stillroom.lineage import AnsweringModel, FileRecord, ModelRecord, record_file, write_manifest
+from stillroom.models.chat_template import TemplateSource
 from stillroom.models.resolve import ModelLocation, identify
 from stillroom.reporting import Reporter
 from stillroom.rollout.episode.collect import FailedRollout, Outcome
@@ -37,6 +39,8 @@ class RolloutOrigin:
     """The prompts file first, then the user's Python files and judge.yml."""
     models: Sequence[ModelRecord]
     """The policy first, then the judge if there is one."""
+    chat_templates: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The hash of the text of each chat template that the request names, by option."""
 
     @property
     def weights(self) -> str | None:
@@ -60,7 +64,18 @@ def _origin(plan: RolloutPlan) -> RolloutOrigin:
         models.append(identify(refine.student, role="student"))
     if refine is not None and refine.critic is not None:
         models.append(refine.critic.file.record("critic"))
-    return RolloutOrigin([record_file(file) for file in dict.fromkeys(plan.files)], models)
+    files = [record_file(file) for file in dict.fromkeys(plan.files)]
+    student_template = refine.student_template if refine is not None else None
+    templates = [each for each in (plan.template, student_template) if each is not None]
+    return RolloutOrigin(files, models, _template_hashes(templates))
+
+
+def _template_hashes(templates: Sequence[TemplateSource]) -> dict[str, str]:
+    if not templates:
+        return {}
+    from stillroom.models.load import template_text
+
+    return {each.option: content_hash(template_text(each)) for each in templates}
 
 
 def with_answerers(models: Sequence[ModelRecord], rows: Iterable[FinishedRow]) -> list[ModelRecord]:

@@ -1,6 +1,7 @@
 """A student is measured, and its rows are looked at, with the template that it is trained with."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fakes.judges import judgement
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
 from fakes.tiny_models import TinyModels
+from fakes.waiting import run_async
 from stillroom import api
 from stillroom.curate.filter.request import FilterDataset
 from stillroom.data.chat.template import template_file
@@ -23,10 +25,15 @@ from stillroom.errors import ConfigError, EngineError, InputError, ModelError, R
 from stillroom.evaluate.files import EvaluationResult
 from stillroom.evaluate.request import EvaluateModel, plan_evaluation
 from stillroom.evaluate.run import evaluate_model
+from stillroom.files import read_json, write_json
 from stillroom.jobs.child_work import filter_rows
+from stillroom.rollout.journal.journal import journal_folder
 from stillroom.rollout.plan import output_settings, plan_generation
 from stillroom.rollout.request import GenerateRollouts
+from stillroom.rollout.run import generate_rollouts
+from stillroom.run_folder import create_run
 from stillroom.settings import Workspace
+from stillroom.types import RunKind
 
 
 @pytest.fixture
@@ -111,6 +118,31 @@ def test_a_template_file_shapes_an_output_by_its_content(workspace):
     assert plan.rollouts.inputs[1] == workspace.root / "mine.jinja"
     (workspace.root / "mine.jinja").write_text("other", "utf-8")
     assert output_settings(plan, None) != before
+
+
+def test_an_output_is_not_continued_with_another_template_of_the_same_model(workspace):
+    with_chatml(workspace.root / "base", workspace.root / "instruct")
+    fields = {"input": "prompts.jsonl", "model": "base", "max_tokens": 4}
+    request = GenerateRollouts.model_validate({**fields, "chat_template": "instruct"})
+
+    def generated(n: int) -> Any:
+        folder = create_run(workspace, RunKind.ROLLOUTS, {}).path
+        changed = request.model_copy(update={"n": n})
+        return run_async(
+            partial(generate_rollouts, workspace, changed, folder=folder, reporter=KeptReporter())
+        )
+
+    generated(1)
+    assert generated(2).already_done == 1
+    file = workspace.root / "instruct" / "chat_template.jinja"
+    file.write_text(f"{{#- another -#}}{file.read_text('utf-8')}", "utf-8")
+    with pytest.raises(InputError, match="chat_templates was"):
+        generated(3)
+    # Earlier versions did not record it.
+    settings = journal_folder(workspace.root / request.output) / "settings.json"
+    recorded = read_json(settings, dict[str, Any])
+    write_json(settings, {k: v for k, v in recorded.items() if k != "chat_templates"})
+    assert generated(3).already_done == 2
 
 
 def test_rows_are_shown_checked_and_filtered_with_the_template_of_the_training(workspace):

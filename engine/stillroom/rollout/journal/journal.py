@@ -48,9 +48,9 @@ _SETTINGS = "settings.json"
 _REWARDS_COPY = "given_rewards.py"
 _JUDGING_SETTINGS = {"rewards_sha256", "rewards_modules", "judge", "answer_match"}
 """Settings that change how a rollout is judged, but not the rollout."""
-_MAYBE_UNKNOWN = ("weights", "tools_modules", "rewards_modules")
-"""Settings that may be unknown: the commit of a hub model before its download, and the modules of
-tools.py and rewards.py in outputs of older versions."""
+_MAYBE_UNKNOWN = ("weights", "tools_modules", "rewards_modules", "chat_templates")
+"""Settings that may be unknown: the commit of a hub model before its download, and in outputs of
+older versions the modules of tools.py and rewards.py, and the texts of chat templates."""
 
 
 def holds_rollouts(path: Path) -> bool:
