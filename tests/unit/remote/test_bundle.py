@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -150,6 +151,25 @@ def test_a_gguf_file_goes_as_it_is_and_is_converted_elsewhere(tmp_path, workspac
     student = make_project(workspace.root, "sft", Path("demo/student"))
     student.write_config()
     assert needs_of_training(request, plan_request(workspace, request)).extras == ["train"]
+
+
+def test_the_gguf_file_of_a_python_package_is_found_where_the_package_is_missing(
+    tmp_path, workspace, tiny_models, monkeypatch
+):
+    packages = tmp_path / "packages"
+    about = packages / "tiny_model-1.0.dist-info"
+    written(about / "METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
+    written(about / "RECORD", "tiny.gguf,,\n")
+    real = write_gguf(packages / "tiny.gguf", tiny_models.load("llama"))
+    monkeypatch.syspath_prepend(str(packages))
+    packed, run = packed_run(workspace, Needs(models=[locate_model(workspace, "tiny-model")]))
+    variable = lay_out(run, packed.spec, tmp_path / "there")
+
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(packages)])
+    with away(variable):
+        location = locate_model(Workspace(tmp_path / "there" / "workspace"), "tiny-model")
+        assert location.path == tmp_path / "there" / f"outside{real}"
+        assert identify(location, role="student").location == str(real)
 
 
 def test_the_chat_template_of_a_student_goes_with_it_without_its_models_weights(workspace):

@@ -61,9 +61,12 @@ def add_tokenizer_files(workspace: Workspace, layout: FileLayout, name: str) -> 
 
 
 def _add_alias(workspace: Workspace, layout: FileLayout, model: ModelLocation) -> None:
-    """Maps the model's name, as in config.yml or a request, to the remote path of its files."""
+    """Maps the model's name, as in config.yml or a request, to the remote path of its files.
+
+    A GGUF file may be named by its Python package, which the machine does not have.
+    """
     path = workspace.path(model.name)
-    if path.exists() and not RunFolder(path).is_run:
+    if model.is_gguf or (path.exists() and not RunFolder(path).is_run):
         layout.add_alias(model.name, model.path)
 
 
