@@ -153,6 +153,17 @@ def test_a_gguf_file_goes_as_it_is_and_is_converted_elsewhere(tmp_path, workspac
     assert needs_of_training(request, plan_request(workspace, request)).extras == ["train"]
 
 
+def test_an_adapter_on_a_gguf_file_gets_the_package_that_reads_it(workspace, tiny_models):
+    real = write_gguf(workspace.root / "tiny.gguf", tiny_models.load("llama"))
+    adapter = workspace.root / "adapter"
+    written(adapter / "adapter_config.json", json.dumps({"base_model_name_or_path": str(real)}))
+    written(adapter / "adapter_model.safetensors")
+
+    for name, extras in {"adapter": ["train", "gguf"], "demo/student": ["train"]}.items():
+        needs = Needs(models=[locate_model(workspace, name)], extras=["train"])
+        assert pack(workspace, box(workspace), needs).spec.extras == extras
+
+
 def test_the_gguf_file_of_a_python_package_is_found_where_the_package_is_missing(
     tmp_path, workspace, tiny_models, monkeypatch
 ):

@@ -17,6 +17,7 @@ from stillroom.remote.bundle.models import (
     add_run_records,
     add_tags,
     add_tokenizer_files,
+    needs_gguf,
 )
 from stillroom.remote.bundle.needs import Needs
 from stillroom.remote.machine import Machine
@@ -84,6 +85,7 @@ def pack(
     secrets, variables, key_notes = _collect_secrets(workspace, machine, needs)
     if secrets or needs.code:
         layout.add_keys_file()
+    gguf = ["gguf"] if any(needs_gguf(workspace, model) for model in needs.models) else []
     spec = JobSpec(
         machine=machine,
         files=layout.files,
@@ -91,7 +93,7 @@ def pack(
         key_names=list(secrets),
         variables=variables,
         packages=pinned_packages(needs.code),
-        extras=list(needs.extras),
+        extras=[*needs.extras, *gguf],
         outputs=outputs,
         budget_usd=budget_usd,
     )

@@ -47,6 +47,13 @@ def add_model(workspace: Workspace, layout: FileLayout, model: ModelLocation) ->
         layout.add_folder(folder, max_bytes=_SMALL_BYTES)
 
 
+def needs_gguf(workspace: Workspace, model: ModelLocation) -> bool:
+    """Returns whether loading a model reads a GGUF file: its own, or that of an adapter's base."""
+    return model.is_gguf or (
+        model.is_adapter and needs_gguf(workspace, adapter_base(workspace, model))
+    )
+
+
 def add_tokenizer_files(workspace: Workspace, layout: FileLayout, name: str) -> None:
     """Adds the tokenizer and configuration of a local model whose weights are served elsewhere."""
     with suppress(EngineError):

@@ -47,6 +47,7 @@ class Needs:
     tracker_keys: Sequence[str] = ()
     """Keys that libraries read from the environment."""
     extras: Sequence[str] = ()
+    """Extras of Stillroom's package, without `gguf`, which depends on the models."""
     config: Path | None = None
     """The config.yml of a training run; the run's own copy of it is sent."""
     resume: str | None = None
@@ -63,7 +64,6 @@ def needs_of_training(request: StartTraining, plan: TrainingPlan) -> Needs:
     sections = (config.model, *(teacher.section for teacher in config.teachers))
     extras = {
         "train": True,
-        "gguf": any(model.is_gguf for model in plan.models),
         "qlora": any(section.quantization is not None for section in sections),
         "browse": config.rollout.browse,
         "track": trainer.tensorboard or trainer.wandb_project is not None,
@@ -122,12 +122,11 @@ def needs_of_export(request: ExportModel, plan: ExportPlan) -> Needs:
     needs = needs_of_evaluation(evaluation) if evaluation is not None else Needs()
     base = [plan.base] if plan.base is not None else []
     models = [plan.checkpoint, *base, *needs.models]
-    extras = {"train", *needs.extras} | ({"gguf"} if any(m.is_gguf for m in models) else set())
     return replace(
         needs,
         models=models,
         outputs=[request.output],
-        extras=sorted(extras),
+        extras=sorted({"train", *needs.extras}),
         exported=plan.checkpoint,
     )
 
@@ -153,7 +152,6 @@ def _needs_of_rollouts(
     ]
     extras = {
         "train": bool(loaded),
-        "gguf": any(model.is_gguf for model in loaded),
         "browse": plan.options.browse,
     }
     return Needs(
