@@ -11,6 +11,7 @@ import pytest
 
 from stillroom.errors import EngineError
 from stillroom.files import file_sha256
+from stillroom.models.gguf.folder import cache_folder, more_space_fix
 from stillroom.remote import hash_cache
 from stillroom.remote.agent import lifecycle, output_files
 from stillroom.remote.agent.follow import follow
@@ -114,6 +115,22 @@ def test_a_start_that_is_wished_for_by_many_at_once_starts_once(
     finally:
         lifecycle.launch_run = original
     assert launches == [place.folder.path]
+
+
+def test_what_runs_convert_stays_in_the_machines_folder(
+    there: AgentFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environments: list[dict[str, str]] = []
+    monkeypatch.setattr(
+        lifecycle, "launch_run", lambda *_, environment, **__: environments.append(environment)
+    )
+    monkeypatch.setattr(os, "environ", {**os.environ})
+    lifecycle.start(there, started(there, tmp_path))
+
+    [environment] = environments
+    monkeypatch.setattr(os, "environ", environment)
+    assert cache_folder().is_relative_to(there.root)
+    assert "`folder:` in machines.yml" in more_space_fix()
 
 
 def test_a_start_that_was_killed_before_the_process_began_is_finished_by_the_next(

@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from stillroom.errors import ModelError
+from stillroom.models.gguf.folder import more_space_fix
 from stillroom.models.gguf.header import HF_FORMAT_FIX, GgufHeader, StoredTensor, read_header
 from stillroom.models.gguf.tokenizer import build_tokenizer, check_saved_tokenizer, special_ids
 
@@ -248,5 +249,5 @@ def _require_space(target: Path, num_bytes: int) -> None:
         raise ModelError(
             f"the converted model needs about {needed / 1e9:.1f} GB, and {target.parent} has "
             f"{free / 1e9:.1f} GB free",
-            "free disk space there, or set XDG_CACHE_HOME to a folder on another disk",
+            more_space_fix(),
         )

@@ -14,6 +14,9 @@ from stillroom.places import make_folder, rename_folder
 
 # Increase it when the converter writes something different for the same file.
 _CONVERTER_VERSION = 1
+CACHE_VARIABLE = "STILLROOM_CACHE"
+"""The variable with the folder for converted models, in place of the user's cache folder. Runs on
+other machines get it, so that all of their files are in the machine's `folder`."""
 _POLL_S = 0.2
 _MAX_WAIT_S = 2 * 3600.0
 
@@ -45,7 +48,7 @@ def convert_gguf(path: Path) -> Path:
     except OSError as error:
         raise ModelError(
             f"{path} cannot be converted into {folder.parent}: {error}",
-            "free disk space there, or set XDG_CACHE_HOME to a folder on another disk",
+            more_space_fix(),
         ) from error
     finally:
         lock.release()
@@ -53,10 +56,22 @@ def convert_gguf(path: Path) -> Path:
 
 
 def cache_folder() -> Path:
-    """Returns the folder of converted models: `stillroom/gguf` in the user's cache folder."""
+    """Returns the folder of converted models: `stillroom/gguf` in the user's cache folder.
+
+    On another machine, it is `cache/gguf` in the machine's `folder`.
+    """
+    if own := os.environ.get(CACHE_VARIABLE):
+        return Path(own).resolve() / "gguf"
     base = os.environ.get("XDG_CACHE_HOME")
     # Resolved, since the home folder may be a link, and files are not written through links.
     return (Path(base) if base else Path.home() / ".cache").resolve() / "stillroom" / "gguf"
+
+
+def more_space_fix() -> str:
+    """Returns what to do if the disk with the converted models is full."""
+    if CACHE_VARIABLE in os.environ:
+        return "free disk space there, or set `folder:` in machines.yml to one on another disk"
+    return "free disk space there, or set XDG_CACHE_HOME to a folder on another disk"
 
 
 def _convert(path: Path, folder: Path, stamp: tuple[int, int]) -> None:

@@ -14,6 +14,7 @@ from stillroom.files import FileLock, write_atomic, write_json
 from stillroom.home_paths import home_variable, local_path
 from stillroom.jobs.supervise import cancel_run, kill_run, launch_run
 from stillroom.lineage import now
+from stillroom.models.gguf.folder import CACHE_VARIABLE
 from stillroom.remote.agent.runs import AgentRun, StartRecord, agent_run
 from stillroom.remote.agent.store import AgentFolder, blob_file, place_file
 from stillroom.remote.host import MachineGoneError
@@ -105,6 +106,7 @@ def _launch(agent: AgentFolder, run: AgentRun, request: LaunchRequest, lock: Fil
         run.workspace,
         environment=run_environment(run.workspace)
         | variable
+        | {CACHE_VARIABLE: str(agent.cache)}
         | {PIPED_VARIABLES: ",".join(request.variables)},
         secrets=request.secrets,
         inherited_fds=[lock.handle],

@@ -42,6 +42,11 @@ class AgentFolder:
         return self.root / "store"
 
     @property
+    def cache(self) -> Path:
+        """The folder with what runs make once for all later ones, such as converted models."""
+        return self.root / "cache"
+
+    @property
     def runs(self) -> Path:
         """The folder with one folder for each run."""
         return self.root / "runs"
