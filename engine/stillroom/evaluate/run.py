@@ -5,7 +5,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -281,7 +281,7 @@ async def _origin(plan: EvaluationPlan) -> RolloutOrigin:
         return origin
     identify_teacher = functools.partial(identify, plan.kl_models.teacher, role="teacher")
     record = await anyio.to_thread.run_sync(identify_teacher)
-    return RolloutOrigin(origin.inputs, [*origin.models, record])
+    return replace(origin, models=[*origin.models, record])
 
 
 def _on_open(folder: RunFolder, reporter: Reporter, notes: Sequence[str]) -> None:

@@ -53,6 +53,7 @@ def answers_folder(plan: EvaluationPlan, origin: RolloutOrigin) -> str:
         # A file may have tools and rewards, and be given as one of them or as both.
         "tools_and_rewards": [file and file.sha256 for file in code_files],
         "models": msgspec.to_builtins(origin.models),
+        "chat_templates": dict(origin.chat_templates),
         "judge": rollouts.judge and rollouts.judge.file.model_dump(mode="json"),
     }
     return f"answers-{content_hash(shaping)[:16]}"
