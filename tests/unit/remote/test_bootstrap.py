@@ -267,6 +267,32 @@ bootstrap.prepare(channel, Machine(name="box"), None, print)
     assert box.installs() == 1
 
 
+def test_a_run_that_needs_fewer_packages_than_an_earlier_one_installs_nothing(box: Box):
+    box.give_uv()
+    host = box.host()
+    prepare(host, extras=["train", "gguf"])
+    prepare(host, extras=["train"])
+
+    assert host.missing([]) == {}
+    assert box.installs() == 1
+    prepare(host, extras=["train", "browse"])
+    assert box.installs() == 2
+
+
+def test_a_run_that_shares_the_packages_of_one_that_needed_more_installs_its_own_if_they_are_broken(
+    box: Box,
+):
+    box.give_uv()
+    host = box.host()
+    prepare(host, extras=["train", "gguf"])
+    [packages] = box.root.glob("packages/*/lib/*/site-packages/suite.pth")
+    packages.unlink()
+    prepare(host, extras=["train"])
+
+    assert host.missing([]) == {}
+    assert box.installs() == 2
+
+
 @pytest.mark.thorough  # its processes begin in threads, where --quick cannot skip it
 def test_two_runs_that_begin_at_once_install_once(box: Box):
     box.give_uv(before="sleep 0.5")

@@ -9,9 +9,10 @@ writes two lines of JSON and reads replies as lines of JSON:
    `{"python": …}` or `{"failed": …}`.
 
 There are two layers, so that new code needs no new installation: `packages/KEY` has the installed
-packages, and `venvs/KEY` refers to them, to an interpreter's own packages and to the code. The file
-`whole`, which is written last, marks an environment as complete; without it, the next installation
-deletes it. Renaming it into place is not possible, since its scripts contain its path.
+packages, and `venvs/KEY` refers to them, to an interpreter's own packages and to the code. A run
+that needs fewer packages than an earlier one uses that one's. The file `whole`, which is written
+last, marks an environment as complete; without it, the next installation deletes it. Renaming it
+into place is not possible, since its scripts contain its path.
 """
 
 import fcntl
@@ -41,6 +42,8 @@ _UNUSED_S = 60 * 86400
 # Conflicts between an image's packages are irrelevant, and slow to detect.
 _PIP_OPTIONS = ("--no-warn-conflicts", "--progress-bar", "off")
 _COMPLETE_FILE = "whole"
+_SET_FILE = "set.json"
+"""What was installed into `packages/KEY`, and beside which packages: a `_PackageSet`."""
 _STEP = re.compile(r" *(Looking|Collecting|Downloading|Using cached|Building|Installing|Resolved) ")
 
 
@@ -62,6 +65,13 @@ class _InstallRequest(TypedDict):
     constraints: list[str]
     uv: str | None
     """The path of uv; None to install with pip."""
+
+
+class _PackageSet(TypedDict):
+    python: list[str]
+    """The interpreter, its version, and the lines for its own packages."""
+    requirements: list[str]
+    constraints: list[str]
 
 
 class _InstallError(Exception):
@@ -143,8 +153,13 @@ class _Installation:
         self._root, self._request = root, request
         self._sites = [_pth_line(site) for site in sites]
         self._venv = root / "venvs" / request["key"]
-        self._packages = root / "packages" / request["packages_key"]
+        self._own_packages = self._packages = root / "packages" / request["packages_key"]
         self._log = self._packages.with_name(f"{self._packages.name}.log")
+        self._set = _PackageSet(
+            python=[sys.executable, platform.python_version(), *self._sites],
+            requirements=request["requirements"],
+            constraints=request["constraints"],
+        )
 
     def run(self) -> None:
         """Creates the environment, and replies with its interpreter or with the error."""
@@ -161,8 +176,8 @@ class _Installation:
         python, problem = self._venv / "bin" / "python", None
         # Some machines delete old files, so that an import fails. Then the venv is created again;
         # if that does not help, the packages as well, which other runs may be using.
-        for discarded in ([], [self._venv], [self._packages, self._venv]):
-            for folder in discarded:
+        for num_discarded in range(3):
+            for folder in [self._venv, self._packages][:num_discarded]:
                 (folder / _COMPLETE_FILE).unlink(missing_ok=True)
             self._make_packages_and_venv()
             problem = _import_error(python)
@@ -185,9 +200,18 @@ class _Installation:
         """Installs required packages, if any, and creates the venv; skips what already exists."""
         paths = [str(self._root / "code" / self._request["code"])]
         if self._request["requirements"]:
+            self._packages = self._installed_superset() or self._own_packages
             _make_once(self._packages, self._install)
             paths.append(_pth_line(_site_packages_of(self._packages)))
         _make_once(self._venv, lambda: _make_venv(self._venv, [*paths, *self._sites]))
+
+    def _installed_superset(self) -> Path | None:
+        """Returns complete packages that include the required ones at the same versions, if any."""
+        marks = sorted(self._own_packages.parent.glob(f"*/{_COMPLETE_FILE}"))
+        folders = [mark.parent for mark in marks]
+        if self._own_packages in folders:
+            return self._own_packages
+        return next((folder for folder in folders if _includes(folder, self._set)), None)
 
     def _install(self) -> None:
         """Installs the packages into a new environment."""
@@ -202,6 +226,7 @@ class _Installation:
             file = self._packages / name
             file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
             arguments += [option, str(file)]
+        (self._packages / _SET_FILE).write_text(json.dumps(self._set), encoding="utf-8")
         self._log.write_bytes(b"")
         command = [*self._installer(), *arguments]
         try:
@@ -228,6 +253,20 @@ class _Installation:
                     "install one (Debian/Ubuntu: apt-get install python3-venv)"
                 ) from error
         return [*pip, "install", "--disable-pip-version-check", "--no-input", *_PIP_OPTIONS]
+
+
+def _includes(packages: Path, wanted: _PackageSet) -> bool:
+    """Returns whether a folder of packages has all that are wanted, at the same versions."""
+    try:
+        installed: _PackageSet = json.loads((packages / _SET_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # Installed by an earlier version of Stillroom, or deleted.
+        return False
+    requirements = set(installed["requirements"])
+    return (
+        installed["python"] == wanted["python"]
+        and requirements.issuperset(wanted["requirements"])
+        and requirements.union(installed["constraints"]).issuperset(wanted["constraints"])
+    )
 
 
 def _import_error(python: Path) -> str | None:
