@@ -73,7 +73,8 @@ class DatasetStatistics:
             self.fields.update(metadata)
         else:
             self.categories[category] += 1
-        self._sample(position)
+        if messages:  # A rollout that failed before its first message has no tokens to count.
+            self._sample(position)
 
     def _count_duplicate(self, conversation: Any, row_hash: int) -> None:
         digest = hashlib.blake2b(canonical_json(conversation), digest_size=8).digest()

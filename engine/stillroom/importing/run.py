@@ -30,10 +30,12 @@ from stillroom.lineage import FileRecord, Recording
 from stillroom.outputs import NewOutput, new_output
 from stillroom.rollout.sources import check_output
 from stillroom.settings import Workspace
+from stillroom.types import RowReason
 
 OPERATION = "import_rollouts"
 _UNKNOWN_FORMAT = "unknown"
 _MAX_UNREAD = 20
+_NOTHING_TO_READ = {NO_CALL, RowReason.FAILED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,9 +270,10 @@ class _Import:
         )
 
     def _unread_files(self) -> list[str]:
-        """Returns the files of which nothing was read, without those that have no model calls."""
+        """Returns the files of which nothing was read, without those that have nothing to read."""
         refused = self._tally.files.refused.items()
-        return [name for name, file in refused if set(file.reasons) != {NO_CALL}][:_MAX_UNREAD]
+        unread = [name for name, file in refused if not set(file.reasons) <= _NOTHING_TO_READ]
+        return unread[:_MAX_UNREAD]
 
     def _heldout_result(self) -> HeldOut | None:
         """Returns the result's part on held-out rollouts; None without a split."""

@@ -28,6 +28,7 @@ from stillroom.rollout.rescore.request import ScoreRollouts
 from stillroom.settings import Workspace
 from stillroom.trace.request import ShowLineage
 from stillroom.trace.show import show_lineage
+from stillroom.types import RowReason
 from stillroom_mcp.next_steps import after_validate_dataset
 
 TRACES = Path(__file__).parents[2] / "fixtures" / "traces"
@@ -252,6 +253,41 @@ def test_rollouts_that_rnow_stored_are_read_like_its_other_rollouts(tmp_path: Pa
     assert (report.format, report.rows, report.good) == ("rollouts", 3, 2)
     [first, *_] = read_rows(tmp_path / "train.jsonl")
     assert first["messages"][-1]["content"] == "7 × 5 = 35"
+
+
+def test_an_rnow_rollout_that_failed_before_its_first_message_is_a_failure_not_a_bad_row(
+    tmp_path: Path,
+) -> None:
+    failed = FAILED | {"id": "sample_2", "completed": "error", "metadata": {"task_type": "price"}}
+    write_rnow(tmp_path / "rollouts", RNOW_ROW, failed)
+    workspace = Workspace(tmp_path)
+
+    request = ValidateDataset(path="rollouts", report="none", model="demo/student")
+    report = validate_dataset(workspace, request)
+    made = import_rollouts(workspace, ImportRollouts(input="rollouts", output="imported.jsonl"))
+    converted = convert_rollouts(workspace, ConvertRollouts(input="rollouts", output="train.jsonl"))
+    kept = filter_dataset(
+        workspace, FilterDataset(input="rollouts", output="kept.jsonl", success=True)
+    )
+    shown = inspect_examples(workspace, InspectExamples(path="rollouts", n=2))
+
+    assert (report.good, report.bad, report.failed) == (2, 0, 1)
+    assert (report.token_rows, report.left_out) == (1, {})
+    assert (made.kept, made.refused_by_reason) == (1, {RowReason.FAILED: 1})
+    assert (made.formats.keys(), made.unread_files) == ({"rnow"}, [])
+    assert (converted.converted, converted.left_out) == (1, {RowReason.FAILED: 1})
+    assert kept.kept == 1
+    assert [example.problem for example in shown.examples] == [None, None]
+
+
+def test_a_failed_rollout_that_rnow_stored_is_refused_as_a_failure(tmp_path: Path) -> None:
+    write_stored_rnow(tmp_path / "r1.txt", RNOW_ROW, FAILED)
+    request = ImportRollouts(input="r1.txt", output="imported.jsonl")
+
+    made = import_rollouts(Workspace(tmp_path), request)
+
+    assert made.refused_by_reason == {RowReason.FAILED: 1}
+    assert "the server did not answer" in made.problems[0]
 
 
 def test_a_file_of_a_folder_that_only_an_import_reads_is_named(tmp_path: Path) -> None:

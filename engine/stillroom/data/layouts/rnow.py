@@ -33,9 +33,15 @@ _FAILED_REWARDS = ("error", "timeout")
 
 def is_rnow(row: Row) -> bool:
     """Returns whether a row has rnow's fields."""
-    return "conversation" in row and any(
-        name in row for name in ("completed", "total_reward", "success")
-    )
+    if "conversation" not in row:
+        return row.get("completed") == "error" and failed_before_its_conversation(row)
+    return any(name in row for name in ("completed", "total_reward", "success"))
+
+
+def failed_before_its_conversation(row: Row) -> bool:
+    """Returns whether an rnow rollout has an error in place of a conversation."""
+    has_messages = row.get("conversation") or "messages" in row
+    return not has_messages and row.get("success") is False and isinstance(row.get("error"), str)
 
 
 STORED_FIELD = "results"
@@ -53,7 +59,8 @@ def is_stored_by_rnow(path: Path) -> bool:
 
 def rnow_problems(row: Row) -> Iterator[Problem]:
     """Yields every problem of a rollout in rnow's layout."""
-    yield from message_problems(row.get("conversation"), "conversation")
+    if not failed_before_its_conversation(row):
+        yield from message_problems(row.get("conversation"), "conversation")
     yield from number_problems(row, "total_reward")
     yield from object_problems(row, "metadata")
     yield from object_problems(row, "rewards")
@@ -74,7 +81,7 @@ def is_rnow_reward(value: Any) -> bool:
 
 def rollout_from_rnow(row: Row) -> Row:
     """Converts an rnow rollout without problems to Stillroom's layout."""
-    messages: list[Row] = row["conversation"]
+    messages: list[Row] = row.get("conversation") or []
     failure = failure_of(row)
     is_truncated = row.get("truncated") is True
     # rnow writes a reward of 0 if a reward function failed, which says nothing about the answer.

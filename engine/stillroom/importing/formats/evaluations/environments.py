@@ -12,7 +12,12 @@ import msgspec
 from stillroom.data.checks import as_number, decode_row
 from stillroom.data.layouts.detect import RULES, RolloutLayout, layout_of
 from stillroom.data.layouts.foreign import count_or_zero, numbers_by_name
-from stillroom.data.layouts.rnow import STORED_FIELD, is_incomplete, is_stored_by_rnow
+from stillroom.data.layouts.rnow import (
+    STORED_FIELD,
+    failed_before_its_conversation,
+    is_incomplete,
+    is_stored_by_rnow,
+)
 from stillroom.errors import FailureClass
 from stillroom.importing.formats.datasets.conversations import reward_scores
 from stillroom.importing.formats.sessions.message_tree import NO_REPLY
@@ -46,7 +51,7 @@ from stillroom.importing.records import (
     SourceRow,
     TraceFormat,
 )
-from stillroom.types import StopReason, Usage
+from stillroom.types import RowReason, StopReason, Usage
 
 _METADATA = "metadata.json"
 _RESULT_FIELDS = frozenset(
@@ -300,6 +305,8 @@ def _converter_of(layout: RolloutLayout) -> Callable[[JsonRow], Iterator[SourceR
     rules = RULES[layout]
 
     def convert(row: JsonRow) -> Iterator[SourceRow]:
+        if layout is RolloutLayout.RNOW and failed_before_its_conversation(row.data):
+            raise UnreadableRowError(RowReason.FAILED, row.data["error"])
         if layout_of(row.data) is not layout:
             raise UnreadableRowError(f"not a rollout of {layout}", "required fields are missing")
         problem = next(rules.problems(row.data), None)
