@@ -1,5 +1,6 @@
 """convert_rollouts: turns rollouts into supervised rows for training."""
 
+import math
 from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from stillroom.data.row_names import row_hash
 from stillroom.data.row_notes import (
     has_later_system,
     later_system_notes,
+    summed_reward_notes,
     tools_notes,
     unjudged_notes,
 )
@@ -179,6 +181,9 @@ class ConversionTally:
     sources: list[SourceCount] = field(default_factory=list[SourceCount])
     problems: list[str] = field(default_factory=list[str])
     success_derived: int = 0
+    smallest_reward: float = math.inf
+    """The smallest reward that made a converted row a success, and the largest."""
+    largest_reward: float = -math.inf
     unjudged: int = 0
     """The converted rows without a reward or success."""
     without_tools: int = 0
@@ -190,11 +195,22 @@ class ConversionTally:
     teachers: Counter[str] = field(default_factory=Counter[str])
     """The number of converted rows from other systems, by the model that answered."""
 
+    def add_success(self, facts: RowFacts) -> None:
+        """Counts a converted row as one that has `success` or not."""
+        self.unjudged += facts.success is None and facts.reward is None
+        if facts.success is None and facts.is_success:
+            self.success_derived += 1
+            if facts.reward is not None:
+                self.smallest_reward = min(self.smallest_reward, facts.reward)
+                self.largest_reward = max(self.largest_reward, facts.reward)
+
     def merge(self, other: "ConversionTally") -> None:
         """Adds the counts of another tally, which counted other files."""
         self.sources += other.sources
         self.problems += other.problems[: MAX_EXAMPLES - len(self.problems)]
         self.success_derived += other.success_derived
+        self.smallest_reward = min(self.smallest_reward, other.smallest_reward)
+        self.largest_reward = max(self.largest_reward, other.largest_reward)
         self.unjudged += other.unjudged
         self.without_tools += other.without_tools
         self.from_tools_file += other.from_tools_file
@@ -273,8 +289,7 @@ class Conversion:
         raw_fields = self._with_tools(facts, raw_fields)
         row = supervised_row(facts, raw_fields, self._instruction, original_sha256=original)
         self._rows.write_raw(*row, source=rollout.line.source)
-        self.tally.success_derived += facts.success is None and facts.is_success
-        self.tally.unjudged += facts.success is None and facts.reward is None
+        self.tally.add_success(facts)
         if self._instruction.system is None:  # else all system messages were replaced
             self.tally.later_system += has_later_system(message.role for message in facts.messages)
         if rollout.translated is not None and (teacher := rollout.recorded_model):
@@ -328,6 +343,7 @@ class Conversion:
             notes=[
                 *opened.inputs.notes,
                 *unjudged_notes(self.tally.unjudged, total.converted),
+                *summed_reward_notes(self.tally.smallest_reward, self.tally.largest_reward),
                 *opened.tools.notes(self.tally.from_tools_file, total.converted),
                 *tools_notes(self.tally.without_tools, total.converted),
                 *later_system_notes(self.tally.later_system, total.converted),

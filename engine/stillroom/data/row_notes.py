@@ -37,6 +37,22 @@ def unjudged_notes(num_unjudged: int, num_rows: int) -> list[str]:
     return [note]
 
 
+def summed_reward_notes(smallest: float, largest: float) -> list[str]:
+    """Returns a note if successes that only their reward judged have rewards up to above 1, or [].
+
+    `smallest` and `largest` are the rewards of these rows.
+    """
+    if not smallest < largest or largest <= 1:
+        return []
+    note = (
+        f"rewards of these rows go from {smallest:g} to {largest:g}, and from 0.5 on a row without "
+        "`success` counts as one: if several rewards were summed, of which one (such as a "
+        "precondition) is also given for wrong answers, filter_dataset with min_reward "
+        f"{largest:g} leaves these out"
+    )
+    return [note]
+
+
 def has_later_system(roles: Iterable[str]) -> bool:
     """Returns whether a conversation has a system message after its first message."""
     return "system" in itertools.islice(roles, 1, None)

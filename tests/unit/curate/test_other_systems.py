@@ -280,6 +280,28 @@ def test_an_rnow_rollout_that_failed_before_its_first_message_is_a_failure_not_a
     assert [example.problem for example in shown.examples] == [None, None]
 
 
+def test_wrong_answers_that_passed_a_precondition_are_noted_before_they_are_trained(
+    tmp_path: Path,
+) -> None:
+    # rnow adds a precondition to the sum.
+    right = RNOW_ROW | {"total_reward": 2.0, "rewards": {"used_tool": 1.0, "accuracy": 1.0}}
+    wrong = RNOW_ROW | {"total_reward": 1.0, "rewards": {"used_tool": 1.0, "accuracy": 0.0}}
+    write_rnow(tmp_path / "rollouts", right, wrong)
+    write_rnow(tmp_path / "right", right, right)
+    write_rnow(tmp_path / "low", RNOW_ROW, RNOW_ROW | {"total_reward": 1.0})
+    workspace = Workspace(tmp_path)
+
+    result = convert_rollouts(workspace, ConvertRollouts(input="rollouts", output="train.jsonl"))
+
+    (note,) = [note for note in result.notes if note.startswith("rewards of these rows go from")]
+    assert "from 1 to 2, and" in note
+    assert "min_reward 2 leaves these out" in note
+    for source in ("right", "low"):
+        request = ConvertRollouts(input=source, output="train.jsonl", overwrite=True)
+        notes = convert_rollouts(workspace, request).notes
+        assert not any("rewards of these rows" in note for note in notes)
+
+
 def test_a_failed_rollout_that_rnow_stored_is_refused_as_a_failure(tmp_path: Path) -> None:
     write_stored_rnow(tmp_path / "r1.txt", RNOW_ROW, FAILED)
     request = ImportRollouts(input="r1.txt", output="imported.jsonl")
