@@ -189,7 +189,11 @@ def _sft_problems(row: dict[str, Any]) -> Iterator[Problem]:
     problems = list(message_problems(row.get("messages")))
     yield from problems
     if not problems and not any(message["role"] == "assistant" for message in row["messages"]):
-        yield Problem("messages", "has no assistant message to train on", "add the answer")
+        fix = (
+            "add the answer; if the file has prompts, pass it to generate_rollouts, its rollouts "
+            "to convert_rollouts, and train on that output (data.train_file)"
+        )
+        yield Problem("messages", "has no assistant message to train on", fix)
     elif not problems and not _has_trained_turn(row["messages"]):
         fix = "give the turns to train weight 1, or drop the row"
         yield Problem("messages", "has no trained turn: all assistant messages have weight 0", fix)

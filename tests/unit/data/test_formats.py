@@ -97,6 +97,12 @@ def test_what_is_wrong_with_a_row_is_told_with_its_field(
     assert [problem.field for problem in CHECKS[RowFormat(row_format)](row)] == [field]
 
 
+def test_prompts_that_are_to_be_trained_on_are_sent_to_a_teacher_first() -> None:
+    [problem] = CHECKS[RowFormat.SFT]({"messages": [user("a")]})
+
+    assert "if the file has prompts, pass it to generate_rollouts" in problem.fix
+
+
 @pytest.mark.parametrize(
     "row",
     [
