@@ -98,10 +98,12 @@ def pack_job(
     *,
     budget_usd: float | None = None,
     num_runs: int = 1,
+    is_limited: bool = False,
 ) -> PackedJob | None:
     """Returns the job for a run's machine; None if the run is on this machine.
 
-    num_runs: the number of runs of this call that share the remaining budget.
+    num_runs: the number of runs of this call that share the remaining budget. is_limited: whether
+    `budget_usd` is within the workspace's budget already, so that its runs are not summed again.
     Raises InputError if the run needs something that only this machine has, or if the budget of
     the machine or of the workspace is spent.
     """
@@ -110,7 +112,7 @@ def pack_job(
     needed = needs()
     check_remote_needs(needed, machine)
     budget_usd, notes = _limit_to_machine_budget(workspace, machine, budget_usd, num_runs)
-    if machine.access.is_provisioned or machine.price_per_hour:
+    if not is_limited and (machine.access.is_provisioned or machine.price_per_hour):
         budget_usd, more_notes = limit_budget(workspace, budget_usd, num_runs=num_runs)
         notes += more_notes
     job = pack(workspace, machine, needed, budget_usd=budget_usd)
