@@ -5,6 +5,7 @@ silently leaves out weights.
 """
 
 import contextlib
+import errno
 import io
 import shutil
 from collections.abc import Iterator
@@ -25,7 +26,6 @@ from transformers import (
 )
 
 from stillroom.errors import ModelError
-from stillroom.models.gguf.folder import more_space_fix
 from stillroom.models.gguf.header import HF_FORMAT_FIX, GgufHeader, StoredTensor, read_header
 from stillroom.models.gguf.tokenizer import build_tokenizer, check_saved_tokenizer, special_ids
 
@@ -243,11 +243,11 @@ def _set_llama3_rope(config: Any, header: GgufHeader) -> None:
 
 
 def _require_space(target: Path, num_bytes: int) -> None:
-    """Raises ModelError unless the disk of `target` has room for `num_bytes` and a reserve."""
+    """Raises OSError unless the disk of `target` has room for `num_bytes` and a reserve."""
     free, needed = shutil.disk_usage(target).free, num_bytes + _SPARE_BYTES
     if free < needed:
-        raise ModelError(
-            f"the converted model needs about {needed / 1e9:.1f} GB, and {target.parent} has "
-            f"{free / 1e9:.1f} GB free",
-            more_space_fix(),
+        raise OSError(
+            errno.ENOSPC,
+            f"the converted model needs about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are "
+            "free",
         )

@@ -1,10 +1,12 @@
 """A GGUF file becomes a folder that says what the file says: the same logits, tokens and stops."""
 
+import shutil
 import struct
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -248,6 +250,17 @@ def test_weights_that_the_model_would_leave_out_are_refused(tmp_path):
     with pytest.raises(ModelError, match=r"does not have, e\.g\. blk\.0\.attn_norm_2"):
         convert_gguf(path)
     assert not list(cache_folder().glob("*-*[0-9]"))
+
+
+def test_a_disk_without_room_for_the_converted_model_is_said_before_it_is_written(
+    tmp_path, monkeypatch
+):
+    path = write_gguf(tmp_path / "tiny.gguf", tiny())
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+
+    with pytest.raises(ModelError, match=r"needs about 0\.1 GB, and 0\.0 GB") as caught:
+        convert_gguf(path)
+    assert "free disk space there" in caught.value.fix
 
 
 def test_missing_weights_are_refused(tmp_path):
