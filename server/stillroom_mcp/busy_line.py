@@ -12,6 +12,8 @@ from stillroom.fences import printable
 
 DELAY_S = 2.0
 """The seconds after which the line appears."""
+_SHOW_S = 1.0
+"""The maximum number of seconds to wait for a line that is just appearing."""
 
 
 class BusyLine:
@@ -40,7 +42,7 @@ class BusyLine:
         if self._timer is not None and self._status is not None:
             self._timer.cancel()
             # The line may be about to appear.
-            self._timer.join()
+            self._timer.join(_SHOW_S)
             self._status.stop()
 
     def show(self, text: str) -> None:
