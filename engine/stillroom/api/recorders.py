@@ -31,8 +31,8 @@ class RecorderCost(msgspec.Struct, frozen=True, kw_only=True):
     budget_usd: float | None = None
     """The most that those calls may cost once the recorder has ended; None without a limit."""
     in_flight_usd: float = 0.0
-    """The most that the calls in flight may cost, which are in no journal if the recorder is
-    killed; 0 without a limit."""
+    """The most that calls may have cost which were in flight when a recorder was killed, or are:
+    they are in no journal. 0 without a limit."""
     deleted_usd: float = 0.0
     """The cost of calls that are in no journal, such as those whose journals were deleted."""
 
@@ -50,9 +50,7 @@ class RecorderCost(msgspec.Struct, frozen=True, kw_only=True):
         be written.
         """
         deleted_usd = self.deleted_usd + max(0.0, (self.spent_usd or 0.0) - spent_usd)
-        return msgspec.structs.replace(
-            self, spent_usd=spent_usd, in_flight_usd=0.0, deleted_usd=deleted_usd
-        )
+        return msgspec.structs.replace(self, spent_usd=spent_usd, deleted_usd=deleted_usd)
 
 
 def recorders_usd(workspace: Workspace) -> float:

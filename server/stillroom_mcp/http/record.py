@@ -160,8 +160,12 @@ def limited_recording(
             active = msgspec.structs.replace(cost, spent_usd=None, budget_usd=budget_usd)
             write_cost(workspace, active)
         if budget is not None:
+            # Added to what earlier recorders had in flight when they were killed.
             budget.budget.on_outstanding = lambda outstanding: write_cost(
-                workspace, msgspec.structs.replace(active, in_flight_usd=outstanding.worst.usd)
+                workspace,
+                msgspec.structs.replace(
+                    active, in_flight_usd=cost.in_flight_usd + outstanding.worst.usd
+                ),
             )
         try:
             yield journal, budget

@@ -134,12 +134,15 @@ def test_calls_that_were_in_flight_when_their_recorder_was_killed_count_as_paid(
 
     # A bound, which has a margin so that it changes rarely.
     assert 2 <= recorders_usd(workspace) <= 3
-    document.write_bytes(as_killed)
-    with limited_recording(workspace, folder, 3.5, is_local=False) as (_, budget):
-        assert budget is not None
-        with pytest.raises(RefusedError, match="does not cover this call"):
-            anyio.run(budget.reserve, body)
-    assert 2 <= recorders_usd(workspace) <= 3
+    # It counts in later recorders too, whether or not it was counted before they start.
+    for is_counted in (False, True):
+        if not is_counted:
+            document.write_bytes(as_killed)
+        with limited_recording(workspace, folder, 3.5, is_local=False) as (_, budget):
+            assert budget is not None
+            with pytest.raises(RefusedError, match="does not cover this call"):
+                anyio.run(budget.reserve, body)
+        assert 2 <= recorders_usd(workspace) <= 3
 
 
 def test_a_damaged_document_starts_nothing(workspace: Workspace) -> None:
