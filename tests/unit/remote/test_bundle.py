@@ -164,6 +164,16 @@ def test_an_adapter_on_a_gguf_file_gets_the_package_that_reads_it(workspace, tin
         assert pack(workspace, box(workspace), needs).spec.extras == extras
 
 
+def test_a_gguf_file_whose_chat_template_is_taken_gets_the_package_that_reads_it(
+    workspace, tiny_models
+):
+    write_gguf(workspace.root / "tiny.gguf", tiny_models.load("llama"))
+
+    for name, extras in {"tiny.gguf": ["train", "gguf"], "demo/student": ["train"]}.items():
+        needs = Needs(tokenizers=[name, "no/such/model"], extras=["train"])
+        assert pack(workspace, box(workspace), needs).spec.extras == extras
+
+
 def test_the_gguf_file_of_a_python_package_is_found_where_the_package_is_missing(
     tmp_path, workspace, tiny_models, monkeypatch
 ):

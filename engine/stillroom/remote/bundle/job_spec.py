@@ -18,6 +18,7 @@ from stillroom.remote.bundle.models import (
     add_tags,
     add_tokenizer_files,
     needs_gguf,
+    needs_gguf_for_tokenizer,
 )
 from stillroom.remote.bundle.needs import Needs
 from stillroom.remote.machine import Machine
@@ -85,7 +86,9 @@ def pack(
     secrets, variables, key_notes = _collect_secrets(workspace, machine, needs)
     if secrets or needs.code:
         layout.add_keys_file()
-    gguf = ["gguf"] if any(needs_gguf(workspace, model) for model in needs.models) else []
+    is_gguf_read = any(needs_gguf(workspace, model) for model in needs.models) or any(
+        needs_gguf_for_tokenizer(workspace, name) for name in needs.tokenizers
+    )
     spec = JobSpec(
         machine=machine,
         files=layout.files,
@@ -93,7 +96,7 @@ def pack(
         key_names=list(secrets),
         variables=variables,
         packages=pinned_packages(needs.code),
-        extras=[*needs.extras, *gguf],
+        extras=[*needs.extras, *(["gguf"] if is_gguf_read else [])],
         outputs=outputs,
         budget_usd=budget_usd,
     )

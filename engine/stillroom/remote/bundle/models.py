@@ -54,6 +54,13 @@ def needs_gguf(workspace: Workspace, model: ModelLocation) -> bool:
     )
 
 
+def needs_gguf_for_tokenizer(workspace: Workspace, name: str) -> bool:
+    """Returns whether the tokenizer of a model that `add_tokenizer_files` adds is in GGUF."""
+    with suppress(EngineError):
+        return locate_model(workspace, name).is_gguf
+    return False
+
+
 def add_tokenizer_files(workspace: Workspace, layout: FileLayout, name: str) -> None:
     """Adds the tokenizer and configuration of a local model whose weights are served elsewhere."""
     with suppress(EngineError):
