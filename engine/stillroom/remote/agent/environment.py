@@ -185,8 +185,9 @@ class _Installation:
                 break
         else:
             raise _InstallError(f"stillroom cannot be imported in {self._venv}: {problem}")
-        # So that `_delete_unused` keeps them.
-        for folder in (self._venv, self._packages):
+        # So that `_delete_unused` keeps them. The venv, if an earlier run made it, may refer to
+        # other packages than this run would choose.
+        for folder in (self._venv, *self._suitable_packages()):
             with suppress(FileNotFoundError):
                 os.utime(folder / _COMPLETE_FILE)
         python_file = self._root / "code" / f"{self._request['code']}.python"
@@ -200,18 +201,19 @@ class _Installation:
         """Installs required packages, if any, and creates the venv; skips what already exists."""
         paths = [str(self._root / "code" / self._request["code"])]
         if self._request["requirements"]:
-            self._packages = self._installed_superset() or self._own_packages
-            _make_once(self._packages, self._install)
+            self._packages = next(iter(self._suitable_packages()), self._own_packages)
+            # Others are never installed here: their runs need packages that this one does not.
+            if self._packages == self._own_packages:
+                _make_once(self._packages, self._install)
             paths.append(_pth_line(_site_packages_of(self._packages)))
         _make_once(self._venv, lambda: _make_venv(self._venv, [*paths, *self._sites]))
 
-    def _installed_superset(self) -> Path | None:
-        """Returns complete packages that include the required ones at the same versions, if any."""
-        marks = sorted(self._own_packages.parent.glob(f"*/{_COMPLETE_FILE}"))
-        folders = [mark.parent for mark in marks]
-        if self._own_packages in folders:
-            return self._own_packages
-        return next((folder for folder in folders if _includes(folder, self._set)), None)
+    def _suitable_packages(self) -> list[Path]:
+        """Returns complete packages that include the required ones, this set's own first."""
+        own = self._own_packages
+        folders = [mark.parent for mark in sorted(own.parent.glob(f"*/{_COMPLETE_FILE}"))]
+        suitable = [each for each in folders if each == own or _includes(each, self._set)]
+        return sorted(suitable, key=lambda folder: folder != own)
 
     def _install(self) -> None:
         """Installs the packages into a new environment."""
