@@ -1,10 +1,12 @@
 """An environment is made whole on machines with an old Python, none, or one of their own."""
 
+import fcntl
 import os
 import subprocess
 import sys
 import sysconfig
 import threading
+import time
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -291,6 +293,45 @@ def test_a_run_that_shares_the_packages_of_one_that_needed_more_installs_its_own
 
     assert host.missing([]) == {}
     assert box.installs() == 2
+
+
+def test_a_run_does_not_install_fewer_packages_in_the_place_of_those_it_would_share(box: Box):
+    box.give_uv()
+    host = box.host()
+    prepare(host, extras=["train", "gguf"])
+    [mark] = box.root.glob("packages/*/whole")
+    packages = mark.parent
+    with (packages.parent / f".{packages.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def fail_to_install_again(text: str) -> None:
+            if "another run" in text:
+                mark.unlink()
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+        spec = JobSpec(machine=host.machine, files=[], home_paths=[], extras=["train"])
+        host.prepare(spec, fail_to_install_again)
+
+    assert "gguf" in (packages / "requirements.txt").read_text()
+
+
+def test_packages_that_an_environment_shares_are_not_deleted_while_it_is_used(box: Box):
+    box.give_uv()
+    host = box.host()
+    prepare(host, extras=["train", "gguf"])
+    prepare(host, extras=["train", "browse"])
+    first, second = sorted(box.root.glob("packages/*/whole"))
+    first.rename(first.with_name("hidden"))
+    prepare(host, extras=["train"])
+    first.with_name("hidden").rename(first)
+    long_ago = time.time() - 61 * 86400
+    for mark in (first, second):
+        os.utime(mark, (long_ago, long_ago))
+
+    prepare(host, extras=["train"])
+
+    assert second.exists()
+    assert host.missing([]) == {}
 
 
 @pytest.mark.thorough  # its processes begin in threads, where --quick cannot skip it
