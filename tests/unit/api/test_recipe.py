@@ -1150,11 +1150,18 @@ def test_logged_answers_are_judged_by_the_rewards_of_the_project(
         logged_call(text, "purple, " * 20 if number % 5 == 0 else f"{text} I say: blue. " * 4)
         for number, text in enumerate(things(0, 90))
     ]
+    calls = [{"id": f"call-{number}", "rating": 5} | call for number, call in enumerate(calls)]
+    thumbs = [
+        {"call_id": f"call-{number}", "thumb": "down" if number == 1 else "up"}
+        for number in range(90)
+    ]
     write_rows(tmp_path / "logs" / "calls.jsonl", calls)
+    write_rows(tmp_path / "logs" / "thumbs.jsonl", thumbs)
 
     ended = run_recipe(Workspace(tmp_path), logs_request(tiny_models))
 
     assert ended.result is not None, ended.error
+    assert "only thumbs say" not in " ".join(ended.result["caveats"])
     assert ended.result["answers"]["left_out"]["the reward says it is wrong"] > 0
     assert "purple" not in (tmp_path / "student/sft-1.jsonl").read_text(encoding="utf-8")
 

@@ -51,7 +51,8 @@ def with_logged_answers(
         source = workspace.shown(table)
     path, result = _import_answers(workspace, plan, stages, source)
     notes = [*plan.notes, *(f"{IMPORT}: {note}" for note in result.notes)]
-    notes += _notes_on_unused_scores(path, result)
+    if plan.rewards == NO_FILE:
+        notes += _notes_on_unused_scores(path, result)
     if result.refused:
         notes.append(
             f"{result.refused} of {result.read} rows of the input could not be imported: "
