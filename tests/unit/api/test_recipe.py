@@ -429,7 +429,7 @@ def test_too_few_minutes_for_a_slow_student_are_refused_before_it_is_evaluated(
     speed: Any = SimpleNamespace(recipe_s=1800.0, untrained_s=prompt_s, trained_s=prompt_s)
     session: Any = SimpleNamespace(
         request=RunRecipe(input="i", student="s", minutes=30),
-        files=SimpleNamespace(stored_document=lambda *_: speed),
+        files=SimpleNamespace(stored_document=lambda *_: speed, folder=tmp_path),
         stages=SimpleNamespace(remaining_s=1500.0),
         caveats=[],
     )
@@ -445,6 +445,9 @@ def test_too_few_minutes_for_a_slow_student_are_refused_before_it_is_evaluated(
         baselines.limit_eval_prompts(session, parts, None)
     # 900 seconds are 0.3 of 3000, 1500 more than are left.
     assert "at least 55 minutes" in error.value.fix
+    # A recipe that is repeated when little time is left reuses its evaluations.
+    (tmp_path / "test.jsonl").touch()
+    assert baselines.limit_eval_prompts(session, parts, None) is fewer
 
 
 def test_a_student_is_compared_with_its_teacher_only_on_enough_shared_prompts(

@@ -98,7 +98,9 @@ def limit_eval_prompts(
     fewer = parts.within(speed.recipe_s, untrained_s=speed.untrained_s, trained_s=speed.trained_s)
     if (len(fewer.test), len(fewer.validation)) == (len(parts.test), len(parts.validation)):
         return parts
-    _check_minutes(session, fewer, speed)
+    if not (session.files.folder / f"{TEST}.jsonl").exists():
+        # Otherwise an earlier call has begun to evaluate, whose evaluations are reused.
+        _check_minutes(session, fewer, speed)
     session.caveats.append(
         f"to leave time to train, students are evaluated on {len(fewer.test)} of {len(parts.test)} "
         f"test and {len(fewer.validation)} of {len(parts.validation)} validation prompts (about "
