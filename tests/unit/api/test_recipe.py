@@ -39,7 +39,7 @@ from fakes.rollout_rows import (
 from fakes.run_folders import evaluation_result, record_cost, spent_run, write_run
 from fakes.runs_here import do_runs_here
 from stillroom.api import run_recipe
-from stillroom.api.recipe import baselines, measuring
+from stillroom.api.recipe import baselines, logged, measuring
 from stillroom.api.recipe.measuring import (
     ModelEvaluation,
     add_field_accuracies,
@@ -58,7 +58,7 @@ from stillroom.files import read_json
 from stillroom.lineage import read_manifest
 from stillroom.outputs import OutputHeldError, output_lock
 from stillroom.recipe.answers import LabelAnswers, ObjectAnswers, pattern_of
-from stillroom.recipe.inputs import RecipePrompt
+from stillroom.recipe.inputs import RecipePrompt, read_prompts
 from stillroom.recipe.request import Measured, RecipeResult, RunRecipe
 from stillroom.recipe.selection import UNSETTLED
 from stillroom.recipe.training import Pace
@@ -928,6 +928,41 @@ def test_a_labelled_table_has_a_column_for_each_field_of_the_logged_objects(
     else:
         assert all(answer == right["category"] for answer, right in answers)
         assert "`labelled` lacks size: only category is trained" in caveats
+
+
+def test_answers_of_labelled_cells_have_the_types_and_placeholders_of_the_logged_fields(
+    tmp_path: Path,
+) -> None:
+    table = (
+        "text,category,amount,urgent,mail,code\n"
+        "Pay bob@shop.org,bill,12,TRUE,bob@shop.org,7\n"
+        "Pay later,bill,7.50,false,,\n"
+    )
+    (tmp_path / "labelled.csv").write_text(table, encoding="utf-8")
+    read = read_prompts(tmp_path / "labelled.csv", system=None, is_labelled=True)
+    plan: Any = SimpleNamespace(label_column=read.answer_column, labelled=read.prompts)
+    answers = [
+        {"category": "bill", "amount": 3, "urgent": True, "mail": None, "code": "09"},
+        {"category": "x", "amount": 0.5, "urgent": False, "mail": "m@s.org", "code": ""},
+    ]
+    rollouts: Any = [SimpleNamespace(answer=json.dumps(answer)) for answer in answers]
+    notes: list[str] = []
+
+    labelled = logged._with_logged_fields(plan, rollouts, notes)
+    made = logged._as_logged(Workspace(tmp_path), labelled, None)
+
+    assert "the right answers are objects" in notes[0]
+    first, second = (json.loads(prompt.answer or "") for prompt in made)
+    mark = "[email address 1 removed]"
+    assert made[0].text == f"Pay {mark}"
+    assert first == {
+        "category": "bill", "amount": 12, "urgent": True, "mail": mark, "code": "7"
+    }  # fmt: skip
+    assert second == {
+        "category": "bill", "amount": 7.5, "urgent": False, "mail": None, "code": ""
+    }  # fmt: skip
+    assert [prompt.row["metadata"]["expected_answer"] for prompt in made] == [first, second]
+    assert "bob@" not in str(made)
 
 
 def workspace_with_logs(folder: Path, *, num_calls: int) -> Workspace:

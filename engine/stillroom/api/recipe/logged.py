@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -183,17 +183,16 @@ def _with_logged_fields(
     other fields are columns too. Otherwise only that field is trained, which a note says.
     """
     column, labelled = plan.label_column, list(plan.labelled)
-    counts = Counter(tuple(object_in(rollout.answer) or ()) for rollout in rollouts)
+    objects = [object_in(rollout.answer) or {} for rollout in rollouts]
+    counts = Counter(map(tuple, objects))
     [(fields, count)] = counts.most_common(1) or [((), 0)]
     others = [name for name in fields if name != column]
     if column not in fields or not others or 2 * count < len(rollouts):
         return labelled
     shown = ", ".join(map(fences.safe_name, fields))
-    missing = [
-        name
-        for name in others
-        if any(name not in (prompt.row.get("metadata") or {}) for prompt in labelled)
-    ]
+    # Empty cells are missing from the metadata.
+    columns = {name for prompt in labelled for name in prompt.row["metadata"]}
+    missing = [name for name in others if name not in columns]
     if missing:
         notes.append(
             f"the logged answers have the fields {shown}, but `labelled` lacks "
@@ -202,13 +201,33 @@ def _with_logged_fields(
         )
         return labelled
     notes.append(f"the right answers are objects of the columns {shown}, like the logged ones")
-    return [prompt.with_answer(_object_of(prompt, fields, column)) for prompt in labelled]
+    logged = {name: [values[name] for values in objects if name in values] for name in fields}
+    return [prompt.with_answer(_object_of(prompt, logged, column)) for prompt in labelled]
 
 
-def _object_of(prompt: RecipePrompt, fields: Sequence[str], column: str | None) -> str:
-    """Returns a labelled prompt's answer and its other columns as a JSON object."""
-    values = {**prompt.row["metadata"], column: prompt.answer}
-    return json.dumps({name: values[name] for name in fields}, ensure_ascii=False)
+def _object_of(prompt: RecipePrompt, logged: Mapping[str, list[Any]], column: str | None) -> str:
+    """Returns a labelled prompt's answer and its other columns as a JSON object.
+
+    logged: the logged values of each field.
+    """
+    cells = {**prompt.row["metadata"], column: prompt.answer}
+    values = {name: _as_logged_value(cells.get(name), logged[name]) for name in logged}
+    return json.dumps(values, ensure_ascii=False)
+
+
+def _as_logged_value(cell: Any, logged: Sequence[Any]) -> Any:
+    """Returns a table's cell with the type of the logged values, since CSV has only texts."""
+    if cell is None:
+        return "" if "" in logged and None not in logged else None
+    if any(isinstance(value, str) for value in logged):
+        return str(cell)
+    if not isinstance(cell, str):
+        return cell
+    try:
+        value = json.loads(cell.lower())
+    except ValueError:
+        return cell
+    return value if isinstance(value, int | float | None) else cell
 
 
 def _commonest_system(prompts: Sequence[RecipePrompt]) -> tuple[str | None, float]:
@@ -237,5 +256,9 @@ def _as_logged(
         redaction.begin_conversation()
         messages = [redaction.redact_message(message) for message in messages]
         text = "\n".join(user_texts(messages))
-        prompts.append(replace(prompt, row={**prompt.row, "messages": messages}, text=text))
+        row = {**prompt.row, "messages": messages}
+        if metadata := prompt.row.get("metadata"):
+            row["metadata"] = redaction.redact_metadata(metadata)
+        answer = prompt.answer and redaction.redact_text(prompt.answer)
+        prompts.append(replace(prompt, row=row, text=text, answer=answer))
     return prompts
