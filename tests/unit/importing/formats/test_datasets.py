@@ -156,6 +156,14 @@ def test_a_tables_system_message_id_and_model_are_read_next_to_named_columns(tmp
     assert call.model is None
 
 
+def test_a_column_next_to_answered_messages_stays_metadata(tmp_path):
+    answered = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "Here."}]
+    write_table(tmp_path / "calls.csv", [{"chat": json.dumps(answered), "answer": "There."}])
+    (call,) = conversations(read("csv", tmp_path / "calls.csv", columns={"messages": "chat"}))
+    assert shown(call.messages) == ["user Where?", "assistant Here."]
+    assert call.metadata == {"answer": "There."}
+
+
 def test_an_answer_after_messages_is_not_read_twice_and_a_reply_without_blocks_is_refused(tmp_path):
     answered = [{"role": "system", "content": "S"}, *ASKED, {"role": "assistant", "content": "[]"}]
     text = [{"role": "user", "content": "List all."}]

@@ -307,6 +307,8 @@ def _conversation_of_messages(row: JsonRow, columns: Columns) -> LoggedConversat
         if has_blocks and parse_if_json(_answer(row.data, columns["assistant"])) == []:
             raise UnreadableRowError(_EMPTY, f"{columns['assistant']} is a reply without blocks")
         messages += _turns(row.data, columns, "assistant", reader)
+    else:  # The column is not the answer, so it is metadata.
+        columns = {role: name for role, name in columns.items() if role != "assistant"}
     system = _text_of(row.data, columns, "system")
     if system and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
