@@ -6,9 +6,10 @@ import re
 from stillroom import api
 
 _CALL = re.compile(r"\b([a-z]+(?:_[a-z]+)+)\(([^()]*)\)")
-_NAMED = re.compile(r"\b([a-z]+(?:_[a-z]+)+)\b(?!=)")
+# Neither of the two is part of a path, such as data/kl_prompts.jsonl.
+_NAMED = re.compile(r"(?<![\w./-])([a-z]+(?:_[a-z]+)+)\b(?![=/-]|\.\w)")
 _ARGUMENT = re.compile(r"(?<![\w.`-])([a-z][a-z_]*)=(<[^>]*>|\"\"|[^\s,;()`]+)")
-_OPTION = re.compile(r"(?<![\w.`-])([a-z]+(?:_[a-z]+)+)\b(?!=)")
+_OPTION = re.compile(r"(?<![\w.`/-])([a-z]+(?:_[a-z]+)+)\b(?![=/-]|\.\w)")
 
 
 def as_cli_commands(text: str) -> str:

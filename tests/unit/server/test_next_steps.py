@@ -62,6 +62,10 @@ def test_an_import_of_judged_answers_says_how_to_keep_the_wrong_ones_out(
         ("give it a price_per_hour (budget_usd=5)", "give it a price_per_hour (--budget-usd 5)"),
         ("an evaluate_model run (tool list_runs)", "a stillroom evaluate-model run"),
         (
+            "validate_dataset(path=out/plan_training.jsonl)",
+            "stillroom validate-dataset out/plan_training.jsonl",
+        ),
+        (
             "override model.path=<run id>, or prompts=true",
             "override model.path=<run id>, or --prompts",
         ),
@@ -70,6 +74,12 @@ def test_an_import_of_judged_answers_says_how_to_keep_the_wrong_ones_out(
 def test_as_cli_commands_a_step_is_a_command(step: str, command: str | None):
     expected = command or "stillroom filter-dataset, then stillroom convert-rollouts"
     assert as_cli_commands(step) == expected
+
+
+def test_a_file_that_is_named_like_an_option_keeps_its_name():
+    step = "convert_rollouts(input=kl_prompts.jsonl, output=min_reward/a.jsonl), then max_tokens."
+    command = "stillroom convert-rollouts kl_prompts.jsonl --output min_reward/a.jsonl"
+    assert as_cli_step(step) == f"{command}, then --max-tokens."
 
 
 def test_no_next_step_or_fix_of_a_shell_names_a_tool_or_its_arguments():
