@@ -44,11 +44,12 @@ def summed_reward_notes(smallest: float, largest: float) -> list[str]:
     """
     if not smallest < largest or largest <= 1:
         return []
+    highest = repr(largest).removesuffix(".0")  # Not rounded: no row reaches a higher reward.
     note = (
         f"rewards of these rows go from {smallest:g} to {largest:g}, and from 0.5 on a row without "
         "`success` counts as one: if several rewards were summed, of which one (such as a "
         "precondition) is also given for wrong answers, filter_dataset with min_reward "
-        f"{largest:g} leaves these out"
+        f"{highest} leaves these out"
     )
     return [note]
 

@@ -296,6 +296,9 @@ def test_wrong_answers_that_passed_a_precondition_are_noted_before_they_are_trai
     (note,) = [note for note in result.notes if note.startswith("rewards of these rows go from")]
     assert "from 1 to 2, and" in note
     assert "min_reward 2 leaves these out" in note
+    write_rnow(tmp_path / "long", right | {"total_reward": 1.99999999}, wrong)
+    long = ConvertRollouts(input="long", output="train.jsonl", overwrite=True)
+    assert "min_reward 1.99999999 leaves" in " ".join(convert_rollouts(workspace, long).notes)
     for source in ("right", "low"):
         request = ConvertRollouts(input=source, output="train.jsonl", overwrite=True)
         notes = convert_rollouts(workspace, request).notes
