@@ -184,6 +184,7 @@ def _is_phone(number: str, min_digits: int = 8) -> bool:
 
 _DATE_OR_AMOUNT = re.compile(
     r"\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{4}[./-]\d{1,2}[./-]\d{1,2}|\d+\.\d\d"
+    r"|\d{1,2}[./-]\d{1,2}[./-]20\d\d[ -].*|[0-2]\d[. ][0-5]\d ?- ?[0-2]\d[. ][0-5]\d"
 )
 
 

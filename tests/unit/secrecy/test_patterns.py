@@ -109,6 +109,7 @@ def test_what_only_looks_like_a_secret_is_none(text: str) -> None:
         ("f(0341) 556677, (034) 2025, (0341) 556677.80, [(0123) 45]", []),
         ("my order number is 03415566778, call me at 09:30 on 01.12.2025", []),
         ("My number is 12345678, reach us on 01/12/2025", []),
+        ("call us at 08.00-17.00 or 09 00 - 17 30, call me on 01.12.2026 14:30", []),
         ("costs 1,299.00, 0123.45 / 678901 or 083/2412.66", []),
         ("the phone 1299.00, Phone: 1299.00, my iPhone: 12345678", []),
         ("tracking 00340434161094042557, 0034 and 12345678901234", []),
