@@ -302,7 +302,7 @@ def test_a_run_does_not_install_fewer_packages_in_the_place_of_those_it_would_sh
     [mark] = box.root.glob("packages/*/whole")
     packages = mark.parent
     with (packages.parent / f".{packages.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
         def fail_to_install_again(text: str) -> None:
             if "another run" in text:
