@@ -98,12 +98,10 @@ def pack_job(
     *,
     budget_usd: float | None = None,
     num_runs: int = 1,
-    is_limited: bool = False,
 ) -> PackedJob | None:
     """Returns the job for a run's machine; None if the run is on this machine.
 
-    num_runs: the number of runs of this call that share the remaining budget. is_limited: whether
-    `budget_usd` is within the workspace's budget already, so that its runs are not summed again.
+    num_runs: the number of runs of this call that share the remaining budget.
     Raises InputError if the run needs something that only this machine has, or if the budget of
     the machine or of the workspace is spent.
     """
@@ -112,7 +110,7 @@ def pack_job(
     needed = needs()
     check_remote_needs(needed, machine)
     budget_usd, notes = _limit_to_machine_budget(workspace, machine, budget_usd, num_runs)
-    if not is_limited and (machine.access.is_provisioned or machine.price_per_hour):
+    if machine.access.is_provisioned or machine.price_per_hour:
         budget_usd, more_notes = limit_budget(workspace, budget_usd, num_runs=num_runs)
         notes += more_notes
     job = pack(workspace, machine, needed, budget_usd=budget_usd)

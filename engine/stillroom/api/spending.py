@@ -89,11 +89,6 @@ class LimitedRequest(Generic[_PaidRequest]):
     """A note if the workspace's budget lowered the request's."""
 
     @property
-    def is_limited(self) -> bool:
-        """Whether the budget of the workspace limits the run."""
-        return self.share is not None
-
-    @property
     def added_usd(self) -> float | None:
         """The most that the run may add to the cost of earlier runs; None without a budget."""
         budget_usd = self.request.budget_usd

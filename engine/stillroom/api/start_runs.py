@@ -4,10 +4,9 @@ Training is also planned here, since a plan makes the same checks.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from pydantic import BaseModel
@@ -24,11 +23,7 @@ from stillroom.api.placement import (
 from stillroom.api.prompts_folder import complete_evaluation, complete_rollouts
 from stillroom.api.recipe.plan import plan_recipe
 from stillroom.api.runs import RunReport, continuing_runs, report_run
-from stillroom.api.spending import (
-    LimitedRequest,
-    one_start_at_a_time,
-    within_workspace_budget,
-)
+from stillroom.api.spending import one_start_at_a_time, within_workspace_budget
 from stillroom.curate.sources import check_needs_no_import, unread_file_notes
 from stillroom.errors import RunError
 from stillroom.evaluate.request import EvaluateModel, plan_evaluation
@@ -40,7 +35,6 @@ from stillroom.recipe.request import RunRecipe
 from stillroom.remote.bundle.checks import check_remote_config
 from stillroom.remote.bundle.job_spec import PackedJob
 from stillroom.remote.bundle.needs import (
-    Needs,
     needs_of_evaluation,
     needs_of_export,
     needs_of_generation,
@@ -105,7 +99,7 @@ def generate_rollouts(workspace: Workspace, request: GenerateRollouts) -> RunRep
             keys=keys,
             variables=local,
             new=new,
-            job=_limited_job(workspace, machine, needs, limited),
+            job=pack_job(workspace, machine, needs, budget_usd=limited.added_usd),
         )
 
 
@@ -135,7 +129,7 @@ def score_rollouts(workspace: Workspace, request: ScoreRollouts) -> RunReport:
     unread = unread_file_notes(workspace, request.input)
     with one_start_at_a_time(workspace, machine):
         limited = within_workspace_budget(workspace, request, plan)
-        job = _limited_job(workspace, machine, needs, limited)
+        job = pack_job(workspace, machine, needs, budget_usd=limited.added_usd)
         notes = [*unread, *limited.notes]
         new = NewRun(inputs=plan.inputs, notes=notes, share=limited.share)
         return _start(workspace, RunKind.SCORE, limited.request, keys=keys, new=new, job=job)
@@ -242,18 +236,6 @@ def _training_job(
     return pack_job(workspace, machine, needs, budget_usd=budget, num_runs=num)
 
 
-def _limited_job(
-    workspace: Workspace,
-    machine: Machine | None,
-    needs: Callable[[], Needs],
-    limited: LimitedRequest[Any],
-) -> PackedJob | None:
-    """Returns the job for the machine of a run that calls models, within its budget."""
-    return pack_job(
-        workspace, machine, needs, budget_usd=limited.added_usd, is_limited=limited.is_limited
-    )
-
-
 def _redacted_config(plan: TrainingPlan) -> tuple[dict[str, bytes], dict[str, str]]:
     """Returns the run's copy of config.yml, by name, and the secrets behind its placeholders."""
     text, hidden = plan.config_source.read_bytes(), dict[str, str]()
@@ -277,7 +259,7 @@ def evaluate_model(workspace: Workspace, request: EvaluateModel) -> RunReport:
     needs = functools.partial(needs_of_evaluation, plan)
     with one_start_at_a_time(workspace, machine):
         limited = within_workspace_budget(workspace, request, plan.rollouts)
-        job = _limited_job(workspace, machine, needs, limited)
+        job = pack_job(workspace, machine, needs, budget_usd=limited.added_usd)
         notes = [*completed.notes, *limited.notes]
         new = NewRun(inputs=plan.inputs, notes=notes, share=limited.share)
         return _start(workspace, RunKind.EVALUATE, limited.request, keys=keys, new=new, job=job)

@@ -11,11 +11,10 @@ import msgspec
 import pytest
 
 from fakes.colours import ColourTeacher, things
-from fakes.machines import add_remote_run, followed
+from fakes.machines import add_remote_run
 from fakes.rollout_rows import write_rows
 from fakes.run_folders import record_cost, spent_run
 from fakes.runs_here import do_runs_here
-from stillroom.api import spending
 from stillroom.api.placement import pack_job
 from stillroom.api.spending import limit_budget, within_workspace_budget
 from stillroom.api.start_runs import generate_rollouts
@@ -23,24 +22,15 @@ from stillroom.errors import DocumentError, InputError
 from stillroom.jobs import supervise
 from stillroom.remote.bundle.needs import Needs
 from stillroom.remote.machines import find_machine
-from stillroom.remote.records import JobSpec
 from stillroom.rollout.journal.journal import journal_path
 from stillroom.rollout.journal.records import OutstandingRecord
 from stillroom.rollout.plan import plan_generation
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.rescore.request import ScoreRollouts, plan_scoring
 from stillroom.rollout.rescore.rows import ScoreJournal, scores_path
-from stillroom.run_folder import (
-    REMOTE_FILE,
-    RemoteView,
-    RunFolder,
-    RunState,
-    WorkspaceShare,
-    all_runs,
-    create_run,
-)
+from stillroom.run_folder import RemoteView, RunFolder, RunState, WorkspaceShare, create_run
 from stillroom.settings import Workspace
-from stillroom.types import RunKind, RunStatus
+from stillroom.types import RunKind
 
 PRICES = """big: {input: 3, output: 15}
 own: {input: 0, output: 0}
@@ -330,46 +320,6 @@ def test_machines_count(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -
     run = add_remote_run(workspace, view, budget_usd=0.5)
     (run.path / "run.json").write_text("{", encoding="utf-8")
     assert budget("box") == pytest.approx(1.5)
-
-
-def test_a_paid_start_on_a_machine_counts_every_run_once(
-    workspace: Workspace,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    config = tmp_path_factory.mktemp("config")
-    monkeypatch.setenv("STILLROOM_CONFIG", str(config))
-    machines = "box: {ssh: me@gpu.test, price_per_hour: 2}\n"
-    (config / "machines.yml").write_text(machines, encoding="utf-8")
-    prices = PRICES.replace("budget_usd: 2", "budget_usd: 9")
-    (workspace.root / "prices.yml").write_text(prices, encoding="utf-8")
-    (workspace.root / ".env").write_text("OPENAI_API_KEY=key\nOPENAI_API_KEY_HOST=api.test\n")
-    # Its budget covers its machine and its calls, of which it has reported a part.
-    running = RemoteView(where="box", phase="running", machine_usd=0.3)
-    active = add_remote_run(workspace, running, budget_usd=1.5, metrics={"cost_usd": 0.4})
-    over = RemoteView(where="box", phase="over", machine_usd=0.3, release_usd=0.1)
-    ended = {"status": RunStatus.SUCCEEDED, "result": {"cost_usd": 0.2}}
-    add_remote_run(workspace, over, budget_usd=5.0, **ended)
-    summed: list[Workspace] = []
-    monkeypatch.setattr(spending, "all_runs", lambda w: summed.append(w) or all_runs(w))
-    started: dict[str, Any] = {}
-
-    def start_run(_: object, kind: RunKind, request: dict[str, Any], **options: Any) -> RunState:
-        started.update(request=request, new=options["new"])
-        return create_run(workspace, kind, request, options["new"]).read()
-
-    monkeypatch.setattr(supervise, "start_run", start_run)
-    fields = {"input": "prompts.jsonl", "output": "new.jsonl", "provider": "openai", "where": "box"}
-    called = {"model": "big", "base_url": "https://api.test/v1", "api_key_env": "OPENAI_API_KEY"}
-
-    with followed(active):
-        generate_rollouts(workspace, GenerateRollouts.model_validate({**fields, **called}))
-
-    left = 9 - 1.5 - (0.3 + 0.1 + 0.2)
-    assert started["request"]["budget_usd"] == pytest.approx(left)
-    job = msgspec.json.decode(started["new"].run_files[REMOTE_FILE], type=JobSpec)
-    assert job.budget_usd == pytest.approx(left)
-    assert len(summed) == 1
 
 
 @pytest.mark.parametrize("entry", ["20", "{usd: 20}", "{budget_usd: -1}", "{budget_usd: x}"])
