@@ -37,7 +37,6 @@ from stillroom.run_folder import (
     all_runs,
     read_remote_state,
 )
-from stillroom.secrecy.keys import is_loopback
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import (
     PRICES_FILE,
@@ -338,9 +337,7 @@ def unlimited_spending(workspace: Workspace, request: BaseModel) -> UnlimitedSpe
 
 def is_paid(location: ModelLocation | Endpoint) -> bool:
     """Returns whether calls of a model may cost money."""
-    if not isinstance(location, Endpoint) or location.provider.is_local:
-        return False
-    return not is_loopback(urlsplit(location.base_url).hostname or "")
+    return isinstance(location, Endpoint) and not location.is_on_this_machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,32 +6,26 @@ the folder of one that was killed, cancelled or stopped by its budget.
 """
 
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 
 from stillroom.evaluate.request import EvaluationPlan
 from stillroom.files import content_hash, file_sha256
 from stillroom.models.resolve import ModelLocation
-from stillroom.rollout.plan import NOT_SHAPING, RolloutPlan
+from stillroom.rollout.plan import RolloutPlan, output_settings
 from stillroom.rollout.results import RolloutOrigin
 from stillroom.run_folder import all_runs
-from stillroom.secrecy.keys import is_loopback
 from stillroom.settings import Workspace
 from stillroom.teachers.model_choice import ModelChoice
 from stillroom.teachers.pricing import has_own_price
 from stillroom.teachers.providers import Endpoint
 
-_NOT_SHAPING = NOT_SHAPING - {"tool_timeout", "browse_allow"} | {
+_NOT_SHAPING = {
     *("name", "group_by", "sampled_prompts", "kl_prompts"),
     # recorded by their contents
-    *("data", "guard", "model", "teacher"),
+    *("data", "guard", "teacher"),
 }
-"""The options that may change before an evaluation is repeated, or are recorded by their contents.
-
-Unlike for an output, which its user resumes, a tool's replies may not be of other limits: nobody
-asks for the answers in which the model read that the tool took too long, or may not open a page.
-"""
+"""The options that may change before an evaluation is repeated, besides those of its rollouts."""
 
 
 def answers_folder(plan: EvaluationPlan, origin: RolloutOrigin) -> str:
@@ -39,24 +33,18 @@ def answers_folder(plan: EvaluationPlan, origin: RolloutOrigin) -> str:
 
     Two evaluations have the same name if each answer of one could be an answer of the other.
     """
-    request, rollouts = plan.request, plan.rollouts
-    code_files = (rollouts.tools_file, rollouts.rewards_file)
-    files = [record.sha256 for record in origin.inputs]
-    if plan.guard is not None:
-        files.append(file_sha256(plan.guard.prompts_file))
+    rollouts, guard = plan.rollouts, plan.guard
+    settings = output_settings(rollouts, origin.weights, origin.chat_templates)
     shaping = {
-        **request.model_dump(mode="json", exclude=set(_NOT_SHAPING)),
-        # Serialized without the secrets in the commands.
-        **request.model_dump(mode="json", include={"mcp_servers"}),
-        "nudge": request.nudge_to_send,
-        "files": files,
-        # A file may have tools and rewards, and be given as one of them or as both.
-        "tools_and_rewards": [file and file.sha256 for file in code_files],
+        **{name: value for name, value in settings.items() if name not in _NOT_SHAPING},
+        # Unlike an output, which its user resumes, nobody asks for the answers in which the model
+        # read that a tool took too long, or that it may not open a page.
+        "tool_timeout": rollouts.options.tool_timeout,
+        "browse_allow": rollouts.options.browse_allow,
         "models": msgspec.to_builtins(origin.models),
-        "chat_templates": dict(origin.chat_templates),
-        "judge": rollouts.judge and rollouts.judge.file.model_dump(mode="json"),
+        "guard_sha256": guard and file_sha256(guard.prompts_file),
     }
-    return f"answers-{content_hash(shaping)[:16]}"
+    return f"answers-{content_hash(shaping)}"
 
 
 def take_over_answers(
@@ -116,5 +104,4 @@ def _is_sold(workspace: Workspace, model: ModelChoice, endpoint: Endpoint) -> bo
     price = model.price(workspace)
     if price is None or not price.is_charged:
         return False
-    is_here = is_loopback(urlsplit(endpoint.base_url).hostname or "")
-    return not is_here or has_own_price(workspace, model.model)
+    return not endpoint.is_on_this_machine or has_own_price(workspace, model.model)

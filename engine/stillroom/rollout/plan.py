@@ -278,7 +278,7 @@ def with_system(task: Task, system: str | None) -> Task:
     return msgspec.structs.replace(changed, task_id=identity)
 
 
-NOT_SHAPING = frozenset({
+_NOT_SHAPING = frozenset({
     # where keys and hosts are, how long things may take, and how many run at once
     "api_key_env", "browse_allow", "where", "ray_address", "ray_workers",
     "tool_timeout", "reward_timeout", "rollout_timeout", "request_timeout",
@@ -294,37 +294,39 @@ NOT_SHAPING = frozenset({
 
 
 def output_settings(
-    plan: GenerationPlan, weights: str | None, chat_templates: Mapping[str, str] | None = None
+    plan: RolloutPlan, weights: str | None, chat_templates: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Returns the settings that shape a rollout; resuming an output requires the same ones.
+
+    They include all other options of the plan's request, such as those of an evaluation.
 
     `weights` identifies the weights of a model in this process; it is None if they are not known.
     `chat_templates` has the hashes of chat templates' texts.
     """
-    request, rollouts = plan.request, plan.rollouts
+    options = plan.options
     shaping: dict[str, Any] = {
-        name: getattr(request, name)
-        for name in GenerateRollouts.model_fields
-        if name not in NOT_SHAPING
+        name: getattr(options, name)
+        for name in type(options).model_fields
+        if name not in _NOT_SHAPING
     }
-    tools, rewards, judge = rollouts.tools_file, rollouts.rewards_file, rollouts.judge
-    if (context := rollouts.instruction.context) is not None:
+    tools, rewards, judge = plan.tools_file, plan.rewards_file, plan.judge
+    if (context := plan.instruction.context) is not None:
         shaping["context"] = content_hash(context)
-    if rollouts.template is not None:
-        shaping["chat_template_sha256"] = [file_sha256(file) for file in rollouts.template.files]
+    if plan.template is not None:
+        shaping["chat_template_sha256"] = [file_sha256(file) for file in plan.template.files]
     return {
         **shaping,
-        "mcp_servers": [without_secrets(server) for server in request.mcp_servers],
-        "nudge": request.nudge_to_send,
+        "mcp_servers": [without_secrets(server) for server in options.mcp_servers],
+        "nudge": options.nudge_to_send,
         "tools_sha256": tools.sha256 if tools else None,
         "rewards_sha256": rewards.sha256 if rewards else None,
         "tools_modules": tools.modules_sha256 if tools else None,
         "rewards_modules": rewards.modules_sha256 if rewards else None,
         "judge": judge and judge.file.model_dump(mode="json"),
-        "input_sha256": file_sha256(rollouts.prompts_file),
+        "input_sha256": file_sha256(plan.prompts_file),
         "weights": weights,
         **({"chat_templates": chat_templates} if chat_templates else {}),
-        **({"refine": rollouts.refine.settings} if rollouts.refine is not None else {}),
+        **({"refine": plan.refine.settings} if plan.refine is not None else {}),
     }
 
 

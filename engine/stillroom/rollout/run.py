@@ -80,7 +80,7 @@ async def generate_rollouts(
         if part is not None:
             specs = specs.where(part.keys.__contains__)
         origin = await origin_of(plan.rollouts)
-        settings = output_settings(plan, origin.weights, origin.chat_templates)
+        settings = output_settings(plan.rollouts, origin.weights, origin.chat_templates)
         if request.dry_run:
             return await dry_run(plan, tasks, specs, settings, failed)
         await anyio.to_thread.run_sync(merge_leftover_shards, plan.output, settings)

@@ -8,7 +8,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from stillroom.errors import InputError
 from stillroom.home_paths import is_remote_process
-from stillroom.secrecy.keys import check_host
+from stillroom.secrecy.keys import check_host, is_loopback
 from stillroom.settings import Workspace
 from stillroom.types import SamplingSettings
 
@@ -151,6 +151,11 @@ class Endpoint:
     def is_own_server(self) -> bool:
         """Whether it may be a server such as vLLM, which reports its maximum context length."""
         return self.provider.is_local or (self.provider == ANY_ENDPOINT and not self.query)
+
+    @property
+    def is_on_this_machine(self) -> bool:
+        """Whether it is a server on this machine, whose calls cost nothing."""
+        return self.provider.is_local or is_loopback(urlsplit(self.base_url).hostname or "")
 
     def key_headers(self, key: str | None) -> dict[str, str]:
         """Returns the HTTP header that carries the key; nothing without a key."""

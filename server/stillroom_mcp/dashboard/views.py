@@ -207,7 +207,7 @@ def compared_ids(runs: Sequence[Run], first: str, second: str) -> tuple[str, str
 
 
 def _other_id(runs: Sequence[Run], run_id: str) -> str:
-    """Returns the id of the newest run besides this one, of the same kind if there is one."""
+    """Returns the id of the newest other run, of the same kind if there is one."""
     kind = next((run.state.kind for run in runs if run.run_id == run_id), None)
     others = [run for run in runs if run.run_id != run_id]
     same_kind = [run for run in others if run.state.kind is kind]

@@ -182,13 +182,13 @@ def test_an_output_that_was_begun_without_them_goes_on_without_them(workspace: W
     plan.output.parent.mkdir()
     plan.output.write_text("{}\n", encoding="utf-8")
     journal_folder(plan.output).mkdir()
-    write_json(journal_folder(plan.output) / "settings.json", output_settings(plan, None))
+    write_json(journal_folder(plan.output) / "settings.json", output_settings(plan.rollouts, None))
     (workspace.root / "config.yml").write_text(CONFIG, encoding="utf-8")
 
     found = complete_rollouts(workspace, request())
 
     again = plan_generation(workspace, found.request)
-    assert output_settings(again, None) == output_settings(plan, None)
+    assert output_settings(again.rollouts, None) == output_settings(plan.rollouts, None)
     assert found.request.tool_timeout == 120
 
 

@@ -113,11 +113,11 @@ def test_a_template_that_cannot_be_used_is_refused_before_the_run(workspace, fie
 def test_a_template_file_shapes_an_output_by_its_content(workspace):
     request = GenerateRollouts(input="prompts.jsonl", model="base", chat_template="mine.jinja")
     plan = plan_generation(workspace, request)
-    before = output_settings(plan, None)
+    before = output_settings(plan.rollouts, None)
 
     assert plan.rollouts.inputs[1] == workspace.root / "mine.jinja"
     (workspace.root / "mine.jinja").write_text("other", "utf-8")
-    assert output_settings(plan, None) != before
+    assert output_settings(plan.rollouts, None) != before
 
 
 def test_an_output_is_not_continued_with_another_template_of_the_same_model(workspace):

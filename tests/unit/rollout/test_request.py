@@ -115,7 +115,7 @@ def test_an_outputs_settings_are_what_shapes_a_rollout_and_nothing_else(tmp_path
 
     def of(**changes: Any) -> dict[str, Any]:
         plan = plan_generation(workspace, request(tools="tools.py", **changes))
-        return output_settings(plan, weights=None)
+        return output_settings(plan.rollouts, weights=None)
 
     first = of()
     for changes in ({"concurrency": 3}, {"n": 1}, {"entries": "0"}, {"samples_per_prompt": 4}):
@@ -138,7 +138,7 @@ def test_an_output_records_every_option_that_changes_what_a_rollout_says(
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n', encoding="utf-8")
     plan = plan_generation(Workspace(tmp_path), request())
 
-    assert set(output_settings(plan, weights=None)) >= {
+    assert set(output_settings(plan.rollouts, weights=None)) >= {
         "model", "provider", "base_url", "max_tokens", "max_turns", "temperature", "top_p", "seed",
         "reasoning_effort", "include_thinking", "max_tool_response", "browse", "answer_match",
         "system", "nudge", "judge", "mcp_servers",
@@ -173,10 +173,10 @@ def test_a_context_is_read_after_the_system_message_and_shapes_the_rollouts(
         assert both[0].messages[0].get("content") == "Hello.\n\nAdd seven."
     assert tmp_path / "SKILL.md" in instructed.rollouts.inputs
     # An output that was begun without a context goes on, for it has none of its own.
-    assert "context" not in output_settings(plain, None)
-    first = output_settings(instructed, None)
+    assert "context" not in output_settings(plain.rollouts, None)
+    first = output_settings(instructed.rollouts, None)
     (tmp_path / "SKILL.md").write_text("Add eight.\n", encoding="utf-8")
-    assert output_settings(planned(context_file="SKILL.md"), None) != first
+    assert output_settings(planned(context_file="SKILL.md").rollouts, None) != first
     with pytest.raises(InputError, match=r"context_file 'gone\.md' does not exist"):
         planned(context_file="gone.md")
 

@@ -43,7 +43,7 @@ _UNUSED_S = 60 * 86400
 _PIP_OPTIONS = ("--no-warn-conflicts", "--progress-bar", "off")
 _COMPLETE_FILE = "whole"
 _SET_FILE = "set.json"
-"""What was installed into `packages/KEY`, and beside which packages: a `_PackageSet`."""
+"""The file in `packages/KEY` that lists the packages installed there, as a `_PackageSet`."""
 _STEP = re.compile(r" *(Looking|Collecting|Downloading|Using cached|Building|Installing|Resolved) ")
 
 

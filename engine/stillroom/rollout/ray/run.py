@@ -66,7 +66,7 @@ async def generate_on_ray(
     with plan.open_tasks() as tasks:
         keys = list(RolloutSpecs(tasks, request.samples_per_prompt).keys)
     origin = await origin_of(plan.rollouts)
-    settings = output_settings(plan, origin.weights, origin.chat_templates)
+    settings = output_settings(plan.rollouts, origin.weights, origin.chat_templates)
     state = RayRunState(plan, settings, folder, reporter)
     # Workers wait for the endpoint most of the time, so they do not need a core each.
     cluster = ray_cluster(request.ray_address, num_cpus=request.ray_workers)

@@ -117,7 +117,7 @@ class Sharded:
         self.output = workspace.root / "out.jsonl"
         plan = plan_generation(workspace, request)
         origin = run_async(origin_of, plan.rollouts)
-        self.settings = output_settings(plan, origin.weights)
+        self.settings = output_settings(plan.rollouts, origin.weights)
         with plan.open_tasks() as tasks:
             self.keys = list(RolloutSpecs(tasks, 1).keys)
         store = RolloutStore(self.output, self.settings)
