@@ -13,6 +13,7 @@ from stillroom.evaluate.files import RESULT_FILE, Evaluation
 from stillroom.files import read_json
 from stillroom.run_folder import find_run
 from stillroom.settings import Workspace
+from stillroom.types import RunKind
 from stillroom.validation import StrictModel
 
 
@@ -73,8 +74,15 @@ def compare_evaluations(workspace: Workspace, request: CompareEvaluations) -> Co
 
 def read_evaluation(workspace: Workspace, run_id: str) -> Evaluation:
     """Returns the result of an evaluation. Raises InputError for any other run."""
-    path = find_run(workspace, run_id).path / RESULT_FILE
+    run = find_run(workspace, run_id)
+    path = run.path / RESULT_FILE
     if not path.is_file():
+        state = run.read()
+        if state.kind is RunKind.EVALUATE and not state.status.is_final:
+            raise InputError(
+                f"the evaluation {run_id!r} has not finished",
+                f"wait for it with get_run(run_id={run_id!r}, wait_s=300), then repeat this call",
+            )
         raise InputError(
             f"run {run_id!r} is not a finished evaluation (it has no {RESULT_FILE})",
             "give the run id of an evaluate_model run whose status is succeeded",

@@ -37,7 +37,7 @@ from stillroom.evaluate.unfinished import answers_folder, take_over_answers
 from stillroom.files import AppendLog, write_json
 from stillroom.home_paths import is_remote_process
 from stillroom.lineage import write_manifest
-from stillroom.models.resolve import ModelLocation, identify
+from stillroom.models.resolve import ModelLocation, adapter_base, identify
 from stillroom.reporting import Reporter
 from stillroom.rollout.dry_run import forecast_rollouts
 from stillroom.rollout.episode.collect import FailedRollout, RolloutSpec, specs_for
@@ -275,13 +275,18 @@ def _machine_time_usd(
 
 
 async def _origin(plan: EvaluationPlan) -> RolloutOrigin:
-    """Returns the inputs and models of the rollouts, and the teacher of the KL."""
+    """Returns the inputs and models of the rollouts, an adapter's base and the KL's teacher."""
     origin = await origin_of(plan.rollouts)
-    if plan.kl_models is None:
-        return origin
-    identify_teacher = functools.partial(identify, plan.kl_models.teacher, role="teacher")
-    record = await anyio.to_thread.run_sync(identify_teacher)
-    return replace(origin, models=[*origin.models, record])
+    policy, kl_models = plan.rollouts.policy, plan.kl_models
+    others = dict[str, ModelLocation]()
+    if isinstance(policy, ModelLocation) and policy.is_adapter:
+        others["base"] = adapter_base(plan.rollouts.workspace, policy)
+    if kl_models is not None:
+        others["teacher"] = kl_models.teacher
+    for role, location in others.items():
+        record = await anyio.to_thread.run_sync(functools.partial(identify, location, role=role))
+        origin = replace(origin, models=[*origin.models, record])
+    return origin
 
 
 def _on_open(folder: RunFolder, reporter: Reporter, notes: Sequence[str]) -> None:

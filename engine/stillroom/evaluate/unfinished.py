@@ -5,6 +5,7 @@ is named after all that shapes an answer. An evaluation that starts with the sam
 the folder of one that was killed, cancelled or stopped by its budget.
 """
 
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -52,6 +53,8 @@ def take_over_answers(
 ) -> str | None:
     """Moves the answers of an unfinished evaluation with the same settings to the run `folder`.
 
+    Of several it takes the one with the most answers.
+
     Returns the id of that evaluation's run; None if there is none, or if the model or the judge may
     have changed since then: a server of the user's own may now serve other weights under their
     names.
@@ -59,15 +62,14 @@ def take_over_answers(
     name = answers_folder(plan, origin)
     if not _is_fixed(workspace, plan.rollouts, origin) or (folder / name).exists():
         return None
-    for run in all_runs(workspace):
+    others = [run for run in all_runs(workspace) if run.path != folder and not run.is_remote]
+    for run in sorted(others, key=lambda run: _num_bytes(run.path / name), reverse=True):
         answers, owner = run.path / name, run.owner_lock()
-        if run.path == folder or run.is_remote or not answers.is_dir():
-            continue
         # A running evaluation holds the lock, and deletes its answers when it has finished.
         if not owner.try_acquire():
             continue
         try:
-            if _is_empty(answers):
+            if not _num_bytes(answers):
                 continue
             answers.rename(folder / name)
         except FileNotFoundError:
@@ -79,9 +81,12 @@ def take_over_answers(
     return None
 
 
-def _is_empty(answers: Path) -> bool:
-    """Returns whether a folder of answers has no rollout and no finished call."""
-    return not any(file.is_file() and file.stat().st_size for file in answers.rglob("*.jsonl"))
+def _num_bytes(answers: Path) -> int:
+    """Returns the size in bytes of a folder's rollouts and finished calls; 0 without a folder."""
+    # A running evaluation deletes its answers when it has finished.
+    with suppress(FileNotFoundError):
+        return sum(file.stat().st_size for file in answers.rglob("*.jsonl") if file.is_file())
+    return 0
 
 
 def _is_fixed(workspace: Workspace, plan: RolloutPlan, origin: RolloutOrigin) -> bool:

@@ -11,10 +11,13 @@ from pydantic import BaseModel, ValidationError
 
 from fakes.run_folders import write_run
 from stillroom import api
-from stillroom.errors import DataError
+from stillroom.errors import DataError, InputError
 from stillroom.files import write_json
+from stillroom.lineage import now
+from stillroom.run_folder import RunFolder, RunState
 from stillroom.settings import Workspace
 from stillroom.train.config.schema import CONFIGS
+from stillroom.types import RunKind, RunStatus
 from stillroom.validation import describe_errors
 
 DAMAGED = {
@@ -172,3 +175,23 @@ def test_an_address_alone_means_an_endpoint() -> None:
     assert api.GenerateRollouts(input="p", model="m").provider == "hf"
     vllm = api.EvaluateModel(data="p", model="m", base_url="http://127.0.0.1:1", provider="vllm")
     assert vllm.provider == "vllm"
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "problem", "fix"),
+    [
+        (RunKind.EVALUATE, RunStatus.RUNNING, "has not finished", "get_run(run_id='run', wait_s"),
+        (RunKind.EVALUATE, RunStatus.FAILED, "is not a finished evaluation", "is succeeded"),
+        (RunKind.SFT, RunStatus.RUNNING, "is not a finished evaluation", "is succeeded"),
+    ],
+)
+def test_a_comparison_with_a_run_that_is_no_finished_evaluation_says_what_to_do(
+    workspace: Workspace, kind: RunKind, status: RunStatus, problem: str, fix: str
+) -> None:
+    run = RunFolder(workspace.runs / "run")
+    run.path.mkdir(parents=True)
+    run.write(RunState(run_id="run", kind=kind, status=status, created_at=now()))
+    request = api.CompareEvaluations(baseline="run", candidates=("other",))
+    with pytest.raises(InputError, match=problem) as caught:
+        api.compare_evaluations(workspace, request)
+    assert fix in caught.value.fix

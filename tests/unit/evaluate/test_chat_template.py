@@ -15,6 +15,7 @@ from fakes.judges import judgement
 from fakes.reporters import KeptReporter
 from fakes.rollout_rows import read_rows, write_rows
 from fakes.tiny_models import TinyModels
+from fakes.training import make_student
 from fakes.waiting import run_async
 from stillroom import api
 from stillroom.curate.filter.request import FilterDataset
@@ -33,6 +34,7 @@ from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.run import generate_rollouts
 from stillroom.run_folder import create_run
 from stillroom.settings import Workspace
+from stillroom.train.loop.checkpoints import save_checkpoint
 from stillroom.types import RunKind
 
 
@@ -214,4 +216,30 @@ def test_answers_with_another_template_are_not_reused(workspace: Workspace) -> N
     (workspace.runs / "evaluate-1" / "run.json").touch()
 
     assert evaluated(workspace, 2, **options | {"chat_template": "llama3"}).reused == 0
+    assert evaluated(workspace, 3, **options).reused > 0
+
+
+def test_answers_of_an_adapter_are_not_reused_on_another_base(
+    workspace: Workspace, tiny_models: TinyModels
+) -> None:
+    def has_answered() -> bool:
+        return bool(reporter.progressed)
+
+    base = workspace.root / "instruct"
+    with_chatml(workspace.root / "base", base)
+    run = workspace.runs / "trained"
+    run.mkdir(parents=True)
+    (run / "run.json").touch()
+    student = make_student(tiny_models, base, rank=2)
+    save_checkpoint(run, student, method="sft", step=1, is_final=True)
+    reporter = KeptReporter(has_answered)
+    options = {"model": "trained", "concurrency": 1}
+    with pytest.raises(RunCancelledError):
+        evaluated(workspace, 1, reporter, **options)
+    (workspace.runs / "evaluate-1" / "run.json").touch()
+
+    config = (base / "config.json").read_text("utf-8")
+    (base / "config.json").write_text(config + "\n", "utf-8")
+    assert evaluated(workspace, 2, **options).reused == 0
+    (base / "config.json").write_text(config, "utf-8")
     assert evaluated(workspace, 3, **options).reused > 0

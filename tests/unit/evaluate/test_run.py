@@ -1,6 +1,7 @@
 """Evaluations of a model behind a scripted endpoint: budget, forecast, temperature 1, guard set."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -344,6 +345,20 @@ def test_answers_that_cannot_be_read_are_named(interrupted: Interrupted) -> None
     with pytest.raises(DataError, match=r"main\.jsonl:1 is not a rollout") as caught:
         interrupted.repeat()
     assert "delete this line" in caught.value.fix
+
+
+def test_of_several_unfinished_evaluations_the_one_with_the_most_answers_is_continued(
+    interrupted: Interrupted,
+) -> None:
+    [kept] = (interrupted.root / "runs").glob("*/answers-*")
+    for number in range(3, 8):
+        fewer = shutil.copytree(kept, interrupted.root / f"runs/evaluate-{number}" / kept.name)
+        (fewer.parent / "run.json").touch()
+        (fewer / "main.jsonl").write_bytes((kept / "main.jsonl").read_bytes()[: -number * 100])
+
+    interrupted.repeat()
+
+    assert "reuses the answers of evaluate-1, which did not finish" in interrupted.reporter.notes
 
 
 def with_another_prompt(root: Path) -> dict[str, Any]:

@@ -681,6 +681,21 @@ def test_conversations_with_a_later_system_message_are_counted_by_import_and_con
     assert convert_rollouts(Workspace(tmp_path), replaced).notes == []
 
 
+def test_rollouts_that_end_with_an_empty_answer_are_counted(tmp_path):
+    rows = [
+        call([user("A")], answer("")),
+        call([user("B")], answer(" \n")),
+        call([user("C")], asks_for("look")),
+        call([user("D")], answer("Hello")),
+    ]
+    made = imported(tmp_path, rows)
+
+    counted = "2 rollouts end with an empty answer: "
+    assert len([note for note in made.notes if note.startswith(counted)]) == 1
+    request = ConvertRollouts(input="out.jsonl", output="sft.jsonl")
+    assert convert_rollouts(Workspace(tmp_path), request).converted == 1
+
+
 @pytest.mark.parametrize(("options", "counted"), [({}, 1), ({"keep_personal": True}, 0)])
 def test_rollouts_that_keep_addresses_at_reserved_domains_are_counted(tmp_path, options, counted):
     rows = [

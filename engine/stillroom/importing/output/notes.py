@@ -118,6 +118,12 @@ def import_notes(
 
 def _notes_on_content(counts: RolloutCounts) -> Iterator[str]:
     """Yields notes on images, tools and turns."""
+    if counts.empty_answers:
+        yield (
+            f"{counts.empty_answers} rollouts end with an empty answer: convert_rollouts leaves "
+            "out those that no reward calls a success, and filter_dataset with "
+            "require_final_answer leaves out all"
+        )
     if missing := counts.dropped[IMAGES_DROPPED]:
         yield (
             f"{missing} rollouts had images, which are left out: their answers describe what a "

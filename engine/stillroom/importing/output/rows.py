@@ -181,6 +181,8 @@ class RolloutCounts:
     """The rollouts whose calls have different values of a score."""
     reserved_addresses: int = 0
     """The rollouts with email addresses in domains reserved for examples."""
+    empty_answers: int = 0
+    """The rollouts whose last message is an answer without text."""
     later_system: int = 0
     """The rollouts with a system message after their first message."""
 
@@ -294,6 +296,7 @@ class RolloutWriter:
         counts.branches += rollout.branch_of is not None
         counts.unlogged_turns += rollout.num_unlogged_turns
         counts.later_system += any(message.startswith(_SYSTEM) for message in rollout.messages[1:])
+        counts.empty_answers += _is_empty_answer(rollout.messages[-1])
         counts.reserved_addresses += any(
             b"@" in message and has_reserved_address(message.decode())
             for message in rollout.messages
@@ -337,6 +340,13 @@ class RolloutWriter:
 def _named_values(rows: Sequence[StoredRow]) -> set[tuple[str, float]]:
     """Returns the names and values of the scores of rows."""
     return {item for row in rows for item in row.scores.items()}
+
+
+def _is_empty_answer(message: bytes) -> bool:
+    """Whether a message in JSON is of the assistant, and has neither text nor a tool call."""
+    fields = msgspec.json.decode(message)
+    has_text = bool(str(fields.get("content") or "").strip())
+    return fields["role"] == "assistant" and not has_text and not fields.get("tool_calls")
 
 
 def _called_tools(rollout: ImportedRollout) -> Iterator[str]:

@@ -247,7 +247,8 @@ class Session(Generic[ConfigT_co]):
         self.reporter.metrics(step, self.last_metrics)
         self._report_alarms(self.last_metrics, num_steps=total)
         done, num_steps = step - phase.first_step, phase.last_step - phase.first_step
-        self.reporter.progress(done, num_steps, unit="steps", phase=phase.name)
+        eta_s = self._seconds_left(done, num_steps)
+        self.reporter.progress(done, num_steps, unit="steps", phase=phase.name, eta_s=eta_s)
         is_best = self._record_validation(step, metrics.get("val_loss"))
         every = self.config.trainer.save_step
         is_phase_end = step == phase.last_step < total
@@ -261,6 +262,14 @@ class Session(Generic[ConfigT_co]):
         if is_at_time_limit and not self.is_stalled:
             self._stop_at_limit(step, total)
         self._note_time_share()
+
+    def _seconds_left(self, done: int, total: int) -> float | None:
+        """Returns the seconds until the phase's last step or the time limit; None: without one."""
+        if self.deadline == math.inf or done < 1:
+            return None
+        now_s = self.clock()
+        by_rate = (now_s - self._phase_start) / done * (total - done)
+        return round(max(0.0, min(by_rate, self.deadline - now_s)), 1)
 
     def _note_time_share(self) -> None:
         """Passes the used share of the time limit to the optimiser, the same in all processes."""

@@ -400,6 +400,8 @@ def test_a_run_ends_at_its_time_limit_with_a_whole_checkpoint_and_is_resumed_exa
 
     assert (ended_early.steps, ended_early.planned_steps, ended_early.kept_step) == (3, steps, 3)
     assert ended_early.stopped_by == "trainer.max_minutes"
+    # The steps would take a minute each, and the limit ends them.
+    assert project.reporter.etas == [60 * 1.5, 60 * 0.5, 0]
     assert project.reporter.progressed[-1] == (3, steps)
     [note] = [note for note in project.reporter.notes if "time limit" in note]
     assert note.startswith(f"stopped at its time limit after step 3 of {steps} (trainer.max_minute")
