@@ -187,7 +187,13 @@ def _gap(rows: Sequence[Figure], method: str) -> str:
         return ""
     estimate = mean_estimate(gaps, limits=(-1, 1))
     text = f"{100 * estimate.value:+.1f} [{100 * estimate.low:+.1f}, {100 * estimate.high:+.1f}]"
-    return f"**{text}**" if excludes_zero(estimate) else text
+    return f"**{text}**" if _is_clear(estimate) else text
+
+
+def _is_clear(gap: Estimate) -> bool:
+    """Whether a gap's interval excludes 0 as it is printed, in tenths of a point."""
+    printed = [round(100 * (bound or 0), 1) for bound in (gap.low, gap.high)]
+    return excludes_zero(gap) and 0 not in printed
 
 
 def _is_commonest(rows: Sequence[Figure], method: str) -> bool:
@@ -207,8 +213,9 @@ def _verdicts(name: str, rows: Sequence[Figure]) -> list[str]:
         if method == CONTROL or not gaps:
             continue
         estimate = mean_estimate(gaps, limits=(-1, 1))
-        is_clear = excludes_zero(estimate)
-        (same if not is_clear else better if estimate.value > 0 else worse).append(method)
+        (same if not _is_clear(estimate) else better if estimate.value > 0 else worse).append(
+            method
+        )
     parts = [
         f"{word} than *{CONTROL}*: {'; '.join(methods)}"
         for word, methods in (("better", better), ("worse", worse))
@@ -217,7 +224,6 @@ def _verdicts(name: str, rows: Sequence[Figure]) -> list[str]:
     if same:
         parts.append(f"no difference shown: {'; '.join(same)}")
     if idle := [method for method in METHODS if _is_commonest(rows, method)]:
-        parts.append(
-            f"gave the commonest answer to every task, so trained too little: {'; '.join(idle)}"
-        )
-    return [f"{name.capitalize()}, new forms: {'. '.join(parts)}."] if parts else []
+        parts.append(f"gave the commonest answer to every task: {'; '.join(idle)}")
+    said = ". ".join(part[0].upper() + part[1:] for part in parts)
+    return [f"**{name.capitalize()}**, new forms. {said}."] if parts else []

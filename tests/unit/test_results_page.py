@@ -32,8 +32,15 @@ def test_a_method_is_compared_task_by_task_with_as_much_more_sft(page):
     ]
     text = page.page(rows)
     assert "| SFT, then DPO | 100.0% [91.2%, 100.0%] | 100.0% [91.2%, 100.0%] | **+50.0 [" in text
-    assert "better than *SFT, then more SFT*: SFT, then DPO." in text
+    assert "Better than *SFT, then more SFT*: SFT, then DPO." in text
     assert "**One seed so far** of Tickets" in text
     second = [{**row, "seed": 2} for row in rows]
     assert "One seed so far" not in page.page([*rows, *second])
     assert "points at 1 seed and" in page.page([*rows, *second, {**rows[0], "task": "returns"}])
+
+
+def test_a_difference_is_shown_only_if_its_printed_interval_excludes_0(page):
+    rows = [row for row in KEPT if row["task"] == "returns"]
+    text = page.page(rows)
+    assert "| +10.0 [+0.0, +20.0] |" in text
+    assert "No difference shown: SFT on tokens; " in text
