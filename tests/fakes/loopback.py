@@ -34,6 +34,8 @@ class _Server(ThreadingHTTPServer):
     """A server whose clients may hang up at any time, as a killed run does."""
 
     daemon_threads = True
+    # More connections at once than may wait are tried again only after a second.
+    request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), ConnectionError):

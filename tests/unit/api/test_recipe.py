@@ -82,6 +82,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("OPENAI_API_KEY", "key")
     # Loading each GGUF file takes longer than the rest of a recipe here.
     monkeypatch.setattr("stillroom.api.recipe.run.has_llama_server", lambda: False)
+    # What a student learns is tested elsewhere.
+    monkeypatch.setattr("stillroom.recipe.training._MAX_EPOCHS", 2)
     return do_runs_here(monkeypatch)
 
 

@@ -16,7 +16,7 @@ from fakes.training import Project, make_project
 from fakes.waiting import wait_until
 from stillroom.errors import ModelError
 from stillroom.run_folder import find_run
-from stillroom.train.loop.session import epoch_order
+from stillroom.train.loop.rows import epoch_order
 
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(12)]
 

@@ -14,7 +14,8 @@ from stillroom.models.batches import TokenSequence
 from stillroom.models.placement import to_float64
 from stillroom.train.config.schema import DpoConfig
 from stillroom.train.config.sections import DpoSection
-from stillroom.train.loop.session import Session, TrainResult, encode_rows, hold_out
+from stillroom.train.loop.rows import encode_rows, hold_out
+from stillroom.train.loop.session import Session, TrainResult
 from stillroom.train.methods.losses import preference_loss, sum_by_sequence
 from stillroom.train.student.collective import Collective
 from stillroom.train.student.model import Student

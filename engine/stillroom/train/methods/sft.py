@@ -19,14 +19,8 @@ from stillroom.errors import ModelError
 from stillroom.models.batches import TokenBatch, TokenSequence
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.schema import DistillConfig, SftConfig, TrainConfig
-from stillroom.train.loop.session import (
-    Phase,
-    Session,
-    TrainResult,
-    batches_of,
-    encode_rows,
-    hold_out,
-)
+from stillroom.train.loop.rows import batches_of, encode_rows, hold_out
+from stillroom.train.loop.session import Phase, Session, TrainResult
 from stillroom.train.student.model import Student
 
 

@@ -19,7 +19,8 @@ from stillroom.settings import Workspace
 from stillroom.train.config.request import TrainingPlan
 from stillroom.train.config.resume import CarriedRollout
 from stillroom.train.config.schema import DistillConfig
-from stillroom.train.loop.session import Phase, Session, TrainResult, epoch_order
+from stillroom.train.loop.rows import epoch_order
+from stillroom.train.loop.session import Phase, Session, TrainResult
 from stillroom.train.loop.student_environment import StudentEnvironment, open_student_environment
 from stillroom.train.methods.sft import (
     EncodedSft,

@@ -17,7 +17,7 @@ from stillroom.models.prefixes import group_by_prefix
 from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.distill_sections import AlgorithmSection
 from stillroom.train.config.schema import DistillConfig
-from stillroom.train.loop.session import epoch_order
+from stillroom.train.loop.rows import epoch_order
 from stillroom.train.methods.losses import (
     importance_sampling_losses,
     ppo_losses,

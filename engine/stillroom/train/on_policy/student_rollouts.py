@@ -24,7 +24,8 @@ from stillroom.rollout.journal.records import RolloutKey
 from stillroom.serving.scoring import TeacherScores
 from stillroom.train.config.resume import CarriedRollout
 from stillroom.train.config.schema import DistillConfig
-from stillroom.train.loop.session import Session, epoch_order
+from stillroom.train.loop.rows import epoch_order
+from stillroom.train.loop.session import Session
 from stillroom.train.loop.student_environment import StudentEnvironment, open_served_student
 from stillroom.train.on_policy.student_policy import (
     StudentPolicy,

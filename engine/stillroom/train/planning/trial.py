@@ -19,7 +19,7 @@ from stillroom.teachers.local_hf import LocalTeacher
 from stillroom.train.config.request import TrainingPlan
 from stillroom.train.config.schema import DistillConfig, DpoConfig, TrainConfig
 from stillroom.train.config.sections import DpoSection
-from stillroom.train.loop.session import hold_out
+from stillroom.train.loop.rows import hold_out
 from stillroom.train.methods.dpo import (
     TokenPair,
     accumulate_preference,

@@ -2,7 +2,7 @@ import pytest
 
 from fakes.conversations import answer, user
 from stillroom.data.formats import DpoRow, SftRow
-from stillroom.train.loop.session import epoch_order, hold_out
+from stillroom.train.loop.rows import epoch_order, hold_out
 
 
 def row(prompt: str, said: str = "12") -> SftRow:
