@@ -88,7 +88,11 @@ def test_a_set_of_tools_is_offered_alone_and_explains_every_option_itself(
     kept = {o.name for o in OPERATIONS if o.is_read_only or not is_read_only}
     assert set(tools) == names & kept
     view = json.dumps(model_view([*tools.values()]), separators=(",", ":"))
-    assert len(view) / 4 <= (CORE_TOKEN_LIMIT if toolset == "core" else TOKEN_LIMIT)
+    limit = 4 * (CORE_TOKEN_LIMIT if toolset == "core" else TOKEN_LIMIT)
+    assert len(view) <= limit, (
+        f"the list of {toolset} tools is {len(view) - limit} characters too long: shorten "
+        "descriptions in the requests of these tools"
+    )
     # Every sentence about an option stands in one of the tools that are offered.
     said = {
         (name, option.get("description"))
@@ -378,7 +382,7 @@ def test_a_rollout_run_is_started_watched_and_listed(tmp_path: Path) -> None:
 
             requested = {"run_id": run["run_id"], "wait_s": 110}
             ended = await client.call_tool("get_run", requested, progress_callback=on_progress)
-            assert ended.structured_content["status"] == "succeeded"
+            assert ended.structured_content["status"] == "succeeded", text_of(ended)
             assert ended.structured_content["result"]["rewarded"] == 6
             assert ended.structured_content["poll_after_s"] is None
             assert "filter_dataset" in ended.structured_content["next_step"]

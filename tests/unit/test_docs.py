@@ -100,7 +100,8 @@ def test_each_recipe_names_files_that_hold_what_it_names():
         found = [first_of(ROOT / name, ROOT / "engine/stillroom" / name) for name in paths]
         held = "".join(path.read_text(encoding="utf-8") for path in found)
         words = {word for name in named if "/" not in name for word in name.split(".")}
-        assert [word for word in sorted(words) if word not in held] == [], recipe
+        unknown = [word for word in sorted(words) if word not in held]
+        assert unknown == [], f"no file named in this recipe contains {unknown}: {recipe}"
 
 
 def first_of(*paths: Path) -> Path:
