@@ -100,11 +100,23 @@ def _print_error(text: str) -> int:
 
 
 def _parse_and_run(argv: list[str]) -> int:
+    argv = _with_command_first(argv)
     parser, by_command = build_parser(argv)
     options, unknown = parser.parse_known_args(argv)
     if unknown:
         by_command[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     return _run(options)
+
+
+def _with_command_first(argv: list[str]) -> list[str]:
+    """Returns the arguments with `--workspace FOLDER` after the command, where it is parsed."""
+    match argv:
+        case ["--workspace", folder, command, *rest]:
+            return [command, "--workspace", folder, *rest]
+        case [option, command, *rest] if option.startswith("--workspace="):
+            return [command, option, *rest]
+        case _:
+            return argv
 
 
 def build_parser(

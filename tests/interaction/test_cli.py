@@ -57,6 +57,16 @@ def test_every_operation_is_a_command_with_the_same_words() -> None:
         assert set(operation.request.model_fields) <= words
 
 
+@pytest.mark.parametrize("given", [("--workspace", "project"), ("--workspace=project",)])
+def test_the_workspace_may_be_given_before_the_command(
+    command: Command, tmp_path: Path, given: tuple[str, ...]
+) -> None:
+    (tmp_path / "project" / "runs").mkdir(parents=True)
+    done = command(*given, "list-runs", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["runs"] == []
+
+
 def test_a_run_is_waited_for_and_its_result_is_one_json_line(tmp_path: Path) -> None:
     endpoint_project(tmp_path, num_prompts=3)
     with ScriptedEndpoint() as endpoint:
