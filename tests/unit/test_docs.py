@@ -3,12 +3,16 @@
 import itertools
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from fakes.documents import blocks_of
 from fakes.source_tree import ROOT, imports_of, module_of, starts
+from stillroom.train.config.distill_sections import SoftTargetsSection
 from stillroom.train.config.losses import LOSSES
-from stillroom.train.config.schema import CONFIGS
+from stillroom.train.config.schema import CONFIGS, section_of
+from stillroom.train.config.sections import DpoSection
 from stillroom.train.on_policy.alarms import MAX_GAP
 from stillroom.train.planning.forecast import describe_learning
 from stillroom_mcp.resources.texts import page_files, page_text, page_titles
@@ -20,13 +24,20 @@ _STATION = re.compile(r"\d+\. `(?P<file>(?:engine|server)/[\w./-]+\.py)`")
 
 @pytest.mark.parametrize(
     "document",
-    ["README.md", "CLAUDE.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/benchmarks.md"],
+    [
+        "README.md",
+        "CLAUDE.md",
+        "CONTRIBUTING.md",
+        "docs/architecture.md",
+        "docs/benchmarks.md",
+        "docs/losses.md",
+    ],
 )
 def test_every_file_that_a_document_names_is_there(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
     named = set(re.findall(r"`((?:tests|benchmarks|docs|skills|scripts)/[\w./-]+)`", text))
 
-    assert document != "docs/benchmarks.md" or named
+    assert document not in {"docs/benchmarks.md", "docs/losses.md"} or named
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
@@ -114,6 +125,37 @@ def test_the_skill_on_config_names_every_loss(loss: str) -> None:
     skill = (ROOT / "skills/distillation-config/SKILL.md").read_text(encoding="utf-8")
     [row] = [line for line in skill.splitlines() if line.startswith("| `algorithm.loss_fn` |")]
     assert f"`{loss}`" in row
+
+
+LOSSES_PAGE = ROOT / "docs/losses.md"
+
+
+def test_the_page_on_losses_has_each_loss_with_a_formula():
+    formulas = "".join(block.text for block in blocks_of(LOSSES_PAGE))
+    soft_losses = get_args(SoftTargetsSection.model_fields["loss"].annotation)
+    named = {*LOSSES, *soft_losses, *get_args(DpoSection.model_fields["loss"].annotation)}
+    assert [name for name in sorted(named) if name not in formulas] == []
+
+
+def test_functions_that_the_page_on_losses_names_are_in_their_files():
+    text = LOSSES_PAGE.read_text(encoding="utf-8")
+    listed = re.findall(r"((?:`\w+`(?:, | and )?)+) in `(engine/[\w/]+\.py)`", text)
+    assert len(listed) > 8
+    for names, file in listed:
+        source = (ROOT / file).read_text(encoding="utf-8")
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"(def|class) {name}\b", source), f"{name} in {file}"
+
+
+def test_defaults_that_the_page_on_losses_gives_are_those_of_config_yml():
+    text = LOSSES_PAGE.read_text(encoding="utf-8")
+    given = re.findall(r"`(\w+\.\w+)` \(([\w.]+)(?:: [^)]*|, [^)]*)?\)", text)
+    assert len(given) > 20
+    for key, default in given:
+        section, name = key.split(".")
+        classes = [section_of(config, section) for config in CONFIGS.values()]
+        fields = [one.model_fields[name] for one in classes if one and name in one.model_fields]
+        assert default in {str(field.default) for field in fields}, key
 
 
 @pytest.mark.parametrize(

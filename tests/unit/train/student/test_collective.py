@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from fakes.conversations import answer, user
+from fakes.model_server import FakeModelServer
 from fakes.ranks import in_processes
 from fakes.reporters import KeptReporter
 from fakes.training import make_project, write_run_files
@@ -142,6 +143,22 @@ def test_two_processes_distil_as_one_does(tmp_path, tiny_models, rank, substeps,
 
     parts = in_processes(lambda peers: train_part(project, "two", peers), tmp_path / "ranks")
 
+    assert_like_one(project, whole, reported, parts)
+
+
+def test_two_processes_with_a_served_teacher_distil_as_one_does(tmp_path, tiny_models):
+    with FakeModelServer(tiny_models.load("llama", "clerk", seed=1)) as server:
+        teacher = {"path": "served", "provider": "vllm", "base_url": server.base_url}
+        project = distill_project(tmp_path, tiny_models, rank=2, teacher=teacher)
+        whole, reported = train_part(project, "one", ALONE)
+
+        parts = in_processes(lambda peers: train_part(project, "two", peers), tmp_path / "ranks")
+
+    assert_like_one(project, whole, reported, parts)
+
+
+def assert_like_one(project, whole, reported, parts):
+    """Fails unless the run `two` of two processes has the metrics and weights of the run `one`."""
     (first, told_first), (_, told_second) = parts
     assert first.trained_tokens == whole.trained_tokens
     assert len(reported) == 3
