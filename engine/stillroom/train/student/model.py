@@ -129,10 +129,21 @@ class Optimizer:
         return StepInfo(norm, rate)
 
     def state(self) -> dict[str, Tensor]:
-        """Returns AdamW's full state tensors, by the parameter's index and the tensor's name."""
+        """Returns AdamW's full state tensors, by the parameter's index and the tensor's name.
+
+        All processes must call this. Only the first one gets tensors that are sharded, on its CPU:
+        together they may be larger than the memory of a GPU.
+        """
         states: dict[int, dict[str, Tensor]] = self._adam.state_dict()["state"]
-        named = {f"{i}.{name}": t for i, state in states.items() for name, t in state.items()}
-        return {name: full_tensor(tensor) for name, tensor in named.items()}
+        full: dict[str, Tensor] = {}
+        for index, state in states.items():
+            for name, tensor in state.items():
+                gathered = full_tensor(tensor)
+                if gathered is tensor:
+                    full[f"{index}.{name}"] = tensor
+                elif self._peers.is_first:
+                    full[f"{index}.{name}"] = gathered.cpu()
+        return full
 
     def restore(self, tensors: Mapping[str, Tensor], *, num_steps: int) -> None:
         """Restores the tensors that `state` returned after `num_steps` steps."""

@@ -8,6 +8,7 @@ from torch import nn
 from fakes.training import make_student
 from stillroom.errors import ConfigError, DivergedError
 from stillroom.train.config.sections import ModelSection, TrainerSection
+from stillroom.train.student.collective import Collective
 from stillroom.train.student.model import (
     Optimizer,
     learning_rate_at,
@@ -220,3 +221,18 @@ def test_a_step_without_gradients_only_counts():
     assert info.grad_norm == 0.0
     assert weights.tolist() == [1.0]
     assert optimizer.num_steps == 1
+
+
+@pytest.mark.parametrize(("rank", "gathered"), [(0, ["0.exp_avg", "0.exp_avg_sq"]), (1, [])])
+def test_only_the_first_process_keeps_a_sharded_state(monkeypatch, rank, gathered):
+    weights = parameter(1.0, 2.0)
+    optimizer = Optimizer([weights], settings(), total_steps=2)
+    weights.sum().backward()
+    optimizer.step()
+    optimizer._peers = Collective(rank=rank, is_sharded=True)
+    # As of a sharded tensor, unlike of the number of steps.
+    monkeypatch.setattr(
+        "stillroom.train.student.model.full_tensor", lambda t: t.clone() if t.dim() else t
+    )
+
+    assert sorted(optimizer.state()) == [*gathered, "0.step"]
