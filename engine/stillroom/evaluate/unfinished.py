@@ -62,16 +62,19 @@ def take_over_answers(
     name = answers_folder(plan, origin)
     if not _is_fixed(workspace, plan.rollouts, origin) or (folder / name).exists():
         return None
-    others = [run for run in all_runs(workspace) if run.path != folder and not run.is_remote]
-    for run in sorted(others, key=lambda run: _num_bytes(run.path / name), reverse=True):
-        answers, owner = run.path / name, run.owner_lock()
+    sizes = {
+        run: _num_bytes(run.path / name)
+        for run in all_runs(workspace)
+        if run.path != folder and not run.is_remote
+    }
+    # A run whose lock is held when it starts does not start, so only those with answers are locked.
+    for run in sorted(filter(sizes.get, sizes), key=sizes.__getitem__, reverse=True):
+        owner = run.owner_lock()
         # A running evaluation holds the lock, and deletes its answers when it has finished.
         if not owner.try_acquire():
             continue
         try:
-            if not _num_bytes(answers):
-                continue
-            answers.rename(folder / name)
+            (run.path / name).rename(folder / name)
         except FileNotFoundError:
             # Another evaluation has just taken them over.
             continue

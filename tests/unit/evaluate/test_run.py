@@ -20,7 +20,6 @@ from stillroom.evaluate.request import EvaluateModel, plan_evaluation
 from stillroom.evaluate.run import evaluate_model
 from stillroom.files import read_json
 from stillroom.rollout.forecast import Forecast
-from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 
 
@@ -456,21 +455,6 @@ def test_answers_of_a_local_server_are_not_reused_because_its_name_has_a_list_pr
         result = evaluated(project, endpoint, run_id="evaluate-2", budget_usd=5, max_tokens=16)
 
     assert result.reused == 0
-
-
-def test_the_answers_of_an_evaluation_that_is_still_running_are_not_taken(
-    interrupted: Interrupted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def deleted(_path: Path, _pattern: str) -> Iterator[Path]:
-        raise FileNotFoundError("the evaluation has finished")
-
-    monkeypatch.setattr(Path, "rglob", deleted)
-    owner = RunFolder(interrupted.root / "runs" / "evaluate-1").owner_lock()
-    assert owner.try_acquire()
-    try:
-        assert interrupted.repeat().reused == 0
-    finally:
-        owner.release()
 
 
 def test_the_cost_of_an_evaluation_is_known_before_its_first_rollout_ends(project: Path) -> None:
