@@ -5,6 +5,7 @@ from typing import Annotated, Self
 import msgspec
 from pydantic import Field, model_validator
 
+from stillroom.api.runs import MAX_WAIT_S
 from stillroom.errors import InputError
 from stillroom.evaluate.compare import Comparison, compare
 from stillroom.evaluate.costs import CostComparison, compare_costs
@@ -81,7 +82,8 @@ def read_evaluation(workspace: Workspace, run_id: str) -> Evaluation:
         if state.kind is RunKind.EVALUATE and not state.status.is_final:
             raise InputError(
                 f"the evaluation {run_id!r} has not finished",
-                f"wait for it with get_run(run_id={run_id!r}, wait_s=300), then repeat this call",
+                f"wait for it with get_run(run_id={run_id!r}, wait_s={MAX_WAIT_S:g}), then repeat "
+                "this call",
             )
         raise InputError(
             f"run {run_id!r} is not a finished evaluation (it has no {RESULT_FILE})",

@@ -1,6 +1,7 @@
 """Runs as they are listed and shown, whatever lies in their folders."""
 
 import math
+import re
 import types
 import typing
 from pathlib import Path
@@ -195,3 +196,6 @@ def test_a_comparison_with_a_run_that_is_no_finished_evaluation_says_what_to_do(
     with pytest.raises(InputError, match=problem) as caught:
         api.compare_evaluations(workspace, request)
     assert fix in caught.value.fix
+    # A call with a longer wait is refused.
+    for seconds in re.findall(r"wait_s=(\d+)", caught.value.fix):
+        api.GetRun(run_id="run", wait_s=float(seconds))
