@@ -48,8 +48,9 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Identifies a model as it was when it was used."""
 
     role: str
-    """How it was used: `policy`, `judge`, `student`, `teacher`, an export's `checkpoint`, or
-    `multimodal` for the model whose text part was used."""
+    """How it was used: `policy`, the `base` of an adapter that is the policy, `judge`, `student`,
+    `critic`, `teacher`, an export's `checkpoint`, or `multimodal` for the model whose text part was
+    used."""
     name: str
     """The name of the model in the request."""
     location: str

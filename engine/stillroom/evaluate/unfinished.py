@@ -93,8 +93,11 @@ def _num_bytes(answers: Path) -> int:
 
 
 def _is_fixed(workspace: Workspace, plan: RolloutPlan, origin: RolloutOrigin) -> bool:
-    """Whether the names of the model and the judge identify their weights."""
-    if isinstance(plan.policy, ModelLocation) and origin.weights is None:
+    """Whether the names of the model, an adapter's base and the judge identify their weights."""
+    own = [model for model in origin.models if model.role in ("policy", "base")]
+    is_local = isinstance(plan.policy, ModelLocation)
+    # The commit of a hub model that is not in the hub's cache yet is unknown.
+    if is_local and not all(model.sha256 or model.revision for model in own):
         return False
     return all(
         _is_sold(workspace, model, location)

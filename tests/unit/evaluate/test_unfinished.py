@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,21 +19,38 @@ ORIGIN = RolloutOrigin([], [ModelRecord(role="policy", name="scripted", location
 TakeOver = Callable[[], str | None]
 
 
-@pytest.fixture
-def take_over(tmp_path: Path) -> TakeOver:
-    """Looks for answers for an evaluation; the run `with` has some, and `without` has none."""
-    endpoint_project(tmp_path, num_prompts=1)
-    (tmp_path / "prices.yml").write_text("scripted: {input: 1, output: 1}\n", "utf-8")
-    workspace = Workspace(tmp_path)
-    request = EvaluateModel(data="prompts.jsonl", model="scripted", base_url="http://a/v1")
-    plan = plan_evaluation(workspace, request)
+def prepared(root: Path, origin: RolloutOrigin, **model: Any) -> TakeOver:
+    """Returns what looks for answers for an evaluation; the run `with` has some, `without` none."""
+    endpoint_project(root, num_prompts=1)
+    (root / "prices.yml").write_text("scripted: {input: 1, output: 1}\n", "utf-8")
+    workspace = Workspace(root)
+    plan = plan_evaluation(workspace, EvaluateModel(data="prompts.jsonl", **model))
     for name in ("with", "without", "new"):
         (workspace.runs / name).mkdir(parents=True)
         (workspace.runs / name / "run.json").touch()
-    answers = workspace.runs / "with" / answers_folder(plan, ORIGIN)
+    answers = workspace.runs / "with" / answers_folder(plan, origin)
     answers.mkdir()
     (answers / "main.jsonl").write_text("{}\n", "utf-8")
-    return lambda: take_over_answers(workspace, workspace.runs / "new", plan, ORIGIN)
+    return lambda: take_over_answers(workspace, workspace.runs / "new", plan, origin)
+
+
+@pytest.fixture
+def take_over(tmp_path: Path) -> TakeOver:
+    return prepared(tmp_path, ORIGIN, model="scripted", base_url="http://a/v1")
+
+
+@pytest.mark.parametrize(("revision", "taken"), [("4f2a", "with"), (None, None)])
+def test_answers_of_an_adapter_are_taken_only_if_the_commit_of_its_base_is_known(
+    tmp_path: Path, revision: str | None, taken: str | None
+) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}", "utf-8")
+    models = [
+        ModelRecord(role="policy", name="adapter", location="/adapter", sha256="ab"),
+        ModelRecord(role="base", name="org/base", location="org/base", revision=revision),
+    ]
+    take_over = prepared(tmp_path, RolloutOrigin([], models), model="adapter", provider="hf")
+    assert take_over() == taken
 
 
 def test_answers_of_a_running_evaluation_are_not_taken_and_no_other_run_is_locked(
