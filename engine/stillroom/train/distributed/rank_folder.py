@@ -105,6 +105,7 @@ class _Report(msgspec.Struct, kw_only=True):
     total: int = 0
     unit: str = ""
     phase: str = ""
+    eta_s: float | None = None
 
 
 class RankFiles:
@@ -167,7 +168,7 @@ class RankReporter:
         self, done: int, total: int, *, unit: str, phase: str, eta_s: float | None = None
     ) -> None:
         """Reports the progress of the current phase."""
-        self._report(_Report(done=done, total=total, unit=unit, phase=phase))
+        self._report(_Report(done=done, total=total, unit=unit, phase=phase, eta_s=eta_s))
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Reports the metrics of a step; NaN is written as null, as JSON has no NaN."""
@@ -229,7 +230,13 @@ def _relay(tail: NewLines, reporter: Reporter) -> None:
             values = {k: math.nan if v is None else v for k, v in report.values.items()}
             reporter.metrics(report.step, values)
         if report.done is not None:
-            reporter.progress(report.done, report.total, unit=report.unit, phase=report.phase)
+            reporter.progress(
+                report.done,
+                report.total,
+                unit=report.unit,
+                phase=report.phase,
+                eta_s=report.eta_s,
+            )
 
 
 def watch_owner(files: RankFiles, owner: Owner) -> None:

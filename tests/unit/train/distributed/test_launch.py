@@ -160,6 +160,17 @@ def test_what_is_not_finite_arrives(files):
     assert kept.notes == []
 
 
+def test_the_time_that_is_left_arrives(files):
+    kept = KeptReporter()
+    with relay_rank_reports(files, kept):
+        first = RankReporter(files, is_first=True)
+        first.progress(1, 4, unit="steps", phase="sft", eta_s=90.5)
+        first.progress(2, 4, unit="steps", phase="sft")
+
+    assert kept.progressed == [(1, 4), (2, 4)]
+    assert kept.etas == [90.5, None]
+
+
 @pytest.mark.parametrize("is_told", [True, False])
 def test_a_process_ends_when_its_run_is_gone(files, is_told):
     owner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
