@@ -109,14 +109,17 @@ def _parse_and_run(argv: list[str]) -> int:
 
 
 def _with_command_first(argv: list[str]) -> list[str]:
-    """Returns the arguments with `--workspace FOLDER` after the command, where it is parsed."""
+    """Returns the arguments with the workspace and `--json` after the command that takes them."""
+    first: list[str] = []
     match argv:
-        case ["--workspace", folder, command, *rest]:
-            return [command, "--workspace", folder, *rest]
-        case [option, command, *rest] if option.startswith("--workspace="):
-            return [command, option, *rest]
+        case [option, folder, *rest] if option in ("--workspace", *WORKSPACE_FLAGS):
+            first = [option, folder]
+        case [option, *rest] if option == "--json" or option.startswith("--workspace="):
+            first = [option]
         case _:
             return argv
+    command, *others = _with_command_first(rest) or [""]
+    return [command, *first, *others] if command else argv
 
 
 def build_parser(

@@ -57,12 +57,20 @@ def test_every_operation_is_a_command_with_the_same_words() -> None:
         assert set(operation.request.model_fields) <= words
 
 
-@pytest.mark.parametrize("given", [("--workspace", "project"), ("--workspace=project",)])
-def test_the_workspace_may_be_given_before_the_command(
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--workspace", "project", "list-runs", "--json"),
+        ("--workspace=project", "list-runs", "--json"),
+        ("-d", "project", "--json", "list-runs"),
+        ("--json", "--workspace", "project", "list-runs"),
+    ],
+)
+def test_the_workspace_and_json_may_be_given_before_the_command(
     command: Command, tmp_path: Path, given: tuple[str, ...]
 ) -> None:
     (tmp_path / "project" / "runs").mkdir(parents=True)
-    done = command(*given, "list-runs", "--json")
+    done = command(*given)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["runs"] == []
 
