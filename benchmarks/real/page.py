@@ -69,10 +69,32 @@ trainer: {{num_epochs: 1000, learning_rate: 2.0e-4, schedule: constant, max_minu
 ```
 
 ```yaml
-# on-policy, from an SFT run
+# SFT on soft targets
+dataset_type: sft
+data: {{train_file: sft.jsonl, batch_size: 8}}
+model: {{path: SmolLM2-135M-Instruct.Q4_1.gguf, qlora_rank: 0}}
+teacher: {{path: teacher}}
+soft_targets: {{temperature: 4, top_k: 64}}
+trainer: {{num_epochs: 1000, learning_rate: 2.0e-4, schedule: constant, max_minutes: {minutes:g}}}
+```
+
+The other methods start from an SFT run: `path` is its run id (here sft-1). *More SFT* repeats the first config with it. *Refine* does so with the rows of
+[refined rollouts](../skills/off-policy-distillation/references/refine.md).
+
+```yaml
+# DPO
+dataset_type: dpo
+data: {{train_file: pairs.jsonl, batch_size: 8}}
+dpo: {{nll_coef: 0.2}}
+model: {{path: sft-1, qlora_rank: 0}}
+trainer: {{num_epochs: 1000, learning_rate: 1.0e-5, schedule: constant, max_minutes: {half:g}}}
+```
+
+```yaml
+# on-policy
 dataset_type: distill
 data: {{train_file: prompts.jsonl, batch_size: 32}}
-model: {{path: sft-…, qlora_rank: 0}}
+model: {{path: sft-1, qlora_rank: 0}}
 teacher: {{path: teacher}}
 rollout: {{max_tokens: 40, max_turns: 1, concurrency: 32}}
 algorithm: {{substeps: 2}}
