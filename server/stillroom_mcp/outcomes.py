@@ -21,6 +21,8 @@ def last_step(kind: RunKind, outcome: Mapping[str, Any]) -> str | None:
     """Returns what follows a run that ends a distillation; None for other runs."""
     if kind is RunKind.RECIPE:
         system = 'system="", ' if outcome.get("system") == "" else ""
+        needs_system = bool(outcome.get("system"))
+        needed = "that the student needs the message in `system`, " if needs_system else ""
         answers: Mapping[str, Any] = outcome.get("answers") or {}
         measured = outcome.get("accuracy") or [{}]
         by_answer = (
@@ -29,8 +31,8 @@ def last_step(kind: RunKind, outcome: Mapping[str, Any]) -> str | None:
             else ""
         )
         return (
-            "tell the user accuracy, gain (over gain_over), above_teacher and caveats, and ask "
-            "them to open the report; "
+            f"tell the user {needed}accuracy, gain (over gain_over), above_teacher and "
+            "caveats, and ask them to open the report; "
             f"{by_answer}evaluate_model(model={outcome.get('training_run')}, provider=hf, {system}"
             "data=<other prompts>) and all other operations work with its runs"
         )

@@ -91,7 +91,8 @@ class RecipeResult(msgspec.Struct, frozen=True, kw_only=True):
     """The GGUF file of the student; None if it could not be written."""
     report: str
     system: OthersText | None
-    """The student's system message: "" for none, None for that of the prompts."""
+    """The system message that the student needs: "" for none. None in results of earlier versions,
+    whose students need that of their prompts."""
     gain: Estimate
     """The student's accuracy on test prompts minus the untrained model's, with or without examples,
     whichever is higher; with its 95 % interval, paired by prompt."""

@@ -28,6 +28,8 @@ class RecipeOutcome(msgspec.Struct, frozen=True):
         """Whether to send a system message."""
         if self.system is None:
             return "Send complete prompts, with their system messages as in the data."
+        if self.system:
+            return f"Send this system message, with which the student was trained: {self.system}"
         return "Send no system message: the student was trained without one."
 
     @property

@@ -654,7 +654,8 @@ def test_logs_with_answers_need_no_teacher(
         assert (system, answer) == ("Name the colour.", colour_of(question))
     # Wrong answers among the prompts to train on have been found; those to measure with stay.
     assert 0 < (result.answers.doubtful or 0) <= 6
-    assert (result.spent_usd, result.system) == (0.0, None)
+    assert (result.spent_usd, result.system) == (0.0, "Name the colour.")
+    assert "trained and measured with the system message in `system`:" in " ".join(result.caveats)
     assert "the right answers are the input's own" in " ".join(result.caveats)
     assert "1 of 121 rows of the input could not be imported" in " ".join(result.caveats)
 

@@ -108,6 +108,8 @@ def test_the_latest_recipe_says_what_its_figures_do_not_show(runs: Path, written
         "interval 50.0 to 74.0)." in text
     )
     assert "Compared with the teacher, on 40 validation prompts: \N{MINUS SIGN}2.5 points" in text
+    write_run(runs, "recipe-d", minute=3, result=result | {"system": "Be <brief>."})
+    assert "with which the student was trained: Be <brief>." in text_of(written())
     assert "Try it stillroom chat student/model llama-server -m student/gguf/gguf.gguf" in text
     assert "What the figures do not show texts follow 12 <b>templates</b>" in text
     assert "old" not in text

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stillroom.types import RunKind
-from stillroom_mcp.outcomes import first_remark
+from stillroom_mcp.outcomes import first_remark, last_step
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 5}
 ROLLOUTS = {
@@ -85,3 +85,15 @@ def test_what_is_odd_is_said_first(kind: RunKind, outcome: dict[str, Any], remar
     assert remark in said
     assert bool(said) == bool(remark)
     assert said.endswith("; then ") == bool(remark)
+
+
+@pytest.mark.parametrize(
+    ("system", "said", "option"),
+    [("Sort it.", True, False), ("", False, True), (None, False, False)],
+)
+def test_the_user_is_told_of_the_system_message_that_a_student_needs(system, said, option):
+    step = last_step(RunKind.RECIPE, {"system": system, "training_run": "sft-1"})
+
+    assert step is not None
+    assert ("needs the message in `system`" in step) == said
+    assert ('system="", ' in step) == option

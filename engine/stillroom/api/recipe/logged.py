@@ -86,9 +86,7 @@ def with_logged_answers(
     labelled = plan.labelled
     if plan.rewards == NO_FILE:
         labelled = _with_logged_fields(plan, [rollout for _, rollout in best.values()], notes)
-    system, share = _commonest_system(prompts)
-    if system is not None and share < 1:
-        notes.append(f"{share:.0%} of the input's prompts have its commonest system message")
+    system, _ = commonest_system(prompts)
     return replace(
         plan,
         prompts=prompts,
@@ -190,6 +188,8 @@ def _with_logged_fields(
     if column not in fields or not others or 2 * count < len(rollouts):
         return labelled
     shown = ", ".join(map(fences.safe_name, fields))
+    # The notes below say which columns have the right answers.
+    notes[:] = [note for note in notes if "the labels are from column" not in note]
     # Empty cells are missing from the metadata.
     columns = {name for prompt in labelled for name in prompt.row["metadata"]}
     missing = [name for name in others if name not in columns]
@@ -230,7 +230,7 @@ def _as_logged_value(cell: Any, logged: Sequence[Any]) -> Any:
     return value if isinstance(value, int | float | None) else cell
 
 
-def _commonest_system(prompts: Sequence[RecipePrompt]) -> tuple[str | None, float]:
+def commonest_system(prompts: Sequence[RecipePrompt]) -> tuple[str | None, float]:
     """Returns the commonest system message of prompts, and the share of prompts that have it."""
     counts = Counter(
         first["content"] if (first := prompt.row["messages"][0])["role"] == "system" else None

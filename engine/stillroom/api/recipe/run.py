@@ -15,7 +15,7 @@ import msgspec
 
 from stillroom.api.recipe import baselines, measuring, teaching, training
 from stillroom.api.recipe.baselines import limit_eval_prompts, measure_teacher, measure_untrained
-from stillroom.api.recipe.logged import IMPORT, SCORE, with_logged_answers
+from stillroom.api.recipe.logged import IMPORT, SCORE, commonest_system, with_logged_answers
 from stillroom.api.recipe.measuring import (
     measure_chosen_student,
     with_right_answers,
@@ -96,6 +96,7 @@ def _run_stages(
     parts = split(plan.prompts, plan.labelled, seed=request.seed)
     parts = with_right_answers(session, parts)
     _note_forms(session, parts)
+    system = _system_to_send(session)
     validation = session.files.write_prompts(measuring.VALIDATION, parts.validation)
     teacher = measure_teacher(session, parts, validation)
     if (fewer := limit_eval_prompts(session, parts, teacher)) is not parts:
@@ -132,7 +133,7 @@ def _run_stages(
         folder=folder,
         gguf=gguf,
         report=page.output,
-        system=session.student_system,
+        system=system,
         gain=gain,
         gain_over=untrained.name,
         above_teacher=above_teacher,
@@ -260,9 +261,25 @@ def _note_forms(session: RecipeSession, parts: PromptSplit) -> None:
     if parts.are_templated:
         session.caveats.append(
             f"{parts.num_texts} texts fall into {parts.num_forms} groups of similar wording "
-            "(templates), so test prompts resemble training prompts: for texts in other words see "
-            "the accuracy on reworded prompts, and on templates that were not trained on"
+            "(templates), so test prompts resemble training prompts: it may be right less often on "
+            "texts in other words (see the accuracy on reworded prompts and on templates that were "
+            "not trained on, if they were measured)"
         )
+
+
+def _system_to_send(session: RecipeSession) -> str:
+    """Returns the system message that the student needs, or ""; one of the prompts is noted."""
+    if (system := session.student_system) is not None:
+        return system
+    system, share = commonest_system(session.plan.prompts)
+    if not system:
+        return ""
+    whose = "" if share == 1 else f", which {share:.0%} of the input's prompts have"
+    session.caveats.append(
+        f"the student is trained and measured with the system message in `system`{whose}: send it "
+        "with each text; without it the accuracy was not measured, and may be far lower"
+    )
+    return system
 
 
 def _export(session: RecipeSession, student: TrainedStudent) -> tuple[str, str | None]:

@@ -186,8 +186,14 @@ class Teaching:
         for answer in answers:
             if answer.rollout.id in suggestions:
                 new = settled.get(answer.rollout.id)
+                text = self._prompts[answer.task_id].text
                 yield {
-                    "text": self._prompts[answer.task_id].text,
+                    # So that inspect_examples shows the row.
+                    "messages": [
+                        {"role": "user", "content": text},
+                        {"role": "assistant", "content": answer.answer},
+                    ],
+                    "text": text,
                     "answer": answer.answer,
                     "likely": suggestions[answer.rollout.id],
                     "trained": None if new is None else new.answer,
