@@ -4,7 +4,7 @@
 
 Counted by a proxy in front of sshd, encryption included: the bytes of a first and of a second run with the same data, the bytes for a second
 of following while a run trains (without checkpoints, whose bytes are those of their files), and the slowest of 50 calls of get_run while the machine cannot be reached. Prints a JSON line; exits with 1 if
-a second run sends 1 MB, following costs 1 KB/s (of a training of 20 steps a second, if this one is faster), or a call takes .2 s.
+a second run sends 1 MB, following costs 1 KB/s (of a training of 16 steps a second, if this one is faster), or a call takes .2 s.
 """
 
 import json
@@ -15,7 +15,7 @@ from faults import project, steps
 from scene import ACTIVE, machine, report, wait_for
 
 FOLLOWED_S = 20.0
-FASTEST = 20
+FASTEST = 16
 """Steps a second of the fastest training whose following may cost 1 KB/s; tiny models take more."""
 
 
