@@ -134,6 +134,8 @@ def after_import_rollouts(request: object, result: api.ImportResult) -> str:
     if result.heldout is not None and result.heldout.prompts is not None:
         evaluate = f"evaluate_model(data={result.heldout.prompts})"
         return f"{step}; {evaluate} measures the student before training"
+    if result.prompts is not None:
+        return f"{step}; or evaluate_model(data={result.prompts}) if they are to evaluate with"
     return step
 
 

@@ -45,6 +45,14 @@ def test_an_import_of_judged_answers_says_how_to_keep_the_wrong_ones_out(
     assert step in after_import_rollouts(request, result)
 
 
+def test_an_import_of_prompts_says_how_to_evaluate_with_them(tmp_path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": ASKED + RIGHT}) + "\n", "utf-8")
+    request = api.ImportRollouts(input="rows.jsonl", output="out.jsonl", prompts=True)
+    result = api.import_rollouts(Workspace(tmp_path), request)
+    step = "or evaluate_model(data=out.prompts.jsonl) if they are to evaluate with"
+    assert after_import_rollouts(request, result).endswith(step)
+
+
 @pytest.mark.parametrize(
     ("step", "command"),
     [
