@@ -6,6 +6,7 @@ import json
 import pytest
 
 from fakes.source_tree import ROOT
+from stillroom.evaluate.intervals import Estimate
 
 HERE = ROOT / "benchmarks" / "real"
 KEPT = json.loads((HERE / "figures.json").read_text(encoding="utf-8"))
@@ -39,8 +40,10 @@ def test_a_method_is_compared_task_by_task_with_as_much_more_sft(page):
     assert "points at 1 seed and" in page.page([*rows, *second, {**rows[0], "task": "returns"}])
 
 
-def test_a_difference_is_shown_only_if_its_printed_interval_excludes_0(page):
-    rows = [row for row in KEPT if row["task"] == "returns"]
-    text = page.page(rows)
-    assert "| +10.0 [+0.0, +20.0] |" in text
-    assert "No difference shown: SFT on tokens; " in text
+@pytest.mark.parametrize(
+    ("low", "high", "is_shown"),
+    [(0.0004, 0.2, False), (0.0006, 0.2, True), (-0.2, -0.0004, False), (-0.1, 0.2, False)],
+)
+def test_a_difference_is_shown_only_if_its_printed_interval_excludes_0(page, low, high, is_shown):
+    gap = Estimate(value=(low + high) / 2, low=low, high=high, n=100)
+    assert page._is_clear(gap) == is_shown

@@ -30,6 +30,8 @@ _ANSWER_NAMES = (
 """Names of columns of answers; they are compared without case and accents."""
 _MAX_REJECTED_SHARE, _MIN_IDS = 0.05, 20
 _ANSWERED_FIX = "give a table of texts and labels, or prompts; only `input` may be conversations"
+LABELS_FROM = "the labels are from column"
+"""What the note on a recognised column of labels says before its name."""
 _TABLE_FIX = "rename the text column to 'text' and the label column to 'label'"
 
 
@@ -212,7 +214,7 @@ def _table_rows(path: Path, read: LoadedPrompts, *, is_labelled: bool) -> Iterat
         )
     read.answer_column = answer
     if answer is not None and answer not in _LABEL_NAMES:
-        read.notes.append(f"{path.name}: the labels are from column {fences.safe_name(answer)!r}")
+        read.notes.append(f"{path.name}: {LABELS_FROM} {fences.safe_name(answer)!r}")
     for row in rows:
         if not str(row.get(text) or "").strip():
             continue

@@ -91,8 +91,7 @@ class RecipeResult(msgspec.Struct, frozen=True, kw_only=True):
     """The GGUF file of the student; None if it could not be written."""
     report: str
     system: OthersText | None
-    """The system message that the student needs: "" for none. None in results of earlier versions,
-    whose students need that of their prompts."""
+    """The system message that the student needs: "" for none, None for that of each prompt."""
     gain: Estimate
     """The student's accuracy on test prompts minus the untrained model's, with or without examples,
     whichever is higher; with its 95 % interval, paired by prompt."""

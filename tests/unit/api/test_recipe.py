@@ -46,7 +46,7 @@ from stillroom.api.recipe.measuring import (
     check_not_one_answer,
     note_never_right,
 )
-from stillroom.api.recipe.run import make_student
+from stillroom.api.recipe.run import make_student, system_to_send
 from stillroom.api.recipe.session import RecipeSession, ask_teacher
 from stillroom.api.recipe.stages import RecipeLimits, Stages
 from stillroom.curate.convert import ConvertRollouts
@@ -925,12 +925,37 @@ def test_a_labelled_table_has_a_column_for_each_field_of_the_logged_objects(
     rows = [row["messages"] for row in read_rows(tmp_path / "student/sft-1.jsonl")]
     answers = [(messages[-1]["content"], objects[messages[-2]["content"]]) for messages in rows]
     caveats = " ".join(ended.result["caveats"])
+    assert "the labels are from column" not in caveats
     if has_all_fields:
         assert all(answer == json.dumps(right) for answer, right in answers)
         assert "the right answers are objects of the columns size, category" in caveats
     else:
         assert all(answer == right["category"] for answer, right in answers)
         assert "`labelled` lacks size: only category is trained" in caveats
+
+
+@pytest.mark.parametrize(
+    ("systems", "needed", "caveat"),
+    [
+        (["Be brief."] * 4, "Be brief.", "in `system`: send"),
+        (["Be brief."] * 3 + [None], "Be brief.", "which 75% of the input's prompts have: send"),
+        ([None] * 4, "", None),
+        (["Be brief.", "Be kind.", "Be exact."], None, None),
+    ],
+)
+def test_the_system_message_that_a_student_needs_is_that_of_most_prompts(
+    tmp_path: Path, systems: list[str | None], needed: str | None, caveat: str | None
+) -> None:
+    prompts = [
+        {"prompt": f"{n}?", **({} if system is None else {"system": system})}
+        for n, system in enumerate(systems)
+    ]
+    write_rows(tmp_path / "prompts.jsonl", prompts)
+    plan = SimpleNamespace(prompts=read_prompts(tmp_path / "prompts.jsonl", system=None).prompts)
+    session: Any = SimpleNamespace(plan=plan, student_system=None, caveats=[])
+
+    assert system_to_send(session) == needed
+    assert [caveat in one for one in session.caveats] == [True] * (caveat is not None)
 
 
 def test_answers_of_labelled_cells_have_the_types_and_placeholders_of_the_logged_fields(

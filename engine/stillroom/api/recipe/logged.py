@@ -21,7 +21,7 @@ from stillroom.importing.request import ImportResult, ImportRollouts
 from stillroom.lineage import matches_record, read_manifest
 from stillroom.recipe.answers import object_in
 from stillroom.recipe.files import RecipeFiles
-from stillroom.recipe.inputs import RecipePrompt, read_prompts
+from stillroom.recipe.inputs import LABELS_FROM, RecipePrompt, read_prompts
 from stillroom.recipe.selection import AnsweredRollout, is_cut_off, is_wrong, read_rollouts
 from stillroom.rollout.request import NO_FILE
 from stillroom.rollout.rescore.request import ScoreRollouts
@@ -189,7 +189,7 @@ def _with_logged_fields(
         return labelled
     shown = ", ".join(map(fences.safe_name, fields))
     # The notes below say which columns have the right answers.
-    notes[:] = [note for note in notes if "the labels are from column" not in note]
+    notes[:] = [note for note in notes if LABELS_FROM not in note]
     # Empty cells are missing from the metadata.
     columns = {name for prompt in labelled for name in prompt.row["metadata"]}
     missing = [name for name in others if name not in columns]

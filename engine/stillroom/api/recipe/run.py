@@ -57,7 +57,7 @@ _TITLES = (
 )  # fmt: skip
 _GOOD_ENOUGH_ACCURACY = 0.99
 _FIRST_BUDGET, _REST_BUDGET = 0.5, 0.8
-_MIN_USD_SHARE = 0.05
+_MIN_USD_SHARE, _MOST = 0.05, 0.5
 _NUM_VERIFIED = 20
 """The number of prompts on which the GGUF file is compared with the trained student."""
 
@@ -96,7 +96,7 @@ def _run_stages(
     parts = split(plan.prompts, plan.labelled, seed=request.seed)
     parts = with_right_answers(session, parts)
     _note_forms(session, parts)
-    system = _system_to_send(session)
+    system = system_to_send(session)
     validation = session.files.write_prompts(measuring.VALIDATION, parts.validation)
     teacher = measure_teacher(session, parts, validation)
     if (fewer := limit_eval_prompts(session, parts, teacher)) is not parts:
@@ -267,11 +267,16 @@ def _note_forms(session: RecipeSession, parts: PromptSplit) -> None:
         )
 
 
-def _system_to_send(session: RecipeSession) -> str:
-    """Returns the system message that the student needs, or ""; one of the prompts is noted."""
+def system_to_send(session: RecipeSession) -> str | None:
+    """Returns the system message that the student needs; a caveat says so if it is the prompts'.
+
+    "" for none, None if most prompts have a message of their own.
+    """
     if (system := session.student_system) is not None:
         return system
     system, share = commonest_system(session.plan.prompts)
+    if share < _MOST:
+        return None
     if not system:
         return ""
     whose = "" if share == 1 else f", which {share:.0%} of the input's prompts have"

@@ -45,14 +45,17 @@ def rollout_id(row: StoredRow) -> str:
 def rollout_row(
     rollout: ImportedRollout,
     *,
+    last: dict[str, Any],
     tools: Sequence[Mapping[str, Any]],
     scores: Mapping[str, float],
     reward: float | None,
     origin: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Returns the row of a rollout, with an empty task id and without fields that no call has."""
+    """Returns the row of a rollout, with an empty task id and without fields that no call has.
+
+    last: the rollout's last message.
+    """
     kept = rollout.kept
-    last = msgspec.json.decode(rollout.messages[-1])
     is_truncated = kept.finish_reason == "length"
     is_failed = kept.error is not None and not (kept.failure and kept.failure.is_reward_failure)
     stop = kept.stop_reason
@@ -225,8 +228,11 @@ class RolloutWriter:
         reward = reward_of(scores, self._reward_from)
         tools, tools_note = self._tools(rollout)
         dropped = [*rollout.dropped, *([tools_note] if tools_note else [])]
+        last = msgspec.json.decode(rollout.messages[-1])
+        self.counts.empty_answers += _is_empty_answer(last)
         row = rollout_row(
             rollout,
+            last=last,
             tools=tools,
             scores=scores,
             reward=reward,
@@ -296,7 +302,6 @@ class RolloutWriter:
         counts.branches += rollout.branch_of is not None
         counts.unlogged_turns += rollout.num_unlogged_turns
         counts.later_system += any(message.startswith(_SYSTEM) for message in rollout.messages[1:])
-        counts.empty_answers += _is_empty_answer(rollout.messages[-1])
         counts.reserved_addresses += any(
             b"@" in message and has_reserved_address(message.decode())
             for message in rollout.messages
@@ -342,11 +347,10 @@ def _named_values(rows: Sequence[StoredRow]) -> set[tuple[str, float]]:
     return {item for row in rows for item in row.scores.items()}
 
 
-def _is_empty_answer(message: bytes) -> bool:
-    """Whether a message in JSON is of the assistant, and has neither text nor a tool call."""
-    fields = msgspec.json.decode(message)
-    has_text = bool(str(fields.get("content") or "").strip())
-    return fields["role"] == "assistant" and not has_text and not fields.get("tool_calls")
+def _is_empty_answer(message: Mapping[str, Any]) -> bool:
+    """Whether a message is of the assistant, and has neither text nor a tool call."""
+    has_text = bool(str(message.get("content") or "").strip())
+    return message["role"] == "assistant" and not has_text and not message.get("tool_calls")
 
 
 def _called_tools(rollout: ImportedRollout) -> Iterator[str]:

@@ -91,7 +91,9 @@ def save_checkpoint(
     folder = final_checkpoint(run) if is_final else run / CHECKPOINTS / step_name(step)
     weights = None
     if student.root is not None:
-        weights = full_weights(student.module, is_trained_only=student.is_adapter)
+        weights = full_weights(
+            student.module, is_trained_only=student.is_adapter, is_kept=student.peers.is_first
+        )
     if not student.peers.is_first:
         return folder
     record = CheckpointRecord(

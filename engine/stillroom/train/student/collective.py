@@ -204,14 +204,19 @@ def local_shard(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def full_weights(module: nn.Module, *, is_trained_only: bool) -> dict[str, Tensor]:
-    """Returns the full weights by name, on the CPU; tied weights stay one tensor."""
+def full_weights(module: nn.Module, *, is_trained_only: bool, is_kept: bool) -> dict[str, Tensor]:
+    """Returns the full weights by name, on the CPU; tied weights stay one tensor.
+
+    All processes must call this; {} in those that do not keep them.
+    """
     # First, since reading the state dict frees gathered weights.
     tensors = module.state_dict(keep_vars=True)
+    used = {id(t): t for t in tensors.values() if t.requires_grad or not is_trained_only}
     weights: dict[int, Tensor] = {}
-    for tensor in tensors.values():
-        if id(tensor) not in weights and (tensor.requires_grad or not is_trained_only):
-            weights[id(tensor)] = full_tensor(tensor.detach()).cpu()
+    for key, tensor in used.items():
+        full = full_tensor(tensor.detach())
+        if is_kept:
+            weights[key] = full.cpu()
     return {name: weights[id(tensor)] for name, tensor in tensors.items() if id(tensor) in weights}
 
 
