@@ -14,6 +14,7 @@ import pytest
 
 from stillroom.errors import EngineError
 from stillroom.files import read_json
+from stillroom.outputs import OutputHeldError, check_unlocked
 from stillroom.remote.follower import local_run
 from stillroom.remote.follower.follower import Backoff, Follower
 from stillroom.remote.follower.local_run import read_record, write_record
@@ -163,6 +164,25 @@ def test_each_step_is_taken_once(folder: RunFolder) -> None:
     assert follow(folder, host).status is RunStatus.SUCCEEDED
     assert host.calls == WHOLE
     assert host.started[0].notes == ["a note"]
+
+
+def test_an_output_may_be_written_again_while_the_machine_is_cleaned_up(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    refused: list[OutputHeldError] = []
+
+    class Cleaned(ScriptedHost):
+        def remove(self, run_id: str) -> None:
+            try:
+                check_unlocked(tmp_path / "out.jsonl")
+            except OutputHeldError as error:
+                refused.append(error)
+            super().remove(run_id)
+
+    host = Cleaned()
+    assert follow(folder, host, outputs=["out.jsonl"]).status is RunStatus.SUCCEEDED
+    assert refused == []
+    assert host.calls == WHOLE
     assert view(folder).phase == "over"
 
 

@@ -247,7 +247,7 @@ class Follower:
             )
         if download.conflicts:
             final = _with_output_conflict(final, download.conflicts, self._folder)
-        self._folder.write(final)
+        self._run.write_final(final)
         self._view.record_contact()
 
     def _clean_up(self) -> None:

@@ -23,6 +23,7 @@ from stillroom.run_folder import (
     RemoteView,
     RunFailure,
     RunFolder,
+    RunState,
     fixed_inputs,
 )
 from stillroom.types import RunStatus
@@ -174,7 +175,15 @@ class LocalRun:
         )
         # On a full disk, the follower tries again.
         with suppress(OSError):
-            self.folder.write(state)
+            self.write_final(state)
+
+    def write_final(self, state: RunState) -> None:
+        """Writes the final state, once nothing more is written to the run's outputs.
+
+        Whoever reads it may write to them immediately, while the machine is still cleaned up.
+        """
+        self.close()
+        self.folder.write(state)
 
     def lock_outputs(self) -> None:
         """Locks the run's outputs, as a local run does.
@@ -192,8 +201,8 @@ class LocalRun:
 
     def close(self) -> None:
         """Releases the locks of the outputs."""
-        for lock in self._locks:
-            lock.release()
+        while self._locks:
+            self._locks.pop().release()
 
 
 class ViewFile:
