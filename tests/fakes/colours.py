@@ -31,13 +31,17 @@ class ColourTeacher(LoopbackServer):
         text = body["messages"][-1]["content"]
         is_reworded = "Rewrite" in body["messages"][0]["content"]
         (self.reworded if is_reworded else self.asked)[text] += 1
-        said = f"Tell me: {text}" if is_reworded else self.always or self.says(text)
+        said = self.reword(text) if is_reworded else self.always or self.says(text)
         return {
             "choices": [
                 {"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}
             ],
             "usage": {"prompt_tokens": 20, "completion_tokens": 5},
         }
+
+    def reword(self, text: str) -> str:
+        """Returns a question in other words."""
+        return f"Tell me: {text}"
 
     def says(self, text: str) -> str:
         """Returns the answer to a question."""

@@ -8,13 +8,15 @@ from typing import Any
 
 import msgspec
 
+from stillroom.curate.filter.contamination import ContaminationIndex
 from stillroom.data.words import final_answer
 from stillroom.lines import read_lines
-from stillroom.recipe.answers import AnswerForm
+from stillroom.recipe.answers import AnswerForm, LabelAnswers
 
 _WRONG = "the reward says it is wrong"
 _CUT = "cut off or missing"
 _OTHER_FORM = "no label, line or JSON object of the form of the right answers"
+OVERLAPPING = "contains a text to evaluate on"
 UNSETTLED = "contradicts similar texts, and no other answer settled it"
 _MIN_REWARD = 0.5
 
@@ -85,14 +87,20 @@ class TeacherAnswers:
 
 
 def read_answers(
-    files: Iterable[Path], form: AnswerForm | None, *, task_ids: Collection[str]
+    files: Iterable[Path],
+    form: AnswerForm | None,
+    *,
+    task_ids: Collection[str],
+    evaluation: ContaminationIndex,
 ) -> TeacherAnswers:
     """Returns the answers to some prompts in rollout files, in the order of `task_ids`.
 
     form: the form of the answers; None for free text. Left out are rollouts that the task's reward
-    calls wrong, that are cut off or lack an answer, or that have none or several of the form.
+    calls wrong, that are cut off or lack an answer, that have none or several of the form, or that
+    contain a text of `evaluation`. A label may be one, since it is the answer to many texts.
     """
     answers = TeacherAnswers()
+    searched = ("user",) if isinstance(form, LabelAnswers) else ("user", "assistant")
     for line, rollout in read_rollouts(files):
         if rollout.task_id not in task_ids:
             continue
@@ -104,6 +112,10 @@ def read_answers(
             answers.left_out[_CUT] += 1
         elif answer is None:
             answers.left_out[_OTHER_FORM] += 1
+        elif evaluation.find_in(
+            [one for one in rollout.messages if one["role"] in searched], near=False
+        ):
+            answers.left_out[OVERLAPPING] += 1
         else:
             answers.usable.append(TeacherAnswer(line, rollout, answer))
     # Files list rollouts in the order in which they ended, which differs between runs.

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from stillroom.curate.filter.contamination import ContaminationIndex
 from stillroom.data.words import words_of
 from stillroom.errors import DataError
 from stillroom.recipe.forms import forms_of, held_out_forms
@@ -42,6 +43,10 @@ class PromptSplit:
     num_forms: int
     """The number of different forms of all prompts; about as many as prompts for free texts."""
     num_texts: int
+    evaluation: ContaminationIndex
+    """Finds the texts to measure with, none of which may be in a row to train on."""
+    num_overlapping: int
+    """The number of prompts that are not trained on because they contain such a text."""
 
     @property
     def are_templated(self) -> bool:
@@ -91,11 +96,14 @@ def split(
         measured = {_normalised_text(prompt) for prompt in eval_prompts}
         pool = [prompt for prompt in pool[num:] if _normalised_text(prompt) not in measured]
     rng.shuffle(eval_prompts)
+    evaluation = ContaminationIndex.of_texts({one.task_id: one.text for one in eval_prompts})
+    num_pool = len(pool)
+    pool = [one for one in pool if evaluation.find_in(one.row["messages"], near=False) is None]
     if len(pool) < _MIN_TRAINED or len(eval_prompts) < _MIN_MEASURED:
         raise DataError(
             f"too few prompts: {len(pool)} to train on, {len(eval_prompts)} to evaluate on",
             f"give more: at least {_MIN_TRAINED} to train on and {_MIN_MEASURED} to evaluate on; "
-            "texts in both `input` and `labelled` are used for evaluation only",
+            "texts that equal or contain one to evaluate on are not trained on",
         )
     forms = forms_of([prompt.text for prompt in (*pool, *eval_prompts)])
     pool_forms, eval_forms = forms[: len(pool)], forms[len(pool) :]
@@ -123,6 +131,8 @@ def split(
         test=seen[num_validation : num_validation + _MAX_TEST],
         num_forms=len(set(forms)),
         num_texts=len(forms),
+        evaluation=evaluation,
+        num_overlapping=num_pool - len(pool),
     )
 
 

@@ -46,6 +46,7 @@ from stillroom.api.recipe.measuring import (
     check_not_one_answer,
     note_never_right,
 )
+from stillroom.api.recipe.rewording import without_trained
 from stillroom.api.recipe.run import make_student, system_to_send
 from stillroom.api.recipe.session import RecipeSession, ask_teacher
 from stillroom.api.recipe.stages import RecipeLimits, Stages
@@ -60,7 +61,7 @@ from stillroom.outputs import OutputHeldError, output_lock
 from stillroom.recipe.answers import LabelAnswers, ObjectAnswers, pattern_of
 from stillroom.recipe.inputs import RecipePrompt, read_prompts
 from stillroom.recipe.request import Measured, RecipeResult, RunRecipe
-from stillroom.recipe.selection import UNSETTLED
+from stillroom.recipe.selection import OVERLAPPING, UNSETTLED
 from stillroom.recipe.training import Pace
 from stillroom.rollout.journal.journal import journal_path
 from stillroom.rollout.journal.records import OutstandingRecord
@@ -161,6 +162,34 @@ def test_a_recipe_that_is_cut_off_goes_on_and_repeats_nothing(
 
 def _cut_off(*_: object, **__: object) -> float:
     raise KeyboardInterrupt
+
+
+def test_no_row_to_train_on_contains_a_text_to_evaluate_on(
+    tmp_path: Path, tiny_models: Any, started: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace, labelled = make_data(tmp_path), things(1000, 24)
+    with (tmp_path / "inputs.csv").open("a", encoding="utf-8") as stream:
+        stream.writelines(f"Hello there! {text}\n" for text in labelled[:4])
+    rewordings = dict(zip(things(0, 40), [*labelled, *things(2000, 16)], strict=True))
+    with ColourTeacher() as teacher:
+        monkeypatch.setattr(teacher, "reword", lambda text: rewordings.get(text, f"So: {text}"))
+        result = run(workspace, request(teacher, tiny_models))
+
+    assert result.answers.left_out == {OVERLAPPING: 4}
+    assert (result.answers.prompts, result.answers.trained) == (44, 40)
+    assert result.answers.reworded == 16
+    rows = (tmp_path / "student/sft-reworded.jsonl").read_text(encoding="utf-8")
+    assert not [text for text in labelled if text in rows]
+    assert not teacher.asked.keys() & {f"Hello there! {text}" for text in labelled}
+
+
+def test_reworded_prompts_that_were_trained_on_are_not_measured_with(tmp_path: Path) -> None:
+    texts = ["Where is my big red parcel?", "Who has taken my old lamp?", "Is the shop open today?"]
+    prompts = [RecipePrompt({"messages": [user(text)]}, text, "x") for text in texts]
+    both = [user(f"{texts[0]} {texts[1]}"), assistant("x")]
+    write_rows(tmp_path / "sft.jsonl", [{"messages": both}])
+
+    assert without_trained(prompts, tmp_path / "sft.jsonl") == [prompts[2]]
 
 
 def test_a_student_that_was_trained_is_measured_although_its_time_is_over(

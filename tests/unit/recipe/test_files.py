@@ -4,6 +4,7 @@ import runpy
 from pathlib import Path
 
 from fakes.rollout_rows import rollout_row
+from stillroom.curate.filter.contamination import ContaminationIndex
 from stillroom.data.formats import load_tasks
 from stillroom.lineage import read_manifest
 from stillroom.recipe.answers import LabelAnswers, ObjectAnswers, form_of
@@ -69,7 +70,12 @@ def test_chosen_rollouts_have_a_manifest_and_are_written_once(tmp_path: Path) ->
     source = tmp_path / "teacher.jsonl"
     source.write_text("".join(json.dumps(rollout_row(task_id=name)) + "\n" for name in "abc"))
     files = RecipeFiles(tmp_path)
-    lines = [one.line for one in read_answers([source], None, task_ids="abc").usable]
+    lines = [
+        one.line
+        for one in read_answers(
+            [source], None, task_ids="abc", evaluation=ContaminationIndex.of_texts({})
+        ).usable
+    ]
 
     path = files.write_recorded("chosen", lines[1:], REQUEST, [source])
 

@@ -3,10 +3,12 @@ from pathlib import Path
 from typing import Any
 
 from fakes.rollout_rows import assistant, rollout_row, user
+from stillroom.curate.filter.contamination import ContaminationIndex
 from stillroom.recipe.answers import AnswerForm, LabelAnswers, ObjectAnswers
-from stillroom.recipe.selection import TeacherAnswer, read_answers, settle
+from stillroom.recipe.selection import OVERLAPPING, TeacherAnswer, read_answers, settle
 
 LABELS = LabelAnswers(("a", "b", "c"))
+NO_TEXTS = ContaminationIndex.of_texts({})
 TEXTS = ("insists", "changes", "ties", "says more", "is not asked")
 
 
@@ -23,7 +25,7 @@ def written(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def read(path: Path, rows: list[dict[str, Any]], form: AnswerForm = LABELS) -> list[TeacherAnswer]:
-    return read_answers([written(path, rows)], form, task_ids=TEXTS).usable
+    return read_answers([written(path, rows)], form, task_ids=TEXTS, evaluation=NO_TEXTS).usable
 
 
 def test_unusable_answers_are_left_out_with_a_reason(tmp_path: Path) -> None:
@@ -39,7 +41,7 @@ def test_unusable_answers_are_left_out_with_a_reason(tmp_path: Path) -> None:
 
     path, tasks = written(tmp_path / "rows.jsonl", rows), {row["task_id"] for row in rows[:-1]}
 
-    answers = read_answers([path], LabelAnswers(("a", "b")), task_ids=tasks)
+    answers = read_answers([path], LabelAnswers(("a", "b")), task_ids=tasks, evaluation=NO_TEXTS)
 
     assert [(one.task_id, one.answer) for one in answers.usable] == [("right", "a")]
     assert json.loads(answers.usable[0].line) == rows[0]
@@ -55,7 +57,7 @@ def test_any_answer_counts_where_the_possible_ones_are_not_known(tmp_path: Path)
 
     path = written(tmp_path / "rows.jsonl", rows)
 
-    [answer] = read_answers([path], None, task_ids={"why"}).usable
+    [answer] = read_answers([path], None, task_ids={"why"}, evaluation=NO_TEXTS).usable
 
     assert answer.answer == "Because it rained.\nAnd then?"
 
@@ -107,10 +109,32 @@ def test_of_doubtful_objects_only_values_from_small_sets_are_compared(tmp_path: 
     assert json.loads(chosen.answer) == {"kind": "b", "note": "soon"}
 
 
+def test_rows_with_a_text_to_evaluate_on_are_left_out(tmp_path: Path) -> None:
+    held_out = "Where is the parcel that I sent to my aunt?"
+    rows = [
+        *answered("asks it", f"Hello. {held_out}"),
+        *answered("answers with it", f"You wrote: {held_out.upper()}"),
+        *answered("refund", "refund"),
+    ]
+    rows[0]["messages"].insert(0, user(f"Hi! {held_out} Thanks."))
+    path, tasks = written(tmp_path / "rows.jsonl", rows), [row["task_id"] for row in rows]
+    texts = ContaminationIndex.of_texts({"1": held_out, "2": "Refund"})
+
+    free = read_answers([path], None, task_ids=tasks, evaluation=texts)
+    labels = LabelAnswers(("refund", "wrote"))
+    rows[-1]["messages"][0] = user("I want my money back.")
+    written(path, rows)
+    labelled = read_answers([path], labels, task_ids=tasks, evaluation=texts)
+
+    assert (free.usable, free.left_out) == ([], {OVERLAPPING: 3})
+    # A label is the answer to many texts, whichever is evaluated.
+    assert [one.task_id for one in labelled.usable] == ["answers with it", "refund"]
+
+
 def test_answers_are_in_the_order_of_the_prompts_whichever_ended_first(tmp_path: Path) -> None:
     rows = [*answered("b", "1", "2"), *answered("a", "3")]
     path = written(tmp_path / "rows.jsonl", rows[::-1])
 
-    answers = read_answers([path], None, task_ids=["a", "b"]).usable
+    answers = read_answers([path], None, task_ids=["a", "b"], evaluation=NO_TEXTS).usable
 
     assert [one.answer for one in answers] == ["3", "1", "2"]

@@ -1,5 +1,6 @@
 import pytest
 
+from stillroom.api.recipe.rewording import with_text
 from stillroom.errors import DataError
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.splits import FORM_FIELD, NEW_FORM, PromptSplit, split
@@ -63,6 +64,21 @@ def test_labelled_texts_are_not_trained_on_whatever_their_spaces_and_case() -> N
 
     trained = {p.text for p in (*parts.first_round, *parts.second_round, *parts.of_new_forms)}
     assert not trained & {p.text for p in prompts(0, 40)}
+
+
+@pytest.mark.parametrize("labelled", [prompts(1000, 40), []], ids=["labelled", "set aside"])
+def test_texts_that_contain_one_to_evaluate_on_are_not_trained_on(
+    labelled: list[RecipePrompt],
+) -> None:
+    some = prompts(1000, 40) if labelled else prompts(0, 100)
+    quoting = [with_text(one, f"Hello again! {one.text.upper()} Thanks.") for one in some]
+
+    parts = split([*prompts(0, 100), *quoting], labelled, seed=0)
+
+    measured = [one.text for one in (*parts.validation, *parts.test)]
+    trained = [one for one in texts_of(parts) if one not in measured]
+    assert not [one for one in trained for text in measured if text.casefold() in one.casefold()]
+    assert parts.num_overlapping == 40 if labelled else 10 < parts.num_overlapping < 50
 
 
 def test_without_labelled_texts_a_part_is_set_aside() -> None:

@@ -15,6 +15,7 @@ from stillroom.api.recipe.rewording import (
     have_one_message,
     reworded_by_teacher,
     with_text,
+    without_trained,
 )
 from stillroom.api.recipe.session import PATTERN_FIELD, RecipeSession, ask_teacher
 from stillroom.errors import RunError
@@ -263,13 +264,19 @@ def above_teacher(
 
 
 def measure_chosen_student(
-    session: RecipeSession, run_id: str, before: ModelEvaluation, parts: PromptSplit, test: Path
+    session: RecipeSession,
+    run_id: str,
+    before: ModelEvaluation,
+    parts: PromptSplit,
+    *,
+    train_file: Path,
 ) -> Estimate:
     """Measures the chosen student on test prompts, also reworded; returns the gain.
 
+    train_file: the rows that it was trained on, with which no reworded prompt is shared.
     Raises RunError if the student has gained nothing (gate `gain`).
     """
-    system = session.student_system
+    system, test = session.student_system, session.files.write_prompts(TEST, parts.test)
     after = evaluate(session, AFTER, run_id, test, "student", system=system)
     add_field_accuracies(session, after, parts)
     num_never = note_never_right(session, after)
@@ -287,7 +294,7 @@ def measure_chosen_student(
     left = session.stages.remaining_s
     if left is not None and left < _MAX_REWORDED * session.prompt_s:
         session.caveats.append("there was no time to measure accuracy on reworded prompts")
-    elif reworded := _reworded(session, parts):
+    elif reworded := without_trained(_reworded(session, parts), train_file):
         prompts = session.files.write_prompts(_TEST_REWORDED, reworded)
         evaluate(session, REWORDED, run_id, prompts, "student", system=system)
     return gain

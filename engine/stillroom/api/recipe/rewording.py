@@ -4,9 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from stillroom.api.recipe.session import RecipeSession, ask_teacher
+from stillroom.curate.filter.contamination import ContaminationIndex
 from stillroom.data.instruction import Instruction
 from stillroom.data.words import user_texts
+from stillroom.lines import read_lines
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.selection import read_rollouts
 from stillroom.rollout.request import NO_FILE
@@ -69,6 +73,16 @@ def reworded_by_teacher(
         if task_id in by_task_id and _is_plausible(by_task_id[task_id].text, text)
     }
     return Rewordings(reworded, files)
+
+
+def without_trained(prompts: Sequence[RecipePrompt], train_file: Path) -> list[RecipePrompt]:
+    """Returns the prompts whose text no row of a training file contains."""
+    rows = [msgspec.json.decode(line.data)["messages"] for line in read_lines(train_file)]
+    index = ContaminationIndex.of_texts({prompt.task_id: prompt.text for prompt in prompts})
+    found = {match.where for row in rows if (match := index.find_in(row, near=False))}
+    kept = [prompt for prompt in prompts if prompt.task_id not in found]
+    # The closest match of a row may have hidden another.
+    return without_trained(kept, train_file) if found else kept
 
 
 def _rewording_prompt(prompt: RecipePrompt) -> RecipePrompt:

@@ -122,7 +122,9 @@ def _run_stages(
             f"{taught.counts.doubtful} answers contradict those to similar texts: they are listed "
             f"in {session.shown_path(f'{teaching.DOUBTFUL}.jsonl')}"
         )
-    gain = measure_chosen_student(session, student.run_id, untrained, parts, test)
+    gain = measure_chosen_student(
+        session, student.run_id, untrained, parts, train_file=taught.train_file
+    )
     above_teacher = None
     if teacher is not None and not session.is_teacher_right:
         above_teacher = measuring.above_teacher(session, teacher, student.evaluation)
@@ -180,7 +182,7 @@ def _teach(
 
     Returns the rows of the last training, and the student that did best.
     """
-    teacher, trainer = Teaching(session), Trainer(session, parts, validation)
+    teacher, trainer = Teaching(session, parts), Trainer(session, parts, validation)
     asked_at = time.monotonic()
     taught = teacher.ask(1, parts.first_round, budget_share=_FIRST_BUDGET)
     asked_s, others = time.monotonic() - asked_at, [*parts.of_new_forms, *parts.second_round]

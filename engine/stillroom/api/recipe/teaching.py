@@ -19,7 +19,8 @@ from stillroom.recipe.files import is_up_to_date
 from stillroom.recipe.inputs import RecipePrompt
 from stillroom.recipe.label_check import doubtful_labels
 from stillroom.recipe.request import AnswerCounts
-from stillroom.recipe.selection import UNSETTLED, TeacherAnswer, read_answers, settle
+from stillroom.recipe.selection import OVERLAPPING, UNSETTLED, TeacherAnswer, read_answers, settle
+from stillroom.recipe.splits import PromptSplit
 
 ASK, ASK_REST, AGAIN, AGAIN_REST, SELECT, SELECT_REST, REWORD_MORE = (
     "ask teacher",
@@ -62,8 +63,9 @@ class Teaching:
     If the input has answers, they are used and the teacher is not asked.
     """
 
-    def __init__(self, session: RecipeSession) -> None:
-        self._session = session
+    def __init__(self, session: RecipeSession, parts: PromptSplit) -> None:
+        self._session, self._evaluation = session, parts.evaluation
+        self._num_overlapping = parts.num_overlapping
         self._prompts: dict[str, RecipePrompt] = {}
         """The prompts of all rounds so far, by the ids of their tasks."""
         self._rollout_files: list[Path] = []
@@ -99,9 +101,15 @@ class Teaching:
             if logged is None
             else [logged]
         )
-        answers = read_answers(self._rollout_files, session.form, task_ids=self._prompts)
+        answers = read_answers(
+            self._rollout_files,
+            session.form,
+            task_ids=self._prompts,
+            evaluation=self._evaluation,
+        )
         usable, left_out = answers.usable, Counter(answers.left_out)
         left_out[NO_ANSWER] += len(self._prompts) - len(usable) - left_out.total()
+        left_out[OVERLAPPING] += self._num_overlapping
         doubtful, corrected, doubtful_rows = None, 0, list[dict[str, Any]]()
         if session.form is not None:
             grounded = [answer for answer in usable if self._is_grounded(session.form, answer)]
@@ -123,7 +131,7 @@ class Teaching:
             usable = [answer for answer in checked if answer is not None]
         self._check_enough_rows(len(usable), left_out)
         counts = AnswerCounts(
-            prompts=len(self._prompts),
+            prompts=len(self._prompts) + self._num_overlapping,
             trained=len(usable),
             left_out={reason: count for reason, count in left_out.items() if count},
             doubtful=doubtful,
@@ -153,6 +161,7 @@ class Teaching:
             for answer in self._usable_answers
             if answer.task_id in reworded.prompts
             and session.form.is_grounded(answer.answer, reworded.prompts[answer.task_id].text)
+            and not self._evaluation.find([reworded.prompts[answer.task_id].text], near=False)
         ]
         train_file = session.files.write_extended(
             "sft-reworded", taught.train_file, rows, session.request, reworded.files
@@ -245,7 +254,8 @@ class Teaching:
             temperature=0.7,
             samples_per_prompt=_NUM_REASKED,
         )
-        new_answers = read_answers(files, form, task_ids=[answer.task_id for answer in doubtful])
+        task_ids = [answer.task_id for answer in doubtful]
+        new_answers = read_answers(files, form, task_ids=task_ids, evaluation=self._evaluation)
         self._rollout_files = [*self._rollout_files, *files]
         usable = [answer for answer in new_answers.usable if self._is_grounded(form, answer)]
         return settle(doubtful, usable, suggestions, form)

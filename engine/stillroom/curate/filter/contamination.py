@@ -16,7 +16,7 @@ import hashlib
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -25,7 +25,7 @@ from stillroom.data.checks import Problem
 from stillroom.data.formats import CHECKS, RowFormat, detect_format, task_from_row
 from stillroom.data.layouts.detect import as_rollout
 from stillroom.data.row_files import decode_line, decode_text_line, read_row_lines
-from stillroom.data.words import user_texts, words_of
+from stillroom.data.words import content_text, user_texts, words_of
 from stillroom.errors import DataError
 
 _NGRAM_SIZE = 3
@@ -216,6 +216,14 @@ class ContaminationIndex:
         """The keys of `_prompts_by_words` that longer texts may contain, by their rarest n-gram."""
         self._min_bits = 0.0
 
+    @staticmethod
+    def of_texts(texts: Mapping[str, str]) -> "ContaminationIndex":
+        """Returns an index that finds texts word for word, and names them by their keys."""
+        prompts = [EvaluationPrompt(name, tuple(words_of(text))) for name, text in texts.items()]
+        index = ContaminationIndex(_with_cores(prompts))
+        index.finish_counting()
+        return index
+
     def count_prompt(self, text: str) -> CountedPrompt | None:
         """Counts the words and n-grams of a row's prompt, and returns what it has counted.
 
@@ -239,7 +247,9 @@ class ContaminationIndex:
     def finish_counting(self) -> None:
         """Determines the distinctive words of each prompt; no prompt can be counted after this."""
         num_texts = len(self._prompts) + len(self._counted)
-        self._min_bits = math.log2(num_texts * len(self._prompts) / _EXPECTED_CHANCE_MATCHES)
+        self._min_bits = math.log2(
+            max(1, num_texts * len(self._prompts)) / _EXPECTED_CHANCE_MATCHES
+        )
         min_boilerplate_texts = max(
             _MIN_TEXTS_WITH_BOILERPLATE, min(20, num_texts / 2), 0.02 * num_texts
         )
@@ -282,6 +292,18 @@ class ContaminationIndex:
             others = {ngram: [n for n in numbers if n not in similar]
                        for ngram, numbers in self._prompts_with.items()}  # fmt: skip
             self._prompts_with = {ngram: numbers for ngram, numbers in others.items() if numbers}
+
+    def find_in(self, messages: Sequence[dict[str, Any]], *, near: bool) -> Contamination | None:
+        """Returns what `find` does for the texts of the user and the assistant in a conversation.
+
+        The user's messages are searched both one by one and joined. System messages are left out
+        because many rows share them, and tool results because neither user nor assistant wrote
+        them.
+        """
+        texts = user_texts(messages)
+        answers = [content_text(m.get("content")) for m in messages if m.get("role") == "assistant"]
+        own = dict.fromkeys(filter(None, ["\n".join(texts), *texts]))
+        return self.find(own, dict.fromkeys(filter(None, answers)), near=near)
 
     def find(
         self, user_texts: Iterable[str], other_texts: Iterable[str] = (), *, near: bool = True

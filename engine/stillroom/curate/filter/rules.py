@@ -328,7 +328,7 @@ def _contamination_rule(index: ContaminationIndex, level: ContaminationLevel) ->
     levels = LEVELS[: LEVELS.index(level) + 1]
 
     def judge(row: CuratedRow) -> Reason | None:
-        match = index.find(*_texts_to_search(row), near="near" in levels)
+        match = index.find_in(row.messages, near="near" in levels)
         if match is None or match.level not in levels:
             return None
         return Reason(CONTAMINATED[match.level], match.where)
@@ -339,17 +339,6 @@ def _contamination_rule(index: ContaminationIndex, level: ContaminationLevel) ->
 def user_text(row: CuratedRow) -> str:
     """Returns the texts of all user messages in a row, joined by newlines."""
     return "\n".join(user_texts(row.messages))
-
-
-def _texts_to_search(row: CuratedRow) -> tuple[list[str], list[str]]:
-    """Returns the texts of the user and of the assistant that may contain an evaluation prompt.
-
-    The user's messages are included both one by one and joined. System messages are left out
-    because many rows share them, and tool results because neither user nor assistant wrote them.
-    """
-    texts = [user_text(row), *user_texts(row.messages)]
-    answers = [content_text(m.get("content")) for m in row.messages if m.get("role") == "assistant"]
-    return list(dict.fromkeys(filter(None, texts))), list(dict.fromkeys(filter(None, answers)))
 
 
 class _Model(msgspec.Struct, frozen=True, gc=False):
