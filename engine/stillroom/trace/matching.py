@@ -34,6 +34,8 @@ from stillroom.trace.origins import Origin
 from stillroom.types import Message
 
 _IMPORTING_OPERATIONS = ("convert_rollouts", "filter_dataset", "make_dpo_pairs")
+_CONVERSATIONS_OF_TABLE = "answered.jsonl"
+"""The file of a recipe with the rows of a table as conversations; other files have copied rows."""
 MAX_EQUAL_ROWS = 4
 """The largest number of rows with the same content that are listed."""
 
@@ -47,6 +49,7 @@ class RowIds(msgspec.Struct, frozen=True):
     chosen_id: Any = None
     rejected_id: Any = None
     rewritten_from: Any = None
+    metadata: Any = None
 
     def has(self, query: str) -> bool:
         """Returns whether one of the row's ids, other than the task id, equals the query."""
@@ -164,6 +167,17 @@ def links_of(origin: Origin) -> list[Link]:
     match manifest.operation if manifest is not None else None:
         case "filter_dataset":
             return [Link("row", _hash_keys, lambda _row, name: (name.partition("#")[0],))]
+        case "run_recipe" if origin.path.name != _CONVERSATIONS_OF_TABLE:
+            return [
+                Link(
+                    "row",
+                    lambda line: (*_hash_keys(line), _reworded_from(line)),
+                    lambda row, name: (
+                        name.partition("#")[0],
+                        _string_or_none(ids_of(row.line.data).rollout_id),
+                    ),
+                )
+            ]
         case "convert_rollouts":
             added = rows_instruction(manifest)
             if manifest is not None and manifest.request.get("rewrite"):
@@ -200,6 +214,12 @@ def links_of(origin: Origin) -> list[Link]:
 def _hash_keys(line: Line) -> Keys:
     """Returns the hash of a row as its key."""
     return (row_hash(line.view),)
+
+
+def _reworded_from(line: Line) -> str | None:
+    """Returns the id of the rollout with the original text of a recipe's reworded row."""
+    metadata = ids_of(line.data).metadata
+    return _string_or_none(metadata.get("reworded_from")) if isinstance(metadata, dict) else None
 
 
 def _converted_keys(row: CuratedRow, instruction: Instruction) -> Keys:

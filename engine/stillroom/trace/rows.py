@@ -42,6 +42,7 @@ IMPORT_OPERATION = "import_rollouts"
 _MAX_CALLS = 20
 _DROPPED = msgspec.json.Decoder(DroppedRow)
 _DECISIONS = {
+    "run_recipe": "written by run_recipe",
     "filter_dataset": "kept by filter_dataset",
     "convert_rollouts": "converted",
     "score_rollouts": "scored again",

@@ -68,6 +68,8 @@ from stillroom.rollout.journal.records import OutstandingRecord
 from stillroom.rollout.request import NO_FILE
 from stillroom.run_folder import create_run, find_run
 from stillroom.settings import Workspace
+from stillroom.trace.request import ShowLineage
+from stillroom.trace.show import show_lineage
 from stillroom.train.planning.forecast import SftSettings
 from stillroom.types import RunKind, RunStatus
 
@@ -1106,6 +1108,10 @@ def test_answers_with_a_thumb_down_are_neither_trained_on_nor_measured_with(
     num_left_out = left_out["the reward says it is wrong"]
     assert 0 < num_left_out < 17
     caveats = " ".join(ended.result["caveats"])
+    way = show_lineage(workspace, ShowLineage(path=ended.result["training_run"], row=1)).row
+    # By way of the chosen answers and the best of each prompt.
+    assert [step.kind for step in way] == ["row", "rollout", "row", "row", "source row"]
+    assert way[-1].at.startswith("logs/calls.jsonl:")
     assert f"{17 - num_left_out} evaluation prompts have no right answer" in caveats
     assert "the scores rating have no effect" in caveats
     assert "purple" not in (tmp_path / "student/sft-1.jsonl").read_text(encoding="utf-8")

@@ -1,8 +1,10 @@
 import pytest
 
 from fakes.lineages import NUM_PROMPTS, RUN, Lineages
-from fakes.rollout_rows import write_rows
+from fakes.rollout_rows import assistant, user, write_rows
 from stillroom.errors import InputError
+from stillroom.recipe.files import RecipeFiles
+from stillroom.recipe.request import RunRecipe
 from stillroom.trace.request import RowStep, ShowLineage
 from stillroom.trace.show import show_lineage
 
@@ -54,6 +56,31 @@ def test_a_row_of_several_filtered_files_leads_back_to_its_own(project: Lineages
     kept, dropped = steps(project, "both.jsonl", 6), steps(project, "both.jsonl", project.ids[0])
     assert ways(kept)[1] == ("row", "others.jsonl:4")
     assert (dropped[0].reasons, ways(dropped)[1]) == (["a success"], ("row", "rollouts.jsonl:1"))
+
+
+def test_rows_of_a_recipe_lead_back_to_the_teachers_rollouts(project: Lineages) -> None:
+    files, request = RecipeFiles(project.root), RunRecipe(input="prompts.jsonl", student="s")
+    source = project.root / "rollouts.jsonl"
+    lines = source.read_bytes().splitlines()[::2]
+    files.write_recorded("chosen-1", lines, request, [source])
+    project.convert("chosen-1.jsonl", "sft-1.jsonl")
+    reworded: dict[str, object] = {
+        "messages": [user("Add one to 2."), assistant("3")],
+        "metadata": {"reworded_from": project.ids[4]},
+    }
+    base = project.root / "sft-1.jsonl"
+    files.write_extended("sft-reworded", base, [reworded], request, [source])
+    way = [
+        ("row", "sft-1.jsonl:3"),
+        ("rollout", "chosen-1.jsonl:3"),
+        ("row", "rollouts.jsonl:5"),
+        ("prompt", "prompts.jsonl:3"),
+    ]
+
+    for number in (3, NUM_PROMPTS + 1):
+        found = steps(project, "sft-reworded.jsonl", number)
+        assert ways(found) == [("row", f"sft-reworded.jsonl:{number}"), *way]
+    assert steps(project, "chosen-1.jsonl", project.ids[1])[0].decision == "left out by run_recipe"
 
 
 def test_a_rollout_that_was_not_converted_says_why(project: Lineages) -> None:
