@@ -40,6 +40,8 @@ class PromptSplit:
     """The prompts that decide which student is kept, among them all of held-out forms."""
     test: list[RecipePrompt]
     """The prompts that the final figures are measured on."""
+    more_test: list[RecipePrompt]
+    """Further ones, which only a trained student answers, if it turns out to be fast enough."""
     num_forms: int
     """The number of different forms of all prompts; about as many as prompts for free texts."""
     num_texts: int
@@ -70,9 +72,11 @@ class PromptSplit:
         share = _EVALUATIONS_SHARE * seconds / all_s
         num = max(_LEAST_VALIDATION, int(share * len(self.validation)))
         num = min(num, len(self.validation))
+        num_test = max(_LEAST_TEST, int(share * len(self.test)))
         return replace(
             self,
-            test=self.test[: max(_LEAST_TEST, int(share * len(self.test)))],
+            test=self.test[:num_test],
+            more_test=self.test[num_test:],
             # At equal distances, so that both trained and new forms are among them.
             validation=[self.validation[n * len(self.validation) // num] for n in range(num)],
         )
@@ -129,6 +133,7 @@ def split(
             *(_with_form_field(one, TRAINED_FORM) for one in seen[:num_validation]),
         ],
         test=seen[num_validation : num_validation + _MAX_TEST],
+        more_test=[],
         num_forms=len(set(forms)),
         num_texts=len(forms),
         evaluation=evaluation,

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -40,6 +41,7 @@ from fakes.run_folders import evaluation_result, record_cost, spent_run, write_r
 from fakes.runs_here import do_runs_here
 from stillroom.api import run_recipe
 from stillroom.api.recipe import baselines, logged, measuring
+from stillroom.api.recipe.baselines import with_more_test_prompts
 from stillroom.api.recipe.measuring import (
     ModelEvaluation,
     add_field_accuracies,
@@ -59,9 +61,11 @@ from stillroom.files import read_json
 from stillroom.lineage import read_manifest
 from stillroom.outputs import OutputHeldError, output_lock
 from stillroom.recipe.answers import LabelAnswers, ObjectAnswers, pattern_of
+from stillroom.recipe.files import RecipeFiles
 from stillroom.recipe.inputs import RecipePrompt, read_prompts
 from stillroom.recipe.request import Measured, RecipeResult, RunRecipe
 from stillroom.recipe.selection import OVERLAPPING, UNSETTLED
+from stillroom.recipe.splits import split
 from stillroom.recipe.training import Pace
 from stillroom.rollout.journal.journal import journal_path
 from stillroom.rollout.journal.records import OutstandingRecord
@@ -483,6 +487,33 @@ def test_too_few_minutes_for_a_slow_student_are_refused_before_it_is_evaluated(
     assert baselines.limit_eval_prompts(session, parts, None) is fewer
 
 
+@pytest.mark.parametrize(
+    ("left_s", "prompt_s", "num"),
+    [(None, 9.0, 90), (900.0, 0.5, 90), (240.0, 1.0, 85), (180.0, 1.0, 55), (170.0, 1.0, 50),
+     (-9.0, 1.0, 50)],
+)  # fmt: skip
+def test_a_trained_student_answers_more_test_prompts_in_half_of_the_spare_time(
+    left_s: float | None, prompt_s: float, num: int, tmp_path: Path
+) -> None:
+    parts = replace(split(labelled_prompts(360), [], seed=0), test=[], more_test=[])
+    parts = replace(parts, test=parts.first_round[:50], more_test=parts.first_round[50:90])
+    session: Any = SimpleNamespace(
+        request=RunRecipe(input="i", student="s", minutes=30),
+        files=RecipeFiles(tmp_path),
+        stages=SimpleNamespace(remaining_s=left_s),
+        prompt_s=prompt_s,
+        caveats=[],
+    )
+
+    more = with_more_test_prompts(session, "sft-a", parts)
+
+    assert more.test == parts.first_round[:num]
+    assert len(session.caveats) == (num > 50)
+    # A resumed recipe decides the same.
+    session.stages.remaining_s = 9e9
+    assert with_more_test_prompts(session, "sft-a", parts).test == more.test
+
+
 def test_a_student_is_compared_with_its_teacher_only_on_enough_shared_prompts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -556,10 +587,12 @@ def test_where_the_time_suffices_for_one_training_all_is_asked_before_it(
 
     assert started.count("sft") == 1
     num = {(one.name, one.prompts): one.accuracy.n for one in result.accuracy}
-    assert num["untrained student", "test prompts"] == num["student", "test prompts"] == 50
+    # A trained student turns out to be fast.
+    assert num["untrained student", "test prompts"] == result.gain.n == 50
+    assert num["student", "test prompts"] == 80
+    assert "is evaluated on 30 more test prompts; `gain` is on the 50" in " ".join(result.caveats)
     assert num["student after all answers", "validation prompts"] == 20
     assert num["teacher", "validation prompts"] == 40
-    assert result.gain.n == 50
     assert result.above_teacher is not None
     assert result.above_teacher.n == 20
     [cut] = [caveat for caveat in result.caveats if "to leave time to train" in caveat]
@@ -1022,6 +1055,12 @@ def test_answers_of_labelled_cells_have_the_types_and_placeholders_of_the_logged
     }  # fmt: skip
     assert [prompt.row["metadata"]["expected_answer"] for prompt in made] == [first, second]
     assert "bob@" not in str(made)
+
+
+def labelled_prompts(num: int) -> list[RecipePrompt]:
+    return [
+        RecipePrompt({"messages": [user(text)]}, text, colour_of(text)) for text in things(0, num)
+    ]
 
 
 def workspace_with_logs(folder: Path, *, num_calls: int) -> Workspace:

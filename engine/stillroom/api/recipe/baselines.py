@@ -1,12 +1,14 @@
 """The stages of a recipe that measure the teacher and the untrained student."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from stillroom.api.recipe.measuring import (
     CONCURRENCY,
+    MAX_REWORDED,
     MEASURING_SHARE,
     MIN_EVAL_PROMPTS,
     PROMPTS,
@@ -39,6 +41,8 @@ _ANSWER_LINE = "\nAnswer: "
 _MIN_TEACHER_ACCURACY = 0.5
 _EXAMPLES_SHARE, _EXAMPLES_SLOWDOWN = 0.1, 3.0
 """The share of the remaining time for the few-shot evaluation, whose prompts take longer."""
+EXPORT_S, _SPARE_SHARE = 60.0, 0.5
+"""The seconds for export and report, and the share of further spare time for more test prompts."""
 _SLOWER = 1.5
 """How much slower than allowed a student must be before it is evaluated, since that varies."""
 _MIN_TEACHER_TOKENS = 256
@@ -61,6 +65,12 @@ def measure_teacher(
         _note_cost_of_asking(session, parts, teacher)
     _limit_turns(session, teacher)
     return teacher
+
+
+class PromptCount(msgspec.Struct, frozen=True):
+    """The number of prompts for an evaluation, stored so that a resumed recipe repeats it."""
+
+    num: int
 
 
 class _Speed(msgspec.Struct, frozen=True):
@@ -135,6 +145,30 @@ def _turns_ratio(teacher: ModelEvaluation | None, untrained: ModelEvaluation) ->
     return max(1.0, turns / max(1.0, untrained.result.mean_turns))
 
 
+def with_more_test_prompts(session: RecipeSession, run_id: str, parts: PromptSplit) -> PromptSplit:
+    """Returns the parts with as many test prompts as a trained student certainly has time for.
+
+    Before its training, its speed was only estimated from the untrained student's.
+    """
+    left, each_s = session.stages.remaining_s, max(1e-9, session.prompt_s)
+
+    def choose() -> PromptCount:
+        if left is None:
+            return PromptCount(len(parts.more_test))
+        spare_s = left - EXPORT_S - (len(parts.test) + MAX_REWORDED) * each_s
+        return PromptCount(max(0, int(_SPARE_SHARE * spare_s / each_s)))
+
+    key = {"minutes": session.request.minutes, "run": run_id}
+    count = session.files.stored_document("more-test", key, PromptCount, choose)
+    if not (more := parts.more_test[: count.num]):
+        return parts
+    session.caveats.append(
+        f"the trained student was faster than estimated, and is evaluated on {len(more)} more test "
+        f"prompts; `gain` is on the {len(parts.test)} that the untrained student answered too"
+    )
+    return replace(parts, test=[*parts.test, *more], more_test=[])
+
+
 def measure_untrained(
     session: RecipeSession, parts: PromptSplit, test: Path, teacher: ModelEvaluation | None
 ) -> ModelEvaluation:
@@ -198,24 +232,17 @@ def _note_cost_of_asking(
         )
 
 
-class _ExamplesMeasured(msgspec.Struct, frozen=True):
-    """The number of test prompts for the few-shot evaluation."""
-
-    num: int
-
-
 def _examples_test_file(session: RecipeSession, parts: PromptSplit, test: Path) -> Path | None:
     """Returns the file with the prompts of the few-shot evaluation; None if time is too short."""
     left, num_prompts = session.stages.remaining_s, len(parts.test)
 
-    def choose() -> _ExamplesMeasured:
+    def choose() -> PromptCount:
         each_s = _EXAMPLES_SLOWDOWN * session.prompt_s
         num = num_prompts if left is None else int(_EXAMPLES_SHARE * left / max(1e-9, each_s))
-        return _ExamplesMeasured(min(num, num_prompts))
+        return PromptCount(min(num, num_prompts))
 
-    # The number is stored, so that a resumed recipe makes the same evaluation.
     key = {"test": file_sha256(test), "minutes": session.request.minutes}
-    num = session.files.stored_document("examples", key, _ExamplesMeasured, choose).num
+    num = session.files.stored_document("examples", key, PromptCount, choose).num
     if num == num_prompts:
         return test
     if num < MIN_EVAL_PROMPTS:

@@ -44,7 +44,7 @@ REFERENCE, REWORD, AFTER, REWORDED = (
     "evaluate student",
     "evaluate reworded",
 )
-_MAX_REWORDED, _MIN_REWORDED = 60, 10
+MAX_REWORDED, _MIN_REWORDED = 60, 10
 CONCURRENCY = 16
 """The prompts that a student answers at a time."""
 _LONGEST_LABEL = 80
@@ -53,14 +53,15 @@ MEASURING_SHARE = 0.3
 """The largest share of the remaining time that an evaluation may take."""
 _MIN_LIMIT_S, _TIME_FACTOR = 300.0, 3.0
 """The minimum time limit of a trained student's evaluation, and its multiple of the estimate."""
-VALIDATION, VALIDATION_PART, TEST, TEST_EXAMPLES, _TEST_REWORDED = (
-    "validation", "validation-part", "test", "test-examples", "test-reworded"
+VALIDATION, VALIDATION_PART, TEST, TEST_EXAMPLES, TEST_STUDENT, _TEST_REWORDED = (
+    "validation", "validation-part", "test", "test-examples", "test-student", "test-reworded"
 )  # fmt: skip
 PROMPTS = {
     VALIDATION: "validation prompts",
     VALIDATION_PART: "validation prompts",
     TEST: "test prompts",
     TEST_EXAMPLES: "test prompts",
+    TEST_STUDENT: "test prompts",
     _TEST_REWORDED: "reworded test prompts",
 }
 """How the result names each file's prompts; it leaves out evaluations on other files."""
@@ -268,6 +269,7 @@ def measure_chosen_student(
     run_id: str,
     before: ModelEvaluation,
     parts: PromptSplit,
+    test: Path,
     *,
     train_file: Path,
 ) -> Estimate:
@@ -276,7 +278,7 @@ def measure_chosen_student(
     train_file: the rows that it was trained on, with which no reworded prompt is shared.
     Raises RunError if the student has gained nothing (gate `gain`).
     """
-    system, test = session.student_system, session.files.write_prompts(TEST, parts.test)
+    system = session.student_system
     after = evaluate(session, AFTER, run_id, test, "student", system=system)
     add_field_accuracies(session, after, parts)
     num_never = note_never_right(session, after)
@@ -292,7 +294,7 @@ def measure_chosen_student(
         )
     check_not_one_answer(session, after.result, num_never=num_never)
     left = session.stages.remaining_s
-    if left is not None and left < _MAX_REWORDED * session.prompt_s:
+    if left is not None and left < MAX_REWORDED * session.prompt_s:
         session.caveats.append("there was no time to measure accuracy on reworded prompts")
     elif reworded := without_trained(_reworded(session, parts), train_file):
         prompts = session.files.write_prompts(_TEST_REWORDED, reworded)
@@ -374,7 +376,7 @@ def _reworded(session: RecipeSession, parts: PromptSplit) -> list[RecipePrompt]:
 
     Returns none if the rules might change words that an answer must repeat.
     """
-    chosen, rng = parts.test[:_MAX_REWORDED], Random(session.request.seed)
+    chosen, rng = parts.test[:MAX_REWORDED], Random(session.request.seed)
     if can_reword(session, chosen):
         reworded = reworded_by_teacher(session, REWORD, "test-rewordings", chosen, budget_share=1)
         form = session.form

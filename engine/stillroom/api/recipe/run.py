@@ -14,7 +14,12 @@ from pathlib import Path
 import msgspec
 
 from stillroom.api.recipe import baselines, measuring, teaching, training
-from stillroom.api.recipe.baselines import limit_eval_prompts, measure_teacher, measure_untrained
+from stillroom.api.recipe.baselines import (
+    limit_eval_prompts,
+    measure_teacher,
+    measure_untrained,
+    with_more_test_prompts,
+)
 from stillroom.api.recipe.logged import IMPORT, SCORE, commonest_system, with_logged_answers
 from stillroom.api.recipe.measuring import (
     measure_chosen_student,
@@ -122,8 +127,10 @@ def _run_stages(
             f"{taught.counts.doubtful} answers contradict those to similar texts: they are listed "
             f"in {session.shown_path(f'{teaching.DOUBTFUL}.jsonl')}"
         )
+    if (more := with_more_test_prompts(session, student.run_id, parts)) is not parts:
+        parts, test = more, session.files.write_prompts(measuring.TEST_STUDENT, more.test)
     gain = measure_chosen_student(
-        session, student.run_id, untrained, parts, train_file=taught.train_file
+        session, student.run_id, untrained, parts, test, train_file=taught.train_file
     )
     above_teacher = None
     if teacher is not None and not session.is_teacher_right:

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from stillroom.api.recipe.baselines import EXPORT_S
 from stillroom.api.recipe.measuring import ModelEvaluation, measure_validation
 from stillroom.api.recipe.session import RecipeSession
 from stillroom.api.recipe.teaching import TaughtRows
@@ -51,7 +52,7 @@ _MIN_RESTART_EPOCHS = 2
 """The second training starts from the untrained student if this many epochs are possible."""
 _TEACHER_TOKENS = ("same", "reread")
 """The teacher scores the student's tokens, or its text with the teacher's own tokenizer."""
-_EXPORT_S, _MIN_TRAINING_S = 60.0, 60.0
+_MIN_TRAINING_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +250,7 @@ class Trainer:
         if left is None:
             return None
         num_prompts = num_evals * len(self._parts.validation) + 1.5 * len(self._parts.test)
-        return left - num_prompts * self._session.prompt_s - _EXPORT_S - other_s
+        return left - num_prompts * self._session.prompt_s - EXPORT_S - other_s
 
     @property
     def _are_templated(self) -> bool:
