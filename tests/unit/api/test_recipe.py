@@ -768,9 +768,11 @@ def test_labelled_texts_alone_need_no_teacher(
     assert "are listed in student/doubtful.jsonl" in caveats
     assert "worse than always giving the commonest answer" in caveats
     for doubt in read_rows(tmp_path / "student/doubtful.jsonl"):
-        assert doubt["answer"] == "blue" != doubt["likely"] == colour_of(doubt["text"])
+        text, answer = (message["content"] for message in doubt["messages"])
+        assert answer == "blue" != doubt["likely"] == colour_of(text)
         assert doubt["trained"] is None
-        assert texts[int(doubt["metadata"]["id"])] == doubt["text"]
+        assert texts[int(doubt["metadata"]["id"])] == text
+        assert doubt.keys() == {"messages", "likely", "trained", "metadata"}
     manifest = read_manifest(tmp_path / "student/answered.jsonl")
     assert manifest is not None
     assert [Path(one.file).name for one in manifest.inputs] == [name]
@@ -826,7 +828,7 @@ def test_of_answers_that_are_objects_each_field_counts(
     assert left_out["a copied value does not occur in the text"] == 6
     doubtful = read_rows(tmp_path / "student/doubtful.jsonl")
     assert {row["likely"] for row in doubtful} == {
-        json.dumps(right_object(row["text"])) for row in doubtful
+        json.dumps(right_object(row["messages"][0]["content"])) for row in doubtful
     }
     assert result.answers.doubtful == len(doubtful) == 2
     trained = [row["trained"] for row in doubtful]
@@ -871,7 +873,7 @@ def test_of_lines_with_numbers_the_bare_line_is_trained(
     doubtful = read_rows(tmp_path / "student/doubtful.jsonl")
     assert result.answers.doubtful == len(doubtful) == 2
     assert {row["likely"] for row in doubtful} == {
-        pattern_of(right_line(row["text"])) for row in doubtful
+        pattern_of(right_line(row["messages"][0]["content"])) for row in doubtful
     }
 
 

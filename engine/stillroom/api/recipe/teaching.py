@@ -195,18 +195,15 @@ class Teaching:
         for answer in answers:
             if answer.rollout.id in suggestions:
                 new = settled.get(answer.rollout.id)
-                text = self._prompts[answer.task_id].text
+                prompt = self._prompts[answer.task_id]
                 yield {
-                    # So that inspect_examples shows the row.
                     "messages": [
-                        {"role": "user", "content": text},
+                        {"role": "user", "content": prompt.text},
                         {"role": "assistant", "content": answer.answer},
                     ],
-                    "text": text,
-                    "answer": answer.answer,
                     "likely": suggestions[answer.rollout.id],
                     "trained": None if new is None else new.answer,
-                    "metadata": self._prompts[answer.task_id].row.get("metadata") or {},
+                    "metadata": prompt.row.get("metadata") or {},
                 }
 
     def _check_doubtful_share(
