@@ -37,7 +37,7 @@ from stillroom.lineage import FileRecord, Recording
 from stillroom.outputs import NewOutput, ReplacingRequest, new_output
 from stillroom.rollout.sources import SourceFile
 from stillroom.settings import Workspace
-from stillroom.types import Message, OthersText, OwnText
+from stillroom.types import Message, OthersText, OwnText, RowReason
 
 MAX_EXAMPLES = 5
 _MAX_SOURCES = 20
@@ -428,10 +428,10 @@ def _sum_counts(name: str, counts: Sequence[SourceCount]) -> SourceCount:
 def reason_to_leave_out(facts: RowFacts, *, include_failed: bool) -> str | None:
     """Returns the reason why a rollout is left out; None if it is converted."""
     if facts.error is not None:
-        return "ended by an infrastructure failure"
+        return RowReason.FAILED.value
     if facts.num_turns == 0:
         return "no assistant message"
-    return None if include_failed or facts.is_success else "no success"
+    return None if include_failed else facts.failure
 
 
 def _surplus_own_rollouts(files: Iterable[Path], max_rows: int, *, per_prompt: int) -> LeftOutRows:

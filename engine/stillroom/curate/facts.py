@@ -11,6 +11,7 @@ import msgspec
 from stillroom.data.chat.tool_calls import has_call_text
 from stillroom.data.checks import ROLES
 from stillroom.rollout.rewards.rewards import SUCCESS_THRESHOLD
+from stillroom.types import RowReason
 
 NULL = msgspec.Raw(b"null")
 NO_TOOLS = (NULL, msgspec.Raw(b"[]"))
@@ -168,18 +169,25 @@ class RowFacts(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_success(self) -> bool:
-        """Whether the row counts as a success.
+        """Whether the row counts as a success; see `failure`."""
+        return self.failure is None
+
+    @property
+    def failure(self) -> str | None:
+        """Why the row does not count as a success, in words; None if it does.
 
         The first of these decides: the row's own `success`; an infrastructure failure, which is
         not a success; the reward, which must be at least 0.5; whether the answer is complete.
         """
-        if self.success is not None:
-            return self.success
+        if self.success:
+            return None
         if self.error is not None:
-            return False
-        if self.reward is not None:
-            return self.reward >= SUCCESS_THRESHOLD
-        return self.has_final_answer and self.stop_reason == "answered"
+            return RowReason.FAILED.value
+        if self.success is False or (self.reward is not None and self.reward < SUCCESS_THRESHOLD):
+            return "no success"
+        if self.reward is not None or (self.has_final_answer and self.stop_reason == "answered"):
+            return None
+        return "no complete answer"
 
 
 def count_turns(messages: list[MessageFacts]) -> int | None:

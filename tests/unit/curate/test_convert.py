@@ -83,7 +83,8 @@ def test_successes_become_rows_that_can_be_trained_on(tmp_path: Path) -> None:
 
     assert (result.read, result.converted, result.success_derived) == (7, 2, 1)
     assert result.left_out == {
-        "no success": 2,
+        "no success": 1,
+        "no complete answer": 1,
         "no assistant message": 1,
         "ended by an infrastructure failure": 1,
         "not a rollout row": 1,

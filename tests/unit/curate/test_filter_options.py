@@ -21,11 +21,13 @@ from fakes.rollout_rows import (
     write_lines,
     write_rows,
 )
+from stillroom.curate.convert import ConvertRollouts, convert_rollouts
 from stillroom.curate.filter.across_rows import judge_rows
 from stillroom.curate.filter.request import FilterDataset
 from stillroom.curate.filter.rules import FilterContext
 from stillroom.curate.rows import CuratedRow, read_curated_rows
 from stillroom.errors import DataError
+from stillroom.settings import Workspace
 
 SFT = {
     "messages": [user("What is 5 + 7?"), *TALK[1:3], assistant("12")],
@@ -323,6 +325,24 @@ def test_a_row_counts_for_each_filter_that_it_fails(tmp_path: Path) -> None:
 
     assert result.dropped == {"reward below 0.5": 1, "no success": 1}
     assert result.failed_filters == {"reward below 0.5": 1, "no success": 1, "under 2 turns": 2}
+
+
+def test_the_reasons_why_a_row_is_no_success_are_counted_apart(tmp_path: Path) -> None:
+    unknown = {"success": None, "reward": None}
+    rows = [
+        rollout_row(task_id="failed", success=False),
+        rollout_row(task_id="low", success=None, reward=0.2),
+        rollout_row(task_id="broken", success=False, error={"kind": "teacher", "message": "down"}),
+        rollout_row(task_id="cut", stop_reason="truncated", **unknown),
+        rollout_row(task_id="call", messages=[user("?"), assistant(None, tool_call())], **unknown),
+        rollout_row(task_id="complete", **unknown),
+    ]
+    write_lines(tmp_path / "rollouts.jsonl", map(encoded, rows))
+    reasons = {"no success": 2, "ended by an infrastructure failure": 1, "no complete answer": 2}
+
+    assert filtered(tmp_path, success=True).dropped == reasons
+    request = ConvertRollouts(input="rollouts.jsonl", output="train.jsonl")
+    assert convert_rollouts(Workspace(tmp_path), request).left_out == reasons
 
 
 def test_kept_addresses_of_reserved_domains_are_counted(tmp_path: Path) -> None:

@@ -143,14 +143,15 @@ def _reward_rule(min_reward: float) -> _FactRule:
 
 def _success_rule(*, want_success: bool) -> _FactRule:
     """Returns a rule that drops rows whose success is unknown or not the wanted one."""
-    unknown = Reason("success unknown")
-    opposite = Reason("no success" if want_success else "a success")
+    unknown, success = Reason("success unknown"), Reason("a success")
 
     def judge(facts: RowFacts) -> Reason | None:
-        success = facts.success
-        if success is None and (success := success_of(facts)) is None:
+        if facts.success is None and success_of(facts) is None:
             return unknown
-        return None if success == want_success else opposite
+        failure = facts.failure
+        if not want_success:
+            return success if failure is None else None
+        return None if failure is None else Reason(failure)
 
     return judge
 
