@@ -226,6 +226,16 @@ def test_what_holds_no_conversation_is_refused_with_the_imports_reason(tmp_path:
         convert_rollouts(workspace, ConvertRollouts(input="logs", output="train.jsonl"))
 
 
+def test_a_table_of_texts_and_labels_is_refused_with_the_tools_that_read_it(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("text,label\nmy card is lost,card\n", encoding="utf-8")
+
+    with pytest.raises(DataError) as refused:
+        inspect_examples(Workspace(tmp_path), InspectExamples(path="labels.csv"))
+
+    assert "import_rollouts with their columns" in refused.value.fix
+    assert "an input of run_recipe" in refused.value.fix
+
+
 def test_a_log_is_never_replaced_by_what_is_made_of_it(tmp_path: Path) -> None:
     workspace = workspace_with(tmp_path, "litellm")
     before = (tmp_path / "logs" / "openai.jsonl").read_bytes()
