@@ -135,6 +135,13 @@ def _evaluation_remarks(outcome: Mapping[str, Any]) -> Iterator[str]:
             f"{temperature}, but {sampled['value']:.0%} at temperature 1: serve it at "
             f"{temperature}, or continue training"
         )
+    exact = outcome.get("exact_accuracy")
+    if exact and accuracy["value"] - exact["value"] > _NOTABLE_SHARE:
+        yield (
+            f"tell the user that {accuracy['value']:.0%} of the answers are right, but only "
+            f"{exact['value']:.0%} say nothing else (if a program reads them, evaluate with "
+            "answer_match=exact)"
+        )
 
 
 def _training_remarks(outcome: Mapping[str, Any]) -> Iterator[str]:

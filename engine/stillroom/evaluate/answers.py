@@ -53,8 +53,8 @@ class Answers:
     """The number of rollouts that an earlier run finished."""
     num_unjudged: int = 0
     """The number of tasks that were left out, because nothing could judge their answers."""
-    num_contained: int = 0
-    """The number of tasks with `answer_match: contained`: text around the expected answer is
+    contained: AbstractSet[str] = frozenset()
+    """The ids of the tasks with `answer_match: contained`: text around the expected answer is
     ignored."""
     num_omitted: int = 0
     """The number of rollouts that were not run, because a limit was reached."""
@@ -140,7 +140,7 @@ class EvaluationPart:
             seconds=seconds + _seconds_of(reused, min(plan.options.concurrency, len(specs))),
             num_reused=len(reused),
             num_unjudged=len(unjudged),
-            num_contained=len(contained),
+            contained=contained,
             num_omitted=len(specs) - len(done),
             cost_usd=costs.usd,
         )

@@ -110,6 +110,9 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     """The number of tasks that were left out, because nothing could judge their answers."""
     contained: int = 0
     """The number of tasks that count as right if the answer contains the expected one."""
+    exact_accuracy: Estimate | None = None
+    """The accuracy if such an answer must be the expected one and nothing else; None unless tasks
+    are `contained`, and in evaluations of earlier versions."""
     omitted: int = 0
     """The number of rollouts that were not run, because the budget was spent."""
     stopped_by: str | None = None
@@ -146,6 +149,8 @@ def other_measures(result: EvaluationResult) -> Iterator[str]:
     if result.contained:
         tasks = f"{result.contained} {noun_for(result.contained, 'task')}"
         yield f"an answer counts as right if it contains the expected one: {tasks}"
+    if result.exact_accuracy is not None:
+        yield f"accuracy if it must say nothing else: {_percent(result.exact_accuracy)}"
     if result.stopped_by is not None:
         yield f"ended early by {result.stopped_by}: {result.omitted} rollouts were not run"
 

@@ -28,6 +28,7 @@ from stillroom.evaluate.scores import (
     accuracy_of,
     commonest_answer_of,
     count_truncated,
+    exact_accuracy_of,
     guard_result,
     score_guard,
     score_tasks,
@@ -151,7 +152,8 @@ def _result(
         commonest_answer=commonest_answer_of(rollouts),
         reused=answers.num_reused,
         unjudged=answers.num_unjudged,
-        contained=answers.num_contained,
+        contained=len(answers.contained),
+        exact_accuracy=exact_accuracy_of(rollouts, answers.contained),
         omitted=answers.num_omitted,
         stopped_by=others.stopped_by,
     )

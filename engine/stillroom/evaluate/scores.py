@@ -2,11 +2,15 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from statistics import fmean
+
+import msgspec
 
 from stillroom.data.statistics import category_in
 from stillroom.evaluate.files import GuardResult, GuardScore, TaskCost, TaskScore
 from stillroom.evaluate.intervals import Estimate, accuracy_estimate, share_estimate
+from stillroom.rollout.rewards.rewards import gives_expected_answer
 from stillroom.types import StopReason, Trajectory, total_usd
 
 NO_GROUP = "(none)"
@@ -52,6 +56,23 @@ def accuracy_by_group(
                 for value in values
             }
     return grouped
+
+
+def exact_accuracy_of(
+    rollouts: Sequence[Trajectory], contained: AbstractSet[str]
+) -> Estimate | None:
+    """Returns the accuracy if a right answer must say nothing else; None without such tasks.
+
+    contained: the ids of the tasks whose answers are right if they contain the expected one.
+    """
+    exact = [
+        rollout
+        if rollout.task_id not in contained
+        or gives_expected_answer(rollout.messages, rollout.metadata, and_nothing_else=True)
+        else msgspec.structs.replace(rollout, success=False)
+        for rollout in rollouts
+    ]
+    return accuracy_of(score_tasks(exact, ())) if contained else None
 
 
 def commonest_answer_of(rollouts: Sequence[Trajectory]) -> Estimate | None:

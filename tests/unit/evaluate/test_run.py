@@ -171,6 +171,39 @@ def test_tasks_that_need_the_expected_answer_somewhere_in_the_text_are_counted(
     assert "if it contains the expected one: 5 tasks" in " ".join(other_measures(result))
 
 
+class JsonEndpoint(ScriptedEndpoint):
+    """Answers with a JSON object, from `question 3` on with words around it."""
+
+    def answer(self, body: dict[str, Any]) -> tuple[tuple[str, int], dict[str, Any]]:
+        key, reply = super().answer(body)
+        is_bare = any(f"question {number}" in str(body["messages"]) for number in range(3))
+        text = ' {"price": 42, "city": "Rome"}\n'
+        reply["choices"][0]["message"] = {
+            "role": "assistant",
+            "content": text if is_bare else f"Sure! Here it is:{text}",
+        }
+        return key, reply
+
+
+@pytest.mark.parametrize("is_object", [True, False])
+def test_answers_that_say_more_than_the_expected_json_are_not_counted_as_exact(
+    project: Path, *, is_object: bool
+) -> None:
+    rows = [json.loads(row) for row in (project / "prompts.jsonl").read_text("utf-8").splitlines()]
+    expected = {"price": 42, "city": "Rome"}
+    for row in rows:
+        row["metadata"]["expected_answer"] = expected if is_object else json.dumps(expected)
+    (project / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+
+    with JsonEndpoint() as endpoint:
+        result = evaluated(project, endpoint)
+        stricter = evaluated(project, endpoint, run_id="evaluate-2", answer_match="exact")
+
+    assert (result.accuracy.value, result.exact_accuracy.value) == (1.0, 0.5)
+    assert "accuracy if it must say nothing else: 50.0%" in " ".join(other_measures(result))
+    assert stricter.exact_accuracy is None
+
+
 @pytest.mark.parametrize(
     ("expected", "commonest"),
     [

@@ -71,6 +71,11 @@ ACCURACY = {"value": 0.7, "low": 0.6, "high": 0.8, "n": 100}
             },
             "but 10% at temperature 1: serve it at temperature 0.3, or continue training",
         ),
+        (
+            RunKind.EVALUATE,
+            {"accuracy": ACCURACY, "exact_accuracy": {"value": 0.1}},
+            "70% of the answers are right, but only 10% say nothing else",
+        ),
         (RunKind.SFT, {"steps": 3}, ""),
         (RunKind.SFT, {"rows": 99, "skipped": {"longer than max_length": 3}}, ""),
         (

@@ -1,7 +1,7 @@
 """Compares an answer with the expected one in one of five ways."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, cast
 
@@ -117,6 +117,14 @@ def is_accepted(text: str, key: AnswerKey) -> bool:
         if fields is None
         else any(_field_gives_part(fields.get(name, ""), expected, key) for expected in accepted)
         for name, accepted in key.fields.items()
+    )
+
+
+def is_only_answer(text: str, key: AnswerKey) -> bool:
+    """Returns whether a text is an accepted answer and nothing else, whatever the key's match."""
+    is_object = text.lstrip().startswith("{") and text.rstrip().endswith("}")
+    return (key.fields is None or is_object) and is_accepted(
+        text, replace(key, match=AnswerMatch.EXACT)
     )
 
 

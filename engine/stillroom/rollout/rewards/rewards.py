@@ -10,7 +10,13 @@ from stillroom.errors import DataError
 from stillroom.rollout.journal.records import JudgeRecorder
 from stillroom.rollout.rewards.answers import strip_thinking
 from stillroom.rollout.rewards.judge import AnswerJudge, Verdict
-from stillroom.rollout.rewards.matchers import AnswerKey, AnswerMatch, answer_key, is_accepted
+from stillroom.rollout.rewards.matchers import (
+    AnswerKey,
+    AnswerMatch,
+    answer_key,
+    is_accepted,
+    is_only_answer,
+)
 from stillroom.tools.user.pool import UserPool
 from stillroom.types import CallTotals, Message
 
@@ -174,13 +180,17 @@ class Rewarder:
         return [] if JUDGE in (wanted or ()) else fallbacks[-1:]
 
 
-def gives_expected_answer(messages: Sequence[Message], metadata: Mapping[str, Any]) -> bool | None:
+def gives_expected_answer(
+    messages: Sequence[Message], metadata: Mapping[str, Any], *, and_nothing_else: bool = False
+) -> bool | None:
     """Returns whether the last answer matches the metadata's expected_answer; None without one."""
     try:
         key = answer_key(metadata)
     except DataError:
         return None
-    return None if key is None else is_accepted(last_answer(messages), key)
+    if key is None:
+        return None
+    return (is_only_answer if and_nothing_else else is_accepted)(last_answer(messages), key)
 
 
 def last_answer(messages: Sequence[Message]) -> str:
