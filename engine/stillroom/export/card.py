@@ -206,6 +206,11 @@ def _licence(facts: CardFacts) -> Iterator[str]:
             f"{label}: {', '.join(teachers)}. Check whether {licences} restricts the use of its "
             "outputs."
         )
+    elif facts.history.stages and not facts.history.is_synthetic:
+        yield (
+            "The files do not say who wrote the answers that were trained. If it was a model, its "
+            "terms may restrict the use of its outputs: find out which one it was, and check them."
+        )
 
 
 def _evaluation_cells(row: RecordedEvaluation) -> Sequence[str]:

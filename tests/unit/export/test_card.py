@@ -98,6 +98,15 @@ def test_the_student_that_answered_for_pairs_is_no_teacher_and_files_are_told_on
     assert card.count("generate_rollouts by openrouter/x-70b") == 1
 
 
+def test_a_card_says_that_nobody_knows_who_wrote_the_rows():
+    sft = TrainingStage("sft", "sft-1", 4, BASE.name, train_file="sft.jsonl", data=STEPS[:1])
+    card = render_card(facts(stages=(sft,)))
+    assert "| teacher | unknown |" in card
+    assert "- The files do not say who wrote the answers that were trained. If it was" in card
+    for stages in ((SFT, DISTILL), ()):
+        assert "do not say who wrote" not in render_card(facts(stages=stages))
+
+
 def test_a_model_that_scored_itself_is_its_teacher():
     own = DataStep("generate_rollouts", "rollouts/s.jsonl", {"rows": 300}, "Qwen/Qwen3-0.6B", "hf")
     sft = TrainingStage("sft", "sft-1", 4, "Qwen/Qwen3-0.6B", train_file="s.jsonl", data=(own,))
