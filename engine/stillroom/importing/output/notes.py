@@ -92,13 +92,15 @@ def import_notes(
             "drop the rows, use not_contains of filter_dataset with match=conversation"
         )
     yield from _notes_on_scores(request, counts)
-    if request.prompts and counts.ambiguous_prompts:
+    if counts.ambiguous_prompts:
         by_reward = (
             "" if request.reward_from else "set reward_from, so that the best answer counts, or "
         )
         yield (
-            f"{counts.ambiguous_prompts} prompts have no expected_answer, because their correct "
-            f"answers differ: {by_reward}score them with a judge or rewards.py"
+            f"{counts.ambiguous_prompts} prompts have different answers, none of them known to be "
+            f"wrong: all are kept{', without an expected_answer' if request.prompts else ''}. If "
+            f"only one can be right, {by_reward}score them with a judge or rewards.py "
+            "(score_rollouts); dedupe of filter_dataset drops only rows with equal answers"
         )
     if request.prompts and counts.unanswered_prompts:
         yield (

@@ -171,7 +171,7 @@ class RolloutCounts:
     unlogged_turns: int = 0
     """The assistant turns that are not the reply of any logged call, and are not trained on."""
     ambiguous_prompts: int = 0
-    """The prompts whose correct answers differ."""
+    """The prompts with different answers that are not known to be wrong."""
     unanswered_prompts: int = 0
     """The prompts whose rollouts are all wrong or truncated."""
     contradicted_prompts: int = 0

@@ -17,7 +17,7 @@ def row(question, answer, **fields):
 
 def imported(folder, rows, **options):
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    request = ImportRollouts(input="rows.jsonl", output="out.jsonl", prompts=True, **options)
+    request = ImportRollouts(input="rows.jsonl", output="out.jsonl", **{"prompts": True, **options})
     made = import_rollouts(Workspace(folder), request)
     assert made.read == made.kept + made.merged + made.refused
     return made
@@ -33,7 +33,9 @@ def expected(folder, name="out.prompts.jsonl"):
 
 
 def told(made):
-    return [note for note in made.notes if "because their correct answers differ" in note]
+    return [
+        note for note in made.notes if "different answers, none of them known to be wrong" in note
+    ]
 
 
 @pytest.mark.parametrize(
@@ -81,6 +83,14 @@ def test_the_answers_with_the_best_reward_are_the_ones_that_are_expected(tmp_pat
     assert note.startswith("1 prompts ")
     assert "set reward_from" not in note
     assert any(note.startswith("1 prompts have no expected_answer") for note in made.notes)
+
+
+def test_prompts_with_contradictory_answers_are_counted_without_a_file_of_prompts_too(tmp_path):
+    rows = [row("Urgent?", "yes"), row("Urgent?", "no"), row("Paid?", "no"), row("Paid?", "No.")]
+    (note,) = told(imported(tmp_path, rows, prompts=False))
+    assert note.startswith("1 prompts have different answers")
+    assert "dedupe of filter_dataset drops only rows with equal answers" in note
+    assert "expected_answer" not in note
 
 
 def test_an_answer_that_the_source_expects_stays_and_says_how_to_match(tmp_path):
