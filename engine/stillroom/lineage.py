@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -102,21 +103,30 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def record_file(path: Path, *, is_stopped: Callable[[], bool] = lambda: False) -> FileRecord:
-    """Returns the current path, SHA-256 and size of a file."""
-    sha256 = file_sha256(path, is_stopped=is_stopped)
+def record_file(path: Path, *, hash_of: Callable[[Path], str] = file_sha256) -> FileRecord:
+    """Returns the current path, SHA-256 and size of a file.
+
+    hash_of: returns a file's SHA-256, e.g. from a cache.
+    """
+    sha256 = hash_of(path)
     return FileRecord(path=home_path(path), sha256=sha256, num_bytes=path.stat().st_size)
 
 
-def record_folder(folder: Path, *, final: Path | None = None) -> FileRecord:
+def record_folder(
+    folder: Path, *, final: Path | None = None, hash_of: Callable[[Path], str] = file_sha256
+) -> FileRecord:
     """Returns the current path, hash and size of a model's folder.
 
-    final: the final path of the folder, if it still has a temporary name.
+    final: the final path of the folder, if it still has a temporary name. hash_of: as for
+    `record_file`.
 
     The hash is the SHA-256 of the output of `sha256sum` for its files, sorted by path.
     Hidden files and the folder's manifest are left out.
     """
-    records = [(path.relative_to(folder), record_file(path)) for path in folder_files(folder)]
+    records = [
+        (path.relative_to(folder), record_file(path, hash_of=hash_of))
+        for path in folder_files(folder)
+    ]
     return combine_records(
         final or folder,
         [msgspec.structs.replace(record, path=name.as_posix()) for name, record in records],
@@ -199,7 +209,8 @@ class Recording:
 
     def _record(self, files: list[Path], copies: Mapping[Path, Path]) -> list[FileRecord]:
         sources = {file: copies.get(file, file) for file in files}
-        records = [record_file(file, is_stopped=lambda: self._is_done) for file in sources.values()]
+        hash_of = partial(file_sha256, is_stopped=lambda: self._is_done)
+        records = [record_file(file, hash_of=hash_of) for file in sources.values()]
         return [
             msgspec.structs.replace(record, path=home_path(file))
             for file, record in zip(sources, records, strict=True)

@@ -88,7 +88,8 @@ class Lineages:
         (folder / "config.json").write_text("{}", encoding="utf-8")
         (folder / "model.safetensors").write_bytes(b"weights")
         start = base or self.model("base")
-        student = identify(ModelLocation("base", str(start), is_local=True), role="student")
+        location = ModelLocation("base", str(start), is_local=True)
+        student = identify(self.workspace, location, role="student")
         write_manifest(
             folder,
             written=record_folder(folder),
@@ -104,7 +105,8 @@ class Lineages:
         """Writes what export_model leaves of the checkpoint: a folder with a manifest."""
         checkpoint = self.root / "runs" / RUN / "checkpoints" / "final"
         folder = self.model(name)
-        source = identify(ModelLocation(RUN, str(checkpoint), is_local=True), role="checkpoint")
+        location = ModelLocation(RUN, str(checkpoint), is_local=True)
+        source = identify(self.workspace, location, role="checkpoint")
         write_manifest(
             folder,
             written=record_folder(folder),

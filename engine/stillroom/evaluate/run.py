@@ -286,7 +286,9 @@ async def _origin(plan: EvaluationPlan) -> RolloutOrigin:
     if kl_models is not None:
         others["teacher"] = kl_models.teacher
     for role, location in others.items():
-        record = await anyio.to_thread.run_sync(functools.partial(identify, location, role=role))
+        record = await anyio.to_thread.run_sync(
+            functools.partial(identify, plan.rollouts.workspace, location, role=role)
+        )
         origin = replace(origin, models=[*origin.models, record])
     return origin
 

@@ -126,7 +126,7 @@ def export_model(
         restore_home_paths(target)
         manifest = _manifest(export, written, record_files(target))
         write_json(target / MANIFEST, manifest)
-        _write_lineage(plan, target, manifest, run_id=folder.name)
+        _write_lineage(workspace, plan, target, manifest, run_id=folder.name)
     local_facts = replace(served, path=workspace.shown(plan.output), base=_base_path(plan, served))
     seconds = round(time.monotonic() - started, 3)
     result = _result(export, written, manifest, replace(usage, served=local_facts), seconds=seconds)
@@ -294,7 +294,7 @@ def _manifest(export: _Export, written: WrittenModel, files: list[FileRecord]) -
 
 
 def _write_lineage(
-    plan: ExportPlan, target: Path, manifest: ExportManifest, *, run_id: str
+    workspace: Workspace, plan: ExportPlan, target: Path, manifest: ExportManifest, *, run_id: str
 ) -> None:
     export_record = msgspec.structs.replace(record_file(target / MANIFEST), path=MANIFEST)
     files = sorted([*manifest.files, export_record], key=lambda record: Path(record.path))
@@ -302,7 +302,7 @@ def _write_lineage(
         target,
         written=combine_records(plan.output, files),
         operation="export_model",
-        inputs=[identify(plan.checkpoint, role="checkpoint")],
+        inputs=[identify(workspace, plan.checkpoint, role="checkpoint")],
         request=manifest.request,
         counts={"files": len(files)},
         run_id=run_id,

@@ -14,6 +14,7 @@ from stillroom.errors import ModelError, missing_extra
 from stillroom.home_paths import home_path
 from stillroom.lineage import FOLDER_MANIFEST, ModelRecord, record_file, record_folder
 from stillroom.models.gguf.header import SUFFIX, check_gguf, is_gguf
+from stillroom.models.hash_cache import HashCache
 from stillroom.run_folder import RunFolder
 from stillroom.settings import Workspace
 
@@ -202,14 +203,17 @@ def _checkpoint_of_run(name: str, run: Path) -> ModelLocation:
     raise ModelError(f"run {name!r} has no final checkpoint", fix)
 
 
-def identify(location: ModelLocation, *, role: str) -> ModelRecord:
+def identify(workspace: Workspace, location: ModelLocation, *, role: str) -> ModelRecord:
     """Returns the manifest's record of a model: its name, with a content hash or commit.
 
-    The hash is of a local folder's files or of a GGUF file, the commit of a hub model.
+    The hash is of a local folder's files or of a GGUF file, the commit of a hub model. A file that
+    has not changed since the workspace last used it is not hashed again.
     """
     if location.is_local:
         record = record_file if location.is_gguf else record_folder
-        sha256 = record(location.path).sha256
+        hashes = HashCache.of_workspace(workspace.root)
+        sha256 = record(location.path, hash_of=hashes.hash_of).sha256
+        hashes.save()
         return ModelRecord(role=role, name=location.name, location=location.recorded, sha256=sha256)
     revision = _hub_commit(location.location)
     return ModelRecord(role=role, name=location.name, location=location.location, revision=revision)

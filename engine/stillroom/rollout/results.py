@@ -57,11 +57,15 @@ def _origin(plan: RolloutPlan) -> RolloutOrigin:
     """Returns the inputs and models of a run; `origin_of` calls this in a thread."""
     refine, policy = plan.refine, plan.policy
     is_local = isinstance(policy, ModelLocation)
-    models = [identify(policy, role="policy") if is_local else plan.options.record("policy")]
+    models = [
+        identify(plan.workspace, policy, role="policy")
+        if is_local
+        else plan.options.record("policy")
+    ]
     if plan.judge is not None:
         models.append(plan.judge.file.record("judge"))
     if refine is not None and refine.student is not None:
-        models.append(identify(refine.student, role="student"))
+        models.append(identify(plan.workspace, refine.student, role="student"))
     if refine is not None and refine.critic is not None:
         models.append(refine.critic.file.record("critic"))
     files = [record_file(file) for file in dict.fromkeys(plan.files)]

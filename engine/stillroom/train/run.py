@@ -177,12 +177,12 @@ def _run_inputs(plan: TrainingPlan, recording: Recording, models: list[ModelReco
 
 def _model_records(workspace: Workspace, config: TrainConfig) -> list[ModelRecord]:
     """Returns the records of the student and of each teacher, with their current hashes."""
-    records = [identify(locate_model(workspace, config.model.path), role="student")]
+    records = [identify(workspace, locate_model(workspace, config.model.path), role="student")]
     for index, teacher in enumerate(dict.fromkeys(config.teachers)):
         role = "teacher" if index == 0 else f"teacher {index + 1}"
         if teacher.section.is_served:
             base_url = served_teacher(workspace, teacher).server.endpoint.base_url
             records.append(ModelRecord(role=role, name=teacher.path, location=base_url))
         else:
-            records.append(identify(locate_model(workspace, teacher.path), role=role))
+            records.append(identify(workspace, locate_model(workspace, teacher.path), role=role))
     return records

@@ -50,7 +50,7 @@ def learnt(base, folder):
         method="sft",
         step=1,
         base_model=str(base),
-        text_part_of=identify(local(base), role="multimodal"),
+        text_part_of=identify(Workspace(base.parent), local(base), role="multimodal"),
     )
     write_json(folder / RECORD, record)
     return part

@@ -1,8 +1,12 @@
+import json
+
 import pytest
 
 from fakes.gguf_files import write_gguf
 from stillroom.errors import ModelError
-from stillroom.models.resolve import check_available, locate_model
+from stillroom.lineage import record_folder
+from stillroom.models.hash_cache import HashCache
+from stillroom.models.resolve import check_available, identify, locate_model
 from stillroom.settings import Workspace
 
 
@@ -111,3 +115,26 @@ def test_a_model_that_the_hub_does_not_have_is_refused(tmp_path):
         check_available(locate_model(workspace, "none/such"))
 
     assert "a GGUF file" in caught.value.fix
+
+
+def test_weights_that_have_not_changed_are_not_hashed_again(tmp_path):
+    folder = model_folder(tmp_path / "base")
+    workspace, weights = Workspace(tmp_path), folder / "model.safetensors"
+    weights.write_bytes(b"weights")
+    location = locate_model(workspace, "base")
+    before = identify(workspace, location, role="base")
+    cache = tmp_path / ".stillroom" / "hashes.json"
+    # The files changed a moment ago, so that they may change again within a tick of the clock.
+    assert not cache.exists()
+    hashes = HashCache(cache, settled_after_s=0)
+    hashes.hash_of(weights)
+    hashes.save()
+    stamp, _ = json.loads(cache.read_bytes())[str(weights)]
+    cache.write_text(json.dumps({str(weights): [stamp, "as it was known"]}), encoding="utf-8")
+
+    known = identify(workspace, location, role="base").sha256
+
+    assert known == record_folder(folder, hash_of=HashCache(cache).hash_of).sha256 != before.sha256
+    weights.write_bytes(b"changed")
+    changed = identify(workspace, location, role="base").sha256
+    assert changed == record_folder(folder).sha256 != before.sha256

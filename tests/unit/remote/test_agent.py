@@ -11,8 +11,8 @@ import pytest
 
 from stillroom.errors import EngineError
 from stillroom.files import file_sha256
+from stillroom.models import hash_cache
 from stillroom.models.gguf.folder import cache_folder, more_space_fix
-from stillroom.remote import hash_cache
 from stillroom.remote.agent import lifecycle, output_files
 from stillroom.remote.agent.follow import follow
 from stillroom.remote.agent.output_files import AppendedFiles, FinishedFiles, fetch

@@ -22,6 +22,7 @@ from stillroom.export.folder import MANIFEST, ExportManifest
 from stillroom.files import file_sha256, write_json
 from stillroom.home_paths import home_variable
 from stillroom.lineage import write_manifest
+from stillroom.models.hash_cache import HashCache
 from stillroom.models.resolve import RECORD, CheckpointRecord, identify, locate_model
 from stillroom.remote.bundle.job_spec import pack
 from stillroom.remote.bundle.layout import read_contents
@@ -31,7 +32,6 @@ from stillroom.remote.bundle.needs import (
     needs_of_generation,
     needs_of_training,
 )
-from stillroom.remote.hash_cache import HashCache
 from stillroom.remote.machines import users_machines_file
 from stillroom.rollout.plan import plan_generation
 from stillroom.rollout.request import GenerateRollouts
@@ -144,9 +144,10 @@ def test_a_gguf_file_goes_as_it_is_and_is_converted_elsewhere(tmp_path, workspac
     assert "gguf" in packed.spec.extras
     with away(variable):
         for name in ("link.gguf", str(real)):
-            location = locate_model(Workspace(base / "workspace"), name)
+            remote = Workspace(base / "workspace")
+            location = locate_model(remote, name)
             assert location.path == base / f"outside{real}"
-            record = identify(location, role="student")
+            record = identify(remote, location, role="student")
             assert (record.location, record.sha256) == (str(real), file_sha256(real))
     student = make_project(workspace.root, "sft", Path("demo/student"))
     student.write_config()
@@ -188,9 +189,10 @@ def test_the_gguf_file_of_a_python_package_is_found_where_the_package_is_missing
 
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(packages)])
     with away(variable):
-        location = locate_model(Workspace(tmp_path / "there" / "workspace"), "tiny-model")
+        there = Workspace(tmp_path / "there" / "workspace")
+        location = locate_model(there, "tiny-model")
         assert location.path == tmp_path / "there" / f"outside{real}"
-        assert identify(location, role="student").location == str(real)
+        assert identify(there, location, role="student").location == str(real)
 
 
 def test_the_chat_template_of_a_student_goes_with_it_without_its_models_weights(workspace):
@@ -463,7 +465,7 @@ def test_a_model_that_config_yml_names_by_a_link_is_found_elsewhere(tmp_path, wo
         for name in ("models/base", str(workspace.root / "models/base"), str(real)):
             location = locate_model(there, name)
             assert location.path == base / f"outside{real}"
-            assert identify(location, role="student").location == str(real)
+            assert identify(there, location, role="student").location == str(real)
 
 
 def test_what_an_hour_costs_is_that_of_the_machine_that_does_the_run(workspace):

@@ -16,10 +16,10 @@ from threading import Event
 
 from stillroom.errors import DataError, EngineError
 from stillroom.files import read_json, write_json
+from stillroom.models.hash_cache import HashCache
 from stillroom.models.resolve import CHECKPOINTS
 from stillroom.remote.agent.runs import AgentRun, StartRecord, agent_run
 from stillroom.remote.agent.store import AgentFolder
-from stillroom.remote.hash_cache import HashCache
 from stillroom.remote.records import AppendedLines, FetchRequest, RemoteFile, RemoteFiles
 from stillroom.remote.run_files import is_downloaded_run_file, is_output, is_safe, is_temporary
 

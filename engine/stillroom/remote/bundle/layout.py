@@ -12,7 +12,7 @@ from pathlib import Path
 import stillroom
 from stillroom.errors import RunError
 from stillroom.lineage import FOLDER_MANIFEST, folder_files, manifest_path, pending_manifest_path
-from stillroom.remote.hash_cache import HashCache
+from stillroom.models.hash_cache import HashCache
 from stillroom.remote.records import (
     PACKAGE_PREFIX,
     RUN_FILE_PREFIX,
@@ -26,7 +26,6 @@ from stillroom.run_folder import RunFolder
 from stillroom.secrecy.keys import keys_file
 from stillroom.secrecy.readable import check_readable
 from stillroom.settings import Workspace
-from stillroom.versions import FOLDER
 
 _WORKSPACE, _OUTSIDE = "workspace", "outside"
 _CONFIG = f"{_OUTSIDE}/~config"
@@ -144,9 +143,6 @@ def _normalized(path: Path) -> str:
     return os.path.normpath(path.absolute())
 
 
-_CACHE = "hashes.json"
-
-
 @dataclass(frozen=True, slots=True)
 class Contents:
     """The contents of a run's files, and the files' paths on the other machine."""
@@ -164,7 +160,7 @@ def read_contents(
     Raises RunError if a file has changed since the run was started.
     """
     root = Path(run.read_request().workspace)
-    hashes = HashCache(root / FOLDER / _CACHE)
+    hashes = HashCache.of_workspace(root)
     blobs, files = dict[str, Blob](), list[PlacedFile]()
     run.check_inputs()
     for sent in spec.files:

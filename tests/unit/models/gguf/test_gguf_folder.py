@@ -366,7 +366,7 @@ def test_the_record_of_a_model_names_the_file_and_its_hash(tmp_path):
     path = write_gguf(tmp_path / "tiny.gguf", tiny())
     location = locate_model(Workspace(tmp_path), "tiny.gguf")
 
-    record = identify(location, role="student")
+    record = identify(Workspace(tmp_path), location, role="student")
 
     assert (record.name, record.location) == ("tiny.gguf", str(path))
     assert record.sha256 == file_sha256(path)

@@ -138,7 +138,7 @@ def test_the_gradient_does_not_depend_on_how_it_is_formed(
 def _ready(root, config, student, sequences):
     """The targets as a run prepares them."""
     workspace = Workspace(root)
-    record = identify(locate_model(workspace, config.teacher.path), role="teacher")
+    record = identify(workspace, locate_model(workspace, config.teacher.path), role="teacher")
     rows_file = root / "train.jsonl"
     rows_file.write_text("{}\n")
     session = Session(config, student, root, KeptReporter(), 0.0)

@@ -4,11 +4,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
 from stillroom.errors import DataError, EngineError
 from stillroom.files import file_sha256, read_json, write_json
+from stillroom.versions import FOLDER
 
 _MAX_CACHED = 50_000
 
@@ -49,6 +51,11 @@ class HashCache:
         # Ordered by last use, so that the least recently used are dropped.
         self._entries[str(path)] = cached
         return cached.sha256
+
+    @classmethod
+    def of_workspace(cls, root: Path) -> Self:
+        """Returns the cache of the workspace at `root`, which all its runs share."""
+        return cls(root / FOLDER / "hashes.json")
 
     def save(self) -> None:
         """Writes the cache; does nothing if it cannot be written."""
