@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from aiohttp import web
 
@@ -15,7 +16,7 @@ from stillroom.recording.capture import CallCapture, CapturedBody
 from stillroom.recording.encodings import decodable_encodings
 from stillroom.recording.headers import RequestHead, end_to_end_headers, upstream_headers
 from stillroom.recording.journal import CallJournal, Outcome
-from stillroom.recording.records import CallEnd, call_kind
+from stillroom.recording.records import CallEnd, call_kind, decode_call
 from stillroom.recording.serving import Service, abort, cut_off, response_with
 from stillroom.recording.spending import CallBudget, Reservation
 from stillroom.recording.upstream_client import (
@@ -25,6 +26,7 @@ from stillroom.recording.upstream_client import (
     UpstreamReply,
 )
 from stillroom.recording.upstreams import Upstream, route
+from stillroom.teachers.budget import NO_COST, Cost
 
 MAX_RECORDED_BYTES = bounds.RECORDED.limit
 """The default maximum number of bytes recorded per request and per reply."""
@@ -32,6 +34,8 @@ _MAX_RESENT_BYTES = 1 << 20
 """The length of the longest unrecorded request body that can be sent again."""
 _UNBILLED_PATHS = ("/count_tokens", "/tokenize", "/detokenize")
 """Endings of the paths at which a POST request calls no model."""
+_IDLE_S = 1.0
+"""Seconds after a call until the budget records that none is in flight, if that is so then."""
 _WAIT_FOR_END_S = 0.025
 """Seconds for which the last event of a stream is held back to wait for the end of the reply."""
 
@@ -102,6 +106,10 @@ class RecordingProxy(Service):
             # Outermost handler of a call: failed calls are recorded too, as they may be billed.
             call.end("proxy_stopped", f"unexpected {type(error).__name__}")
             raise
+        finally:
+            if self._budget is not None:
+                announce_idle = self._budget.budget.announce_idle
+                asyncio.get_running_loop().call_later(_IDLE_S, announce_idle)
 
     async def aclose(self) -> None:
         """Closes the connections to the upstreams."""
@@ -167,7 +175,7 @@ class RecordingProxy(Service):
             problem = self._report_no_reply(upstream, error)
             if not error.was_sent:
                 call.release()
-            if not await call.end_and_wait("upstream_left", problem):
+            if not await call.end("upstream_left", problem):
                 abort(request)
             raise RefusedError.no_reply(problem) from error
         try:
@@ -206,54 +214,45 @@ class _RecordedExchange:
         self.reservation: Reservation | None = None
         """The part of the budget that is reserved for the call."""
         self._journal, self._note_outcome = journal, note_outcome
-        self._has_ended = False
+        self._is_written: asyncio.Future[bool] | None = None
 
     def release(self) -> None:
         """Frees the reservation of a call that did not reach its endpoint."""
         if self.reservation is not None:
-            self.reservation.release()
+            self.reservation.settle(NO_COST)
             self.reservation = None
 
-    async def end_and_wait(self, end: CallEnd, problem: str | None = None) -> bool:
-        """Ends the call and waits until it is on disk; returns False if writing failed."""
+    def end(self, end: CallEnd, problem: str | None = None) -> asyncio.Future[bool]:
+        """Queues the call for the journal, unless it was queued before.
+
+        The future's result is whether the call is on disk; False if writing failed.
+        """
+        if self._is_written is not None:
+            return self._is_written
         loop = asyncio.get_running_loop()
-        written = loop.create_future()
+        is_written = self._is_written = loop.create_future()
 
-        def settle(outcome: Outcome) -> None:
-            if not written.done():
-                written.set_result(outcome is None)
+        def settle(outcome: Outcome, cost: Cost | None) -> None:
+            # Not before: if this process is killed, the call counts as in flight or as recorded.
+            if self.reservation is not None and cost is not None:
+                self.reservation.settle(cost)
+            if not is_written.done():
+                is_written.set_result(outcome is None)
 
-        def done(outcome: Outcome) -> None:
+        def finish(outcome: Outcome, cost: Cost | None = None) -> None:
+            self._note_outcome(outcome)
             # The loop may have stopped while the journal is still writing.
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(settle, outcome)
-
-        self.end(end, problem, done)
-        return await written
-
-    def end(
-        self,
-        end: CallEnd,
-        problem: str | None = None,
-        done: Callable[[Outcome], None] = lambda _: None,
-    ) -> None:
-        """Queues the call for the journal, unless it was queued before."""
-        if self._has_ended:
-            return
-        self._has_ended = True
-
-        def finish(outcome: Outcome) -> None:
-            self._note_outcome(outcome)
-            done(outcome)
+                loop.call_soon_threadsafe(settle, outcome, cost)
 
         try:
             line = self.capture.encode_line(end, problem)
-            if self.reservation is not None:
-                self.reservation.settle(line)
+            cost = self.reservation and self.reservation.cost_of(decode_call(line))
         except Exception as error:  # outermost handler: the client must not wait forever
             finish(error)
         else:
-            self._journal.append(line, finish)
+            self._journal.append(line, partial(finish, cost=cost))
+        return is_written
 
 
 async def _reserve(
@@ -285,7 +284,7 @@ async def _forward_recorded_reply(
         await _forward_until_end(response, reply, call.capture, held)
     except UpstreamError as error:
         problem = f"{upstream.origin}: {error}"
-    if not await call.end_and_wait("upstream_left" if problem else "whole", problem):
+    if not await call.end("upstream_left" if problem else "whole", problem):
         abort(request)
         return response
     await response.prepare(request)

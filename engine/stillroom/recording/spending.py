@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from stillroom.recording.records import RecordedCall, decode_call
-from stillroom.teachers.budget import NO_COST, Budget, BudgetSpentError, Cost
+from stillroom.recording.records import RecordedCall
+from stillroom.teachers.budget import Budget, BudgetSpentError, Cost
 from stillroom.teachers.pricing import Price
 from stillroom.types import Usage
 
@@ -141,10 +141,6 @@ class Reservation:
         self._budget.record_excess(self._expected, usage)
         return Cost.of(usage, self._price.of(usage))
 
-    def settle(self, line: bytes) -> None:
-        """Replaces the reservation with the actual cost of the call in this journal line."""
-        self._budget.budget.settle(self.max_cost, self.cost_of(decode_call(line)))
-
-    def release(self) -> None:
-        """Frees the reservation of a call that did not reach its endpoint."""
-        self._budget.budget.settle(self.max_cost, NO_COST)
+    def settle(self, cost: Cost) -> None:
+        """Replaces the reservation with the actual cost of the call; 0 if it was not sent."""
+        self._budget.budget.settle(self.max_cost, cost)

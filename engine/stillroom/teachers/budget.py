@@ -171,6 +171,11 @@ class Budget:
         self.on_outstanding(announced)
         self._announced, self._num_far_below = announced, 0
 
+    def announce_idle(self) -> None:
+        """Announces that nothing is in flight, if that is so and was not announced before."""
+        if not self._num_in_flight and self._announced.calls:
+            self._announce(0, 0, 0.0)
+
     def release(self, worst: Cost) -> None:
         """Frees a call's reservation. Call it directly only for a call that was not sent."""
         self.num_reserved -= 1

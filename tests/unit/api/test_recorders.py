@@ -10,7 +10,8 @@ import anyio
 import pytest
 
 from fakes.raw_endpoint import RawEndpoint, json_reply
-from fakes.recording import CHAT, recording, request
+from fakes.recording import CHAT, in_thread, recording, request
+from fakes.waiting import wait_until
 from stillroom.api import recorders
 from stillroom.api.recorders import (
     RecorderCost,
@@ -21,8 +22,11 @@ from stillroom.api.recorders import (
 )
 from stillroom.api.spending import limit_budget
 from stillroom.errors import DataError, InputError
-from stillroom.recording.admission import RefusedError
+from stillroom.files import read_json
+from stillroom.recording.admission import Admission, RefusedError
 from stillroom.recording.journal import CallJournal
+from stillroom.recording.proxy import RecordingProxy
+from stillroom.recording.upstreams import parse_upstreams
 from stillroom.settings import Workspace
 from stillroom.teachers.pricing import Price, price_for
 from stillroom_mcp.http.record import limited_recording
@@ -190,3 +194,23 @@ def test_counting_what_a_killed_recorder_has_cost_loads_no_aiohttp(
         cwd=workspace.root,
     )  # fmt: skip
     assert finished.stdout.strip() == "4.0 False"
+
+
+def test_calls_that_had_ended_do_not_count_as_in_flight_when_an_idle_recorder_is_killed(
+    workspace: Workspace,
+) -> None:
+    folder = workspace.root / "traces"
+    body = json.dumps({"model": "m", "messages": [], "max_tokens": 4}).encode()
+    reply = json_reply(json.dumps(REPLY).encode())
+    with (
+        limited_recording(workspace, folder, 15.0, is_local=False) as (journal, budget),
+        RawEndpoint(lambda _: reply) as endpoint,
+    ):
+        proxy = RecordingProxy(journal, parse_upstreams([endpoint.url]), Admission(), budget=budget)
+        [document] = (workspace.root / ".stillroom/recorders").iterdir()
+        with in_thread(proxy) as url:
+            assert request(url, "POST", CHAT, body).status == 200
+            wait_until(lambda: not read_json(document, RecorderCost).in_flight_usd)
+            as_killed = document.read_bytes()
+    document.write_bytes(as_killed)
+    assert recorders_usd(workspace) == 2
