@@ -100,6 +100,7 @@ OPERATIONS = (
             action="counting tokens with the chat template of {model!r}",
             fix="leave out model, or check the tokenizer files of the model",
             memory_gb=_TEMPLATE_GB,
+            libraries="stillroom.models.load",
         ),
     ),
     Operation(
@@ -235,6 +236,7 @@ OPERATIONS = (
             action="rendering with the chat template of {model!r}",
             fix="inspect fewer rows, or check the tokenizer files of the model",
             memory_gb=_TEMPLATE_GB,
+            libraries="stillroom.models.load",
         ),
     ),
     Operation(

@@ -4,6 +4,7 @@ The calling process does not load those libraries, and kills the child after a t
 child reads the request from its standard input and writes the result to its standard output.
 """
 
+import importlib
 import os
 import signal
 import subprocess
@@ -33,6 +34,8 @@ from stillroom.settings import Workspace
 
 _Result = TypeVar("_Result")
 _POLL_S = 0.1
+_LOADING_S = 300.0
+"""The number of seconds in which a child must have loaded its libraries."""
 _KILL_WAIT_S = 5.0
 _TAIL_BYTES = 4096
 _RESERVED_PER_PROCESSOR = 64 << 20
@@ -44,6 +47,7 @@ class _ChildInput(msgspec.Struct):
     parent_pid: int
     workspace: str
     function: str
+    libraries: str | None
     request_type: str
     request: dict[str, Any]
     cpu_s: float
@@ -120,6 +124,7 @@ def run_in_child(
         parent_pid=os.getpid(),
         workspace=str(workspace.root),
         function=work.function,
+        libraries=work.libraries,
         request_type=f"{request_type.__module__}:{request_type.__qualname__}",
         request=request.model_dump(mode="json"),
         # This limit still applies if no process is left to kill the child.
@@ -145,8 +150,16 @@ def _run_child(
 ) -> tuple[int, bytes]:
     """Runs a child, which is killed at its time limit; returns its exit code and its output."""
     stop, listener = _STOP.get(), _LISTENER.get()
-    num_read = 0
-    deadline = time.monotonic() + work.timeout_s
+    num_read, has_loaded = 0, False
+    deadline = time.monotonic() + _LOADING_S
+
+    def on_progress(text: str) -> None:
+        nonlocal deadline, has_loaded
+        if not has_loaded:
+            has_loaded, deadline = True, time.monotonic() + work.timeout_s
+        if listener is not None:
+            listener(text)
+
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "stillroom.jobs.child"],
         stdin=subprocess.PIPE,
@@ -164,20 +177,30 @@ def _run_child(
             except subprocess.TimeoutExpired:
                 # `communicate` keeps its input, which must not be passed again.
                 stdin = None
-                if listener is not None:
-                    num_read = _forward_progress(stderr, num_read, listener)
+                num_read = _forward_progress(stderr, num_read, on_progress)
                 if stop is not None and stop.is_set():
                     raise RunError(f"{action} was stopped", "call it again") from None
                 if time.monotonic() > deadline:
-                    raise RunError(
-                        f"{action} timed out after {work.timeout_s:g} s", work.fix
-                    ) from None
+                    raise _timed_out(work, action, has_loaded=has_loaded) from None
     finally:
         if process.poll() is None:
             kill_family(process.pid)
             # A process that has left the family may still hold the pipe.
             with suppress(subprocess.TimeoutExpired):
                 process.communicate(timeout=_KILL_WAIT_S)
+
+
+def _timed_out(work: ChildWork, action: str, *, has_loaded: bool) -> RunError:
+    """Returns the error of a child that was killed while it worked or loaded its libraries."""
+    if has_loaded:
+        return RunError(
+            f"{action} timed out after {work.timeout_s:g} s",
+            f"{work.fix}; or call it again if other programs keep this machine busy",
+        )
+    return RunError(
+        f"{action} failed: loading the libraries for it took over {_LOADING_S:g} s",
+        "call it again once this machine and its disk are less busy",
+    )
 
 
 def _forward_progress(stderr: IO[bytes], num_read: int, listener: Callable[[str], None]) -> int:
@@ -209,14 +232,20 @@ def main() -> None:
     """Executes the request on standard input and writes its result to standard output."""
     child_input = msgspec.json.decode(sys.stdin.buffer.read(), type=_ChildInput)
     end_with_parent(child_input.parent_pid)
-    limit_this_process(cpu_s=child_input.cpu_s, memory_bytes=child_input.memory_bytes)
     # From here on, what libraries print goes to standard error and not into the result.
     stdout = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
         workspace = Workspace(Path(child_input.workspace), child_input.secrets)
         request = load(child_input.request_type).model_validate(child_input.request)
-        result = load(child_input.function)(workspace, request)
+        function = load(child_input.function)
+        if child_input.libraries is not None:
+            # The function says which extra to install.
+            with suppress(ModuleNotFoundError):
+                importlib.import_module(child_input.libraries)
+        limit_this_process(cpu_s=child_input.cpu_s, memory_bytes=child_input.memory_bytes)
+        report_progress(child_input.action)
+        result = function(workspace, request)
         outcome = _Done(msgspec.Raw(msgspec.json.encode(result)))
     except EngineError as error:
         outcome = _Failed(error.problem, error.fix)

@@ -54,13 +54,15 @@ class ChildWork:
     function: str
     """`module:function`, called with a workspace and a request."""
     timeout_s: float
-    """The number of seconds after which the child is killed."""
+    """The number of seconds for the function, after which the child is killed."""
     action: str
     """What the child does, for error messages; names in braces are fields of the request."""
     fix: str
     """What the user can do if the child crashes or takes too long, for error messages."""
     memory_gb: float | None = None
     """The child's memory limit in GB; None for half of the machine's memory."""
+    libraries: str | None = None
+    """A module that the function imports, whose loading `timeout_s` does not count."""
 
 
 @dataclass(frozen=True, slots=True)

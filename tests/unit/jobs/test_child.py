@@ -1,5 +1,6 @@
 """Filtering in a child process: what the server itself must not load."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from fakes.rollout_lines import encoded
 from fakes.rollout_rows import assistant, read_rows, rollout_row, user, write_lines
 from stillroom import api
 from stillroom.demo import DEMO_MODELS
-from stillroom.errors import EngineError
+from stillroom.errors import EngineError, RunError
+from stillroom.jobs.child import run_in_child
+from stillroom.jobs.operations import ChildWork
 from stillroom.secrecy.environments import run_environment
 from stillroom.settings import Workspace
 
@@ -98,6 +101,30 @@ def test_heavy_filters_load_nothing_into_this_process(tmp_path: Path) -> None:
     )
 
     assert finished.stdout == "2 []\n"
+
+
+def test_the_time_limit_begins_once_the_libraries_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = tmp_path / "loaded"
+    (tmp_path / "library_of_a_child.py").write_text(f"open({str(loaded)!r}, 'w').close()\n")
+    (tmp_path / "work_of_a_child.py").write_text(
+        "import threading\ndef wait(workspace, request):\n    threading.Event().wait()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    work = ChildWork(
+        function="work_of_a_child:wait",
+        timeout_s=0.01,
+        action="waiting",
+        fix="wait for less",
+        libraries="library_of_a_child",
+    )
+
+    with pytest.raises(RunError, match=r"waiting timed out after 0\.01 s") as caught:
+        run_in_child(Workspace(tmp_path), work, api.GetRun(run_id="r"), result=str)
+
+    assert loaded.exists()
+    assert caught.value.fix.startswith("wait for less; or call it again")
 
 
 @pytest.mark.usefixtures("warm_python")
