@@ -20,7 +20,7 @@ _BLOCK = 4 << 20
 class Checker:
     """Compares records with the files on disk; each path and hash is compared only once."""
 
-    def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, *, max_bytes: int) -> None:
         self._bytes_left = max_bytes
         self._states: dict[tuple[Path, str], State] = {}
 

@@ -11,7 +11,7 @@ from stillroom.outputs import new_output
 from stillroom.rollout.sources import check_output
 from stillroom.settings import Workspace
 from stillroom.trace.lineage_target import find_target
-from stillroom.trace.origins import Checker, Origin, Origins
+from stillroom.trace.origins import MAX_BYTES, Checker, Origin, Origins
 from stillroom.trace.request import Lineage, LineageNode, ShowLineage, State
 from stillroom.trace.rows import RowTrace, source_files
 from stillroom.trace.sources import write_sources
@@ -116,15 +116,17 @@ def _options(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def show_lineage(workspace: Workspace, request: ShowLineage) -> Lineage:
+def show_lineage(
+    workspace: Workspace, request: ShowLineage, *, max_bytes: int = MAX_BYTES
+) -> Lineage:
     """Returns the lineage of a file, run or checkpoint; with `tag`, tags the file first.
 
     With a row query, includes that row's history; with `sources`, also writes the source rows to
-    that file.
+    that file. At most `max_bytes` of its files are hashed; the others are `unchecked`.
     Raises InputError if the file, run or row does not exist, if a tag is already used for other
     content, or if the file for the sources exists.
     """
-    origins = Origins(workspace, Checker())
+    origins = Origins(workspace, Checker(max_bytes=max_bytes))
     target = find_target(workspace, origins, request.path)
     tagged = _tag_target(workspace, target, request.tag) if request.tag is not None else None
     row_query = request.row_query

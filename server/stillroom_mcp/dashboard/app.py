@@ -24,6 +24,7 @@ from stillroom.report import drawing
 from stillroom.report.data_pages import conversations
 from stillroom.report.environment import page_environment, page_styles
 from stillroom.settings import Workspace
+from stillroom.trace.origins import MAX_BYTES
 from stillroom_mcp.dashboard import views
 from stillroom_mcp.dashboard.live import read_metrics_from
 from stillroom_mcp.dashboard.row_files import RowFiles
@@ -38,6 +39,8 @@ _STATIC = _FOLDER / "static"
 _SCRIPTS = ("htmx.min.js", "uPlot.iife.min.js", "charts.js", "dashboard.js")
 _LOG_LINES = 200
 _MAX_STUDENTS = 8
+_MAX_BYTES_AT_FIRST = 64 << 20
+"""The number of bytes that are hashed for the newest output, whose lineage nobody asked for."""
 _MAX_COMPARED = 200
 """The number of runs, newest first, that the page Compare offers."""
 _POLICY = (
@@ -304,15 +307,15 @@ class _Pages:
         elif newest:
             # Nobody asked for this one, so an unreadable manifest only leaves the form.
             with suppress(EngineError, OSError):
-                lineage = self._lineage_of(newest)
+                lineage = self._lineage_of(newest, max_bytes=_MAX_BYTES_AT_FIRST)
         return self._render(
             "lineage.html.j2", current="lineage", name=name or newest or "", lineage=lineage,
             is_newest=bool(newest),
         )  # fmt: skip
 
-    def _lineage_of(self, name: str) -> api.Lineage:
+    def _lineage_of(self, name: str, *, max_bytes: int = MAX_BYTES) -> api.Lineage:
         self._check_in_workspace(name)
-        return api.show_lineage(self._workspace, api.ShowLineage(path=name))
+        return api.show_lineage(self._workspace, api.ShowLineage(path=name), max_bytes=max_bytes)
 
     def _requested_file(self, request: Request) -> tuple[str, Path]:
         """Returns the requested data file: its path for display, and its path."""

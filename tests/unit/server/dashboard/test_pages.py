@@ -8,7 +8,7 @@ import pytest
 
 from fakes.dashboards import client_of
 from fakes.run_folders import evaluate, write_run, write_training
-from stillroom.lineage import write_manifest
+from stillroom.lineage import FileRecord, write_manifest
 
 ID = "sft-abcdefghjkmnpqrstuvwxyz234"
 
@@ -77,6 +77,19 @@ def test_lineage_begins_with_the_newest_output(tmp_path: Path) -> None:
     assert "by filter_dataset" in page
     assert "The newest output of this workspace" in page
     assert "The newest output" not in page_of(tmp_path, "/lineage?path=new.jsonl")
+
+
+def test_lineage_that_nobody_asked_for_does_not_hash_large_files(tmp_path: Path) -> None:
+    output = tmp_path / "new.jsonl"
+    output.touch()
+    os.truncate(output, 65 << 20)
+    record = FileRecord(path=str(output), sha256="0" * 64, num_bytes=65 << 20)
+    write_manifest(
+        output, written=record, operation="filter_dataset", inputs=[], request={}, counts={}
+    )
+    changed = "has changed since it was used"
+    assert changed not in page_of(tmp_path, "/lineage")
+    assert changed in page_of(tmp_path, "/lineage?path=new.jsonl")
 
 
 def test_lineage_begins_with_a_checkpoint_that_is_newer_than_all_files(tmp_path: Path) -> None:
