@@ -222,9 +222,7 @@ def _price_notice(result: api.TrainingForecast) -> str:
         return ""
     tools = " (without the time of tools)" if result.method == "distill" else ""
     minutes = machine.install_seconds / 60
-    install = (
-        f", including up to {minutes:.0f} minutes for the first installation" if minutes else ""
-    )
+    install = f", including up to {minutes:.0f} minutes for installing packages" if minutes else ""
     return (
         f"tell the user that it may cost up to ${machine.usd_most:.2f}{tools}{install}; "
         "only budget_usd limits the cost. Then, with budget_usd, "

@@ -15,7 +15,10 @@ import msgspec
 from stillroom.errors import DataError
 from stillroom.files import content_hash, read_json, write_json
 from stillroom.lineage import now
+from stillroom.models.resolve import locate_model
 from stillroom.places import make_folder
+from stillroom.remote.bundle.models import needs_gguf
+from stillroom.remote.bundle.needs import training_extras
 from stillroom.remote.host import RunHost
 from stillroom.remote.machine import Machine
 from stillroom.remote.records import JobSpec, MachineFacts
@@ -135,7 +138,9 @@ def hardware_of(
         free_disk_gb=facts.free_disk_gb,
         price_per_hour=price,
         # The disk of a cluster or a job is deleted with it.
-        is_installed=facts.stillroom_version is not None and not machine.access.is_provisioned,
+        is_installed=facts.stillroom_version is not None
+        and not machine.access.is_provisioned
+        and (config is None or _has_packages(workspace, machine, config)),
         measured=measured,
     )
 
@@ -145,6 +150,22 @@ def gpu_names(text: str) -> list[str]:
     name = text.rpartition(",")[0] or text
     counted = re.fullmatch(r"(\d{1,2}) x (.+)", name)
     return [counted[2]] * int(counted[1]) if counted else [name]
+
+
+def _has_packages(workspace: Workspace, machine: Machine, config: TrainConfig) -> bool:
+    """Whether a machine has the packages of a training, as far as its earlier runs tell.
+
+    A run installs all of its packages unless an earlier one had installed them and maybe others.
+    """
+    needed = {*training_extras(config)}
+    if needs_gguf(workspace, locate_model(workspace, config.model.path)):
+        needed.add("gguf")
+    installed = [
+        spec.extras
+        for _, spec, view in remote_runs(workspace)
+        if view.has_started and _access_hash(spec.machine) == _access_hash(machine)
+    ]
+    return not installed or any(needed.issubset(extras) for extras in installed)
 
 
 def _earlier_price(workspace: Workspace, machine: Machine) -> float | None:

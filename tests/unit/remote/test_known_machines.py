@@ -14,7 +14,8 @@ from stillroom.remote.host import UnreachableError
 from stillroom.remote.known_machines import hardware_of, load_probe, save_probe
 from stillroom.remote.machines import find_machine
 from stillroom.remote.planning import plan_training
-from stillroom.run_folder import RemoteView
+from stillroom.remote.records import JobSpec
+from stillroom.run_folder import REMOTE_FILE, VIEW_FILE, RemoteView
 from stillroom.train.config.file import load_config
 from stillroom.train.config.request import PlanTraining, requests_per_model
 from stillroom.train.planning.forecast import combined_forecast
@@ -153,6 +154,27 @@ def test_the_price_of_a_rented_machine_is_what_its_last_run_there_paid(tmp_path)
         add_remote_run(workspace, view, machine=sky, status=RunStatus.SUCCEEDED)
 
     assert hardware_of(workspace, sky).price_per_hour == pytest.approx(3.0)
+
+
+def test_packages_that_no_earlier_run_on_the_machine_had_count_as_not_installed(tmp_path):
+    workspace = name_machines(tmp_path, BOX)
+    box = find_machine(workspace, "gpu-box")
+    save_probe(workspace, box, msgspec.structs.replace(GPU_BOX, stillroom_version="0.1.0"))
+    plain, nf4 = config_of(tmp_path), config_of(tmp_path, quantization="nf4")
+
+    def is_installed(config):
+        return hardware_of(workspace, box, config).is_installed
+
+    # Another workspace may have installed them.
+    assert is_installed(nf4)
+    for extras, has_started in ((["train"], True), (["train", "qlora"], False)):
+        view = RemoteView(where="gpu-box", has_started=has_started)
+        run = add_remote_run(workspace, view, machine=box)
+        spec = JobSpec(machine=box, files=[], home_paths=[], extras=extras)
+        write_json(run.path / REMOTE_FILE, spec)
+        assert (is_installed(plain), is_installed(nf4)) == (True, False)
+    write_json(run.path / VIEW_FILE, msgspec.structs.replace(view, has_started=True))
+    assert is_installed(nf4)
 
 
 MACHINES = """

@@ -13,6 +13,7 @@ from stillroom.rollout.rescore.request import ScoreRollouts, ScoringPlan
 from stillroom.teachers.providers import Endpoint
 from stillroom.tools.user.file import UserFile
 from stillroom.train.config.request import StartTraining, TrainingPlan
+from stillroom.train.config.schema import TrainConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,6 @@ class Needs:
 def needs_of_training(request: StartTraining, plan: TrainingPlan) -> Needs:
     """Returns what a training run needs."""
     config, trainer = plan.config, plan.config.trainer
-    sections = (config.model, *(teacher.section for teacher in config.teachers))
-    extras = {
-        "train": True,
-        "qlora": any(section.quantization is not None for section in sections),
-        "browse": config.rollout.browse,
-        "track": trainer.tensorboard or trainer.wandb_project is not None,
-    }
     soft = config.soft_targets
     store = soft.store if soft is not None and soft.top_k is not None else None
     return Needs(
@@ -86,10 +80,22 @@ def needs_of_training(request: StartTraining, plan: TrainingPlan) -> Needs:
         outputs=[store] if store is not None else [],
         key_names=plan.key_names,
         tracker_keys=["WANDB_API_KEY"] if trainer.wandb_project is not None else [],
-        extras=_enabled(extras),
+        extras=training_extras(config),
         config=plan.config_file,
         resume=request.resume,
     )
+
+
+def training_extras(config: TrainConfig) -> list[str]:
+    """Returns the extras of Stillroom's package that a training needs, without `gguf`."""
+    sections = (config.model, *(teacher.section for teacher in config.teachers))
+    extras = {
+        "train": True,
+        "qlora": any(section.quantization is not None for section in sections),
+        "browse": config.rollout.browse,
+        "track": config.trainer.tensorboard or config.trainer.wandb_project is not None,
+    }
+    return _enabled(extras)
 
 
 def needs_of_generation(plan: GenerationPlan) -> Needs:

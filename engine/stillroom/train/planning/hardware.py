@@ -75,7 +75,7 @@ class Hardware:
     free_disk_gb: float | None = None
     price_per_hour: float | None = None
     is_installed: bool = True
-    """Whether torch and the other packages are installed, so that a run starts immediately."""
+    """Whether the packages that a run needs are installed, so that it starts immediately."""
     measured: EarlierRate | None = None
 
     @property
@@ -146,11 +146,11 @@ class MachineForecast(msgspec.Struct, frozen=True, kw_only=True):
     price_per_hour: float | None
     usd_least: float | None
     usd_most: float | None
-    """The upper estimate of the price, which includes the first installation."""
+    """The upper estimate of the price, which includes the installation of packages."""
     based_on: OwnText
     """The measurement or estimate behind the time and the price."""
     install_seconds: float = 0.0
-    """The upper estimate for installing packages at the first start; the price includes it."""
+    """The upper estimate for installing packages, if they are not there; the price includes it."""
 
 
 def forecast_on(
