@@ -257,6 +257,17 @@ def test_checkpoints_are_told_whole_and_what_is_being_written_is_not(place: Agen
     assert sorted(listed(place, is_last=True)) == [*during, "failures.jsonl", "out.jsonl"]
 
 
+def test_the_answers_of_an_evaluation_that_did_not_finish_are_told_at_its_end(
+    place: AgentRun,
+) -> None:
+    answers = ["answers-1/.main.jsonl/settings.json", "answers-1/main.jsonl"]
+    for name in answers:
+        (place.folder.path / name).parent.mkdir(exist_ok=True, parents=True)
+        (place.folder.path / name).write_text("{}\n")
+    assert listed(place, is_last=False) == []
+    assert sorted(listed(place, is_last=True)) == answers
+
+
 def test_what_was_sent_and_only_looks_like_an_output_is_not_told(place: AgentRun) -> None:
     (place.workspace / "out.yml").write_text("sent")
     (place.workspace / "out.jsonl").write_text("{}\n")

@@ -4,6 +4,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import anyio
+import msgspec
 import pytest
 from pydantic import BaseModel
 
@@ -19,8 +21,11 @@ from fakes.elsewhere import (
     without_times,
 )
 from fakes.training import make_project
+from stillroom.evaluate.files import Evaluation
 from stillroom.evaluate.request import EvaluateModel, plan_evaluation
+from stillroom.evaluate.unfinished import answers_folder
 from stillroom.export.request import ExportModel, plan_export
+from stillroom.files import read_json
 from stillroom.lineage import read_manifest
 from stillroom.projects.create import CreateProject, create_project
 from stillroom.remote.bundle.needs import (
@@ -34,10 +39,11 @@ from stillroom.remote.bundle.needs import (
 from stillroom.rollout.plan import plan_generation
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.rescore.request import ScoreRollouts, plan_scoring
-from stillroom.run_folder import given_config
+from stillroom.rollout.results import origin_of
+from stillroom.run_folder import REMOTE_FILE, given_config
 from stillroom.settings import Workspace
 from stillroom.train.config.request import StartTraining, plan_request
-from stillroom.types import RunKind
+from stillroom.types import RunKind, RunStatus
 
 ROWS = [{"messages": [user(f"Item {i}?"), answer(f"It costs {i}.")]} for i in range(10)]
 
@@ -142,6 +148,32 @@ def test_rollouts_rewards_and_evaluations_elsewhere_are_those_of_a_run_at_home(t
     do_run(demo, RunKind.EVALUATE, evaluate, "evaluate-1")
     assert changed(demo.runs / "evaluate-1", there.runs / "evaluate-1", is_timed=True) == []
     assert naming(there.root, str(tmp_path / "evaluated")) == ["runs/evaluate-1/request.json"]
+
+
+def test_an_evaluation_elsewhere_reuses_the_answers_of_one_that_did_not_finish(tmp_path, demo):
+    # Only answers that are sold identify the model that gave them.
+    (demo.root / "prices.yml").write_text("teacher: {input: 1, output: 1}\n", encoding="utf-8")
+    evaluate = EvaluateModel(data="demo/heldout.jsonl", **ASKED, **CODE)
+    plan = plan_evaluation(demo, evaluate)
+    first = do_run(demo, RunKind.EVALUATE, evaluate, "evaluate-0")
+    answers = first.path / answers_folder(plan, anyio.run(origin_of, plan.rollouts))
+    (answers / ".main.jsonl").mkdir(parents=True)
+    (answers / ".main.jsonl" / "settings.json").write_text("{}", encoding="utf-8")
+    row, *_ = (first.path / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
+    (answers / "main.jsonl").write_bytes(row)
+    (first.path / REMOTE_FILE).write_text("{}", encoding="utf-8")
+    finished = first.read()
+    first.write(msgspec.structs.replace(finished, status=RunStatus.CANCELLED, result=None))
+
+    needs = needs_of_evaluation(plan)
+    there = elsewhere(demo, tmp_path / "there", RunKind.EVALUATE, evaluate, needs)
+
+    [evaluation] = there.runs.glob("*/evaluation.json")
+    result = read_json(evaluation, Evaluation).result
+    assert (result.reused, result.accuracy.n) == (1, 3)
+    # Repeating a finished one asks for all answers.
+    first.write(finished)
+    assert not [path for path in needs_of_evaluation(plan).files if answers in path.parents]
 
 
 def test_an_export_elsewhere_is_that_of_one_at_home(tmp_path, tiny_models):

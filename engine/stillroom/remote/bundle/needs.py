@@ -1,19 +1,23 @@
 """What a run reads, writes and calls on another machine, for each kind of request."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stillroom.errors import DataError
 from stillroom.evaluate.request import EvaluationPlan
 from stillroom.export.request import ExportModel, ExportPlan
 from stillroom.models.chat_template import TemplateSource
 from stillroom.models.resolve import ModelLocation
 from stillroom.rollout.plan import GenerationPlan, RolloutPlan
 from stillroom.rollout.rescore.request import ScoreRollouts, ScoringPlan
+from stillroom.run_folder import RunFolder, RunState, all_runs
 from stillroom.teachers.providers import Endpoint
 from stillroom.tools.user.file import UserFile
 from stillroom.train.config.request import StartTraining, TrainingPlan
 from stillroom.train.config.schema import TrainConfig
+from stillroom.types import RunKind, RunStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,29 @@ def needs_of_evaluation(plan: EvaluationPlan) -> Needs:
     """Returns what an evaluation needs."""
     guard = [plan.guard.prompts_file] if plan.guard is not None else []
     teachers = [plan.kl_models.teacher] if plan.kl_models is not None else []
-    return _needs_of_rollouts(plan.rollouts, prompts=guard, models=teachers)
+    needs = _needs_of_rollouts(plan.rollouts, prompts=guard, models=teachers)
+    return replace(needs, files=[*needs.files, *_unfinished_answers(plan)])
+
+
+def _unfinished_answers(plan: EvaluationPlan) -> Iterator[Path]:
+    """Yields the answers, with their run.json, of evaluations elsewhere that this one may continue.
+
+    These are the ones of the same model and data that were unfinished when they were downloaded,
+    from the last finished one on.
+    """
+    wanted, runs = (plan.request.model, plan.request.data), list[tuple[RunState, RunFolder]]()
+    for run in all_runs(plan.rollouts.workspace):
+        with suppress(OSError, DataError):
+            sent = run.read_request()
+            is_evaluation = run.is_remote and sent.kind is RunKind.EVALUATE
+            if is_evaluation and (sent.request.get("model"), sent.request.get("data")) == wanted:
+                runs.append((run.read(), run))
+    for state, run in sorted(runs, key=lambda each: each[0].created_at, reverse=True):
+        if state.status is RunStatus.SUCCEEDED and not (state.result or {}).get("stopped_by"):
+            return
+        answers = [path for path in run.path.glob("answers-*/**/*") if path.is_file()]
+        if state.status.is_final and answers:
+            yield from (run.state_file, *answers)
 
 
 def needs_of_scoring(request: ScoreRollouts, plan: ScoringPlan) -> Needs:
