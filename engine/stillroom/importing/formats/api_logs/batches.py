@@ -13,11 +13,12 @@ from typing import Any
 from stillroom.importing.json_rows import (
     Row,
     UnreadableRowError,
+    listed_rows,
     read_json_rows,
     source_folder,
 )
 from stillroom.importing.payloads.calls import NO_REQUEST, logged_calls, read_calls
-from stillroom.importing.payloads.fields import as_list, as_row, text_of, without_empty
+from stillroom.importing.payloads.fields import as_row, text_of, without_empty
 from stillroom.importing.records import (
     Location,
     LoggedConversation,
@@ -54,18 +55,6 @@ class _Requests:
     """For each file, by its number: the custom_ids of its results."""
 
 
-def _items(row: Row, location: Location) -> Iterator[tuple[Location, Row]]:
-    """Yields the requests and results in a row, each with its location.
-
-    These are the elements of a list `requests`, as in the body of an API call, or the row itself.
-    """
-    if "custom_id" in row or not as_list(row.get("requests")):
-        yield location, row
-        return
-    for number, item in enumerate(as_list(row["requests"]), start=1):
-        yield Location(location.path, location.line, f"request {number}"), as_row(item)
-
-
 def _read(paths: Sequence[Path], api: _BatchApi) -> Iterator[SourceRow]:
     """Yields the calls of all batches, and the rows that are not part of a call."""
     with DiskDict[_Key]() as bodies:
@@ -90,7 +79,9 @@ def _read_requests(
             if isinstance(row, RefusedRow):
                 yield row
                 continue
-            for location, item in _items(row.data, row.location):
+            # The body of an API call lists its requests.
+            for listed in listed_rows(row, "requests", part="request"):
+                item, location = listed.data, listed.location
                 custom_id = text_of(item.get("custom_id"))
                 if custom_id is not None and api.is_result(item):
                     requests.result_ids.setdefault(number, set()).add(custom_id)
