@@ -55,34 +55,16 @@ def recording(
     *upstreams: str,
     token: str | None = None,
     hosts=(),
-    journal_kind: type[CallJournal] = CallJournal,
     **options,
 ) -> Iterator[str]:
     """Records into a folder, and yields the proxy's address."""
-    journal = journal_kind(folder)
+    journal = CallJournal(folder)
     proxy = RecordingProxy(journal, parse_upstreams(upstreams), Admission(token, hosts), **options)
     try:
         with in_thread(proxy) as url:
             yield url
     finally:
         journal.close()
-
-
-class SlowJournal(CallJournal):
-    """A journal on a disk that takes longer than the proxy, so that all is written at its end."""
-
-    def __init__(self, folder: Path) -> None:
-        self.held = []
-        super().__init__(folder)
-
-    def append(self, line, done) -> None:
-        self.held.append((line, done))
-
-    def close(self) -> None:
-        for number, call in enumerate(self.held, start=1):
-            super().append(*call)
-            wait_until(lambda number=number: self.num_calls == number)
-        super().close()
 
 
 def calls_in(folder: Path) -> list[RecordedCall]:

@@ -35,7 +35,7 @@ _MAX_RESENT_BYTES = 1 << 20
 _UNBILLED_PATHS = ("/count_tokens", "/tokenize", "/detokenize")
 """Endings of the paths at which a POST request calls no model."""
 _IDLE_S = 1.0
-"""Seconds after a call until the budget records that none is in flight, if that is so then."""
+"""Seconds after a call is written until the budget records that none is in flight, if so."""
 _WAIT_FOR_END_S = 0.025
 """Seconds for which the last event of a stream is held back to wait for the end of the reply."""
 
@@ -68,6 +68,7 @@ class RecordingProxy(Service):
             max_recorded_bytes,
             budget,
         )
+        self._unwritten = set[asyncio.Future[bool]]()
         self._is_failing = False
         """Whether writing the last call failed."""
         self._num_reports = Counter[str]()
@@ -91,7 +92,7 @@ class RecordingProxy(Service):
         capture = CallCapture(
             kind, upstream, head, limit=self._max_recorded_bytes, secrets=self._secrets
         )  # fmt: skip
-        call = _RecordedExchange(capture, self.journal, self._note_outcome)
+        call = _RecordedExchange(capture, self.journal, self._note_outcome, self._note_unwritten)
         body = None
         if request.body_exists:
             body = RequestBody(request.content, capture.request, capture.prepare)
@@ -106,14 +107,22 @@ class RecordingProxy(Service):
             # Outermost handler of a call: failed calls are recorded too, as they may be billed.
             call.end("proxy_stopped", f"unexpected {type(error).__name__}")
             raise
-        finally:
-            if self._budget is not None:
-                announce_idle = self._budget.budget.announce_idle
-                asyncio.get_running_loop().call_later(_IDLE_S, announce_idle)
 
     async def aclose(self) -> None:
-        """Closes the connections to the upstreams."""
+        """Waits until all calls are written, and closes the connections to the upstreams."""
+        if self._unwritten:
+            await asyncio.wait(self._unwritten)  # no limit: what calls cost must be counted
         await self._client.aclose()
+
+    def _note_unwritten(self, is_written: asyncio.Future[bool]) -> None:
+        """Stores a call that the journal is about to write."""
+        self._unwritten.add(is_written)
+        is_written.add_done_callback(self._note_written)
+
+    def _note_written(self, is_written: asyncio.Future[bool]) -> None:
+        self._unwritten.discard(is_written)
+        if self._budget is not None:
+            is_written.get_loop().call_later(_IDLE_S, self._budget.budget.announce_idle)
 
     def _check_journal(self) -> None:
         """Raises RefusedError if the next call could not be recorded, before it costs anything."""
@@ -208,12 +217,17 @@ class _RecordedExchange:
     """A call that is written to the journal exactly once."""
 
     def __init__(
-        self, capture: CallCapture, journal: CallJournal, note_outcome: Callable[[Outcome], None]
+        self,
+        capture: CallCapture,
+        journal: CallJournal,
+        note_outcome: Callable[[Outcome], None],
+        note_unwritten: Callable[[asyncio.Future[bool]], None],
     ) -> None:
         self.capture = capture
         self.reservation: Reservation | None = None
         """The part of the budget that is reserved for the call."""
-        self._journal, self._note_outcome = journal, note_outcome
+        self._journal = journal
+        self._note_outcome, self._note_unwritten = note_outcome, note_unwritten
         self._is_written: asyncio.Future[bool] | None = None
 
     def release(self) -> None:
@@ -231,6 +245,7 @@ class _RecordedExchange:
             return self._is_written
         loop = asyncio.get_running_loop()
         is_written = self._is_written = loop.create_future()
+        self._note_unwritten(is_written)
 
         def settle(outcome: Outcome, cost: Cost | None) -> None:
             # Not before: if this process is killed, the call counts as in flight or as recorded.

@@ -1,16 +1,18 @@
 """What recorders cost, as the budget of a workspace counts it."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import anyio
 import pytest
 
-from fakes.raw_endpoint import RawEndpoint, json_reply
-from fakes.recording import CHAT, in_thread, recording, request
+from fakes.raw_endpoint import STREAM_HEAD, RawEndpoint, chunk, json_reply
+from fakes.recording import CHAT, RawClient, in_thread, recording, request
 from fakes.waiting import wait_until
 from stillroom.api import recorders
 from stillroom.api.recorders import (
@@ -23,6 +25,8 @@ from stillroom.api.recorders import (
 from stillroom.api.spending import limit_budget
 from stillroom.errors import DataError, InputError
 from stillroom.files import read_json
+from stillroom.recording import journal as journals
+from stillroom.recording import proxy
 from stillroom.recording.admission import Admission, RefusedError
 from stillroom.recording.journal import CallJournal
 from stillroom.recording.proxy import RecordingProxy
@@ -32,6 +36,7 @@ from stillroom.teachers.pricing import Price, price_for
 from stillroom_mcp.http.record import limited_recording
 
 PRICES = "m: {input: 0, output: 1000000}\nworkspace: {budget_usd: 20}\n"
+PAID_CALL = json.dumps({"model": "m", "messages": [], "max_tokens": 4}).encode()
 REPLY = {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
 
 
@@ -197,20 +202,53 @@ def test_counting_what_a_killed_recorder_has_cost_loads_no_aiohttp(
 
 
 def test_calls_that_had_ended_do_not_count_as_in_flight_when_an_idle_recorder_is_killed(
-    workspace: Workspace,
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(proxy, "_IDLE_S", 0)
     folder = workspace.root / "traces"
-    body = json.dumps({"model": "m", "messages": [], "max_tokens": 4}).encode()
     reply = json_reply(json.dumps(REPLY).encode())
     with (
         limited_recording(workspace, folder, 15.0, is_local=False) as (journal, budget),
         RawEndpoint(lambda _: reply) as endpoint,
     ):
-        proxy = RecordingProxy(journal, parse_upstreams([endpoint.url]), Admission(), budget=budget)
+        service = RecordingProxy(
+            journal, parse_upstreams([endpoint.url]), Admission(), budget=budget
+        )
         [document] = (workspace.root / ".stillroom/recorders").iterdir()
-        with in_thread(proxy) as url:
-            assert request(url, "POST", CHAT, body).status == 200
+        with in_thread(service) as url:
+            assert request(url, "POST", CHAT, PAID_CALL).status == 200
             wait_until(lambda: not read_json(document, RecorderCost).in_flight_usd)
             as_killed = document.read_bytes()
     document.write_bytes(as_killed)
     assert recorders_usd(workspace) == 2
+
+
+def test_a_call_that_is_written_after_the_recorder_was_stopped_costs_what_it_cost(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = list[RecordingProxy]()
+
+    def write_late(handle: int) -> None:
+        wait_until(lambda: services[0].is_cancelling)
+        # Long enough for a recorder to end that does not wait.
+        time.sleep(0.3)
+        os.fsync(handle)
+
+    monkeypatch.setattr(journals, "_sync", write_late)
+    folder = workspace.root / "traces"
+    event = b"data: " + json.dumps(REPLY).encode() + b"\n\n"
+    waiting = [step for _ in range(400) for step in (chunk(b": waiting\n\n"), 0.01)]
+    with (
+        RawEndpoint(lambda _: [STREAM_HEAD + chunk(event), *waiting]) as endpoint,
+        limited_recording(workspace, folder, 15.0, is_local=False) as (journal, budget),
+    ):
+        services.append(
+            RecordingProxy(journal, parse_upstreams([endpoint.url]), Admission(), budget=budget)
+        )
+        with in_thread(services[0]) as url, RawClient(url) as client:
+            client.send("POST", CHAT, PAID_CALL)
+            assert client.read_head()
+    [document] = (workspace.root / ".stillroom/recorders").iterdir()
+    paid = budget_of_calls(workspace, folder).budget.spent.usd
+    assert 0 < paid < 8
+    assert read_json(document, RecorderCost).spent_usd == paid

@@ -19,7 +19,6 @@ from fakes.raw_endpoint import CHUNK_END, STREAM_HEAD, RawEndpoint, chunk, json_
 from fakes.recording import (
     CHAT,
     RawClient,
-    SlowJournal,
     calls_in,
     exchange,
     recording,
@@ -27,7 +26,6 @@ from fakes.recording import (
     wait_until,
 )
 from stillroom.recording import encodings
-from stillroom.recording.journal import CallJournal
 from stillroom.recording.records import call_kind
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hé"}]}).encode()
@@ -256,9 +254,7 @@ def test_a_client_that_leaves_breaks_the_call_off_at_the_upstream_too(tmp_path):
     assert call.reply.content.data.startswith(EVENTS[0])
 
 
-@pytest.mark.parametrize("journal_kind", [CallJournal, SlowJournal])
-def test_calls_that_are_open_when_the_proxy_stops_are_recorded_as_that(tmp_path, journal_kind):
-    """With the slow journal they are written after the proxy has stopped."""
+def test_calls_that_are_open_when_the_proxy_stops_are_recorded_as_that(tmp_path):
     ended = threading.Event()
 
     def script(_):
@@ -266,7 +262,7 @@ def test_calls_that_are_open_when_the_proxy_stops_are_recorded_as_that(tmp_path,
         ended.wait(10)
 
     with RawEndpoint(script) as endpoint:
-        with recording(tmp_path, endpoint.url, journal_kind=journal_kind) as url:
+        with recording(tmp_path, endpoint.url) as url:
             clients = [RawClient(url) for _ in range(2)]
             for client in clients:
                 client.send("POST", CHAT, BODY)
