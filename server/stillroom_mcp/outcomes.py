@@ -139,8 +139,7 @@ def _evaluation_remarks(outcome: Mapping[str, Any]) -> Iterator[str]:
     if exact and accuracy["value"] - exact["value"] > _NOTABLE_SHARE:
         yield (
             f"tell the user that {accuracy['value']:.0%} of the answers are right, but only "
-            f"{exact['value']:.0%} say nothing else (if a program reads them, evaluate with "
-            "answer_match=exact)"
+            f"{exact['value']:.0%} say nothing else"
         )
 
 

@@ -65,6 +65,8 @@ def exact_accuracy_of(
 
     contained: the ids of the tasks whose answers are right if they contain the expected one.
     """
+    if not contained:
+        return None
     exact = [
         rollout
         if rollout.task_id not in contained
@@ -72,7 +74,7 @@ def exact_accuracy_of(
         else msgspec.structs.replace(rollout, success=False)
         for rollout in rollouts
     ]
-    return accuracy_of(score_tasks(exact, ())) if contained else None
+    return accuracy_of(score_tasks(exact, ()))
 
 
 def commonest_answer_of(rollouts: Sequence[Trajectory]) -> Estimate | None:

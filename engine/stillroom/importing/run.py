@@ -218,9 +218,9 @@ class _Import:
         return DataError(
             f"none of the {self._tally.total.read} rows has a readable conversation ({reasons})"
             + (f"; the first: {first[0]}" if first else ""),
-            "if they are conversations, call import_rollouts with their columns or format (see "
-            "`stillroom docs traces`) and use its output; a table of texts and labels needs no "
-            "import: it is an input of run_recipe",
+            "import_rollouts reads conversations if it is given the right columns or format "
+            "(see `stillroom docs traces`); a table of texts and labels needs no import: it is an "
+            "input of run_recipe",
         )
 
     def record(self, inputs: Sequence[FileRecord]) -> None:

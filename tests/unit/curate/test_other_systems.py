@@ -232,7 +232,7 @@ def test_a_table_of_texts_and_labels_is_refused_with_the_tools_that_read_it(tmp_
     with pytest.raises(DataError) as refused:
         inspect_examples(Workspace(tmp_path), InspectExamples(path="labels.csv"))
 
-    assert "import_rollouts with their columns" in refused.value.fix
+    assert "import_rollouts reads conversations" in refused.value.fix
     assert "an input of run_recipe" in refused.value.fix
 
 

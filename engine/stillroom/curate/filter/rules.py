@@ -149,9 +149,9 @@ def _success_rule(*, want_success: bool) -> _FactRule:
         if facts.success is None and success_of(facts) is None:
             return unknown
         failure = facts.failure
-        if not want_success:
-            return success if failure is None else None
-        return None if failure is None else Reason(failure)
+        if (failure is None) == want_success:
+            return None
+        return success if failure is None else Reason(failure)
 
     return judge
 

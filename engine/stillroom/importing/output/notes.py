@@ -94,7 +94,9 @@ def import_notes(
     yield from _notes_on_scores(request, counts)
     if counts.ambiguous_prompts:
         by_reward = (
-            "" if request.reward_from else "set reward_from, so that the best answer counts, or "
+            ""
+            if request.reward_from or counts.rewarded
+            else "set reward_from, so that the best answer counts, or "
         )
         yield (
             f"{counts.ambiguous_prompts} prompts have different answers, none of them known to be "

@@ -45,7 +45,7 @@ class PromptStore:
 
     @property
     def num_ambiguous(self) -> int:
-        """The number of prompts whose correct answers differ."""
+        """The number of prompts with different answers that are not known to be wrong."""
         return self._states.count(_AMBIGUOUS)
 
     @property

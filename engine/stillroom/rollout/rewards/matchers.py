@@ -121,10 +121,18 @@ def is_accepted(text: str, key: AnswerKey) -> bool:
 
 
 def is_only_answer(text: str, key: AnswerKey) -> bool:
-    """Returns whether a text is an accepted answer and nothing else, whatever the key's match."""
-    is_object = text.lstrip().startswith("{") and text.rstrip().endswith("}")
-    return (key.fields is None or is_object) and is_accepted(
-        text, replace(key, match=AnswerMatch.EXACT)
+    """Returns whether a text is an accepted answer and nothing else, whatever the key's match.
+
+    Case, punctuation and articles do not count. Of several parts, a JSON object must have no other.
+    """
+    if key.fields is None:
+        normalised = normalize(text)
+        return any(normalised == normalize(expected) for expected in key.accepted)
+    fields = fields_in(text) if text.strip()[:1] + text.strip()[-1:] == "{}" else None
+    return (
+        fields is not None
+        and fields.keys() <= key.fields.keys()
+        and is_accepted(text, replace(key, match=AnswerMatch.NORMALISED))
     )
 
 

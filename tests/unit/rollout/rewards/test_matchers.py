@@ -24,6 +24,7 @@ from stillroom.rollout.rewards.matchers import (
     answer_key,
     is_accepted,
     is_match,
+    is_only_answer,
 )
 
 
@@ -383,6 +384,27 @@ def test_each_part_is_compared_as_the_row_says() -> None:
     assert not matches('{"a": "It is Rome", "b": "x"}', {"a": "Rome", "b": "x"}, "exact")
     assert matches('{"a": "x", "b": 7}', {"a": ["y", "x"], "b": 7}, "exact")
     assert not matches("1 and 2", {"a": 1, "b": 2}, "numeric")
+
+
+@pytest.mark.parametrize(
+    ("expected", "text", "is_only"),
+    [
+        ("Paris", "Paris", True),
+        ("Paris", "**paris.**", True),
+        ("Paris", "It is Paris.", False),
+        (["Paris", "Lutetia"], "Lutetia", True),
+        ({"city": "Rome", "price": 42}, '{"price": 42, "city": "rome"}', True),
+        ({"city": "Rome", "price": 42}, 'Here: {"price": 42, "city": "Rome"}', False),
+        ({"city": "Rome"}, '{"city": "Rome", "why": "It is old."}', False),
+        ({"city": "Rome"}, "", False),
+    ],
+)
+def test_an_answer_is_only_the_expected_one_if_it_says_nothing_else(
+    expected: Any, text: str, is_only: bool
+) -> None:
+    key = answer_key({"expected_answer": expected})
+    assert key is not None
+    assert is_only_answer(text, key) is is_only
 
 
 def test_a_row_without_an_answer_has_no_key() -> None:
