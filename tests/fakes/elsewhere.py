@@ -152,6 +152,11 @@ def _timeless(value: Any, dropped: frozenset[str]) -> Any:
 
 
 def naming(folder: Path, name: str) -> list[str]:
-    """Returns the files below a folder that hold a name."""
+    """Returns the files below a folder that hold a name, except for the machine's own hashes."""
     pattern = re.compile(re.escape(name.encode()))
-    return [at for at, path in files_below(folder).items() if pattern.search(path.read_bytes())]
+    return [
+        at
+        for at, path in files_below(folder).items()
+        # Written only if a model's files have not changed for two seconds, and never downloaded.
+        if at != ".stillroom/hashes.json" and pattern.search(path.read_bytes())
+    ]

@@ -198,8 +198,7 @@ def test_an_export_elsewhere_is_that_of_one_at_home(tmp_path, tiny_models):
     there = elsewhere(workspace, tmp_path / "there", RunKind.EXPORT, request, needs)
     do_run(workspace, RunKind.EXPORT, request, "export-1")
     assert changed(home / "out", there.root / "out", is_timed=True) == []
-    # None of these is downloaded; hashes are kept of files that have not changed for 2 seconds.
-    own = {"runs/export-1/request.json", "runs/export-1/run.json", ".stillroom/hashes.json"}
+    own = {"runs/export-1/request.json", "runs/export-1/run.json"}
     assert set(naming(there.root, str(tmp_path / "there"))) <= own
     card = (there.root / "out" / "README.md").read_text(encoding="utf-8")
     assert "evaluate-1" in card
