@@ -1,15 +1,15 @@
 """Selects the teacher's answers to train on."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from stillroom.curate.filter.contamination import ContaminationIndex
-from stillroom.data.words import final_answer
+from stillroom.curate.filter.contamination import Contamination, ContaminationIndex
+from stillroom.data.words import content_text, final_answer, user_texts, words_of
 from stillroom.lines import read_lines
 from stillroom.recipe.answers import AnswerForm, LabelAnswers
 
@@ -19,6 +19,8 @@ _OTHER_FORM = "no label, line or JSON object of the form of the right answers"
 OVERLAPPING = "contains a text to evaluate on"
 UNSETTLED = "contradicts similar texts, and no other answer settled it"
 _MIN_REWARD = 0.5
+_MIN_WORDS_OF_MESSAGE = 4
+"""Many conversations contain shorter messages, such as `Thanks`."""
 
 
 class ImportOrigin(msgspec.Struct, frozen=True):
@@ -112,9 +114,7 @@ def read_answers(
             answers.left_out[_CUT] += 1
         elif answer is None:
             answers.left_out[_OTHER_FORM] += 1
-        elif evaluation.find_in(
-            [one for one in rollout.messages if one["role"] in searched], near=False
-        ):
+        elif find_overlap(evaluation, rollout.messages, roles=searched):
             answers.left_out[OVERLAPPING] += 1
         else:
             answers.usable.append(TeacherAnswer(line, rollout, answer))
@@ -122,6 +122,26 @@ def read_answers(
     positions = {task_id: position for position, task_id in enumerate(task_ids)}
     answers.usable.sort(key=lambda one: (positions[one.task_id], one.rollout.sample))
     return answers
+
+
+def find_overlap(
+    evaluation: ContaminationIndex,
+    messages: Sequence[dict[str, Any]],
+    *,
+    roles: Collection[str] = ("user",),
+) -> Contamination | None:
+    """Returns the match with a text to evaluate on that a conversation contains; None without one.
+
+    Compared are the joined texts of the user and, of these roles, each message that is not short.
+    """
+    longer = [
+        one
+        for one in messages
+        if one["role"] in roles
+        and len(words_of(content_text(one.get("content")))) >= _MIN_WORDS_OF_MESSAGE
+    ]
+    whole = "\n".join(user_texts(messages))
+    return evaluation.find([whole], near=False) or evaluation.find_in(longer, near=False)
 
 
 def is_cut_off(rollout: AnsweredRollout) -> bool:

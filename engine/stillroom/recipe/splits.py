@@ -10,6 +10,7 @@ from stillroom.data.words import words_of
 from stillroom.errors import DataError
 from stillroom.recipe.forms import forms_of, held_out_forms
 from stillroom.recipe.inputs import RecipePrompt
+from stillroom.recipe.selection import find_overlap
 
 _MIN_TRAINED, _MIN_MEASURED = 20, 20
 _MAX_TEST, _MAX_VALIDATION = 200, 60
@@ -102,7 +103,7 @@ def split(
     rng.shuffle(eval_prompts)
     evaluation = ContaminationIndex.of_texts({one.task_id: one.text for one in eval_prompts})
     num_pool = len(pool)
-    pool = [one for one in pool if evaluation.find_in(one.row["messages"], near=False) is None]
+    pool = [one for one in pool if find_overlap(evaluation, one.row["messages"]) is None]
     if len(pool) < _MIN_TRAINED or len(eval_prompts) < _MIN_MEASURED:
         raise DataError(
             f"too few prompts: {len(pool)} to train on, {len(eval_prompts)} to evaluate on",

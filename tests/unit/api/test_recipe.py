@@ -192,7 +192,7 @@ def test_no_row_to_train_on_contains_a_text_to_evaluate_on(
 def test_reworded_prompts_that_were_trained_on_are_not_measured_with(tmp_path: Path) -> None:
     texts = ["Where is my big red parcel?", "Who has taken my old lamp?", "Is the shop open today?"]
     prompts = [RecipePrompt({"messages": [user(text)]}, text, "x") for text in texts]
-    both = [user(f"{texts[0]} {texts[1]}"), assistant("x")]
+    both = [user(f"{texts[0]} {texts[1]}"), assistant(texts[2])]
     write_rows(tmp_path / "sft.jsonl", [{"messages": both}])
 
     assert without_trained(prompts, tmp_path / "sft.jsonl") == [prompts[2]]

@@ -81,6 +81,31 @@ def test_texts_that_contain_one_to_evaluate_on_are_not_trained_on(
     assert parts.num_overlapping == 40 if labelled else 10 < parts.num_overlapping < 50
 
 
+def test_a_conversation_may_contain_a_short_text_to_evaluate_on() -> None:
+    plain, labelled = prompts(0, 40), prompts(1000, 40)
+    labelled = [*labelled, with_text(labelled[0], "Thanks!"), with_text(labelled[0], "refund")]
+    earlier = [
+        {"role": "user", "content": "Thanks"},
+        {"role": "assistant", "content": "refund"},
+        {"role": "user", "content": "It is late."},
+        {"role": "assistant", "content": labelled[1].text},
+    ]
+    longer = [
+        RecipePrompt(
+            {**one.row, "messages": [*earlier, *one.row["messages"]]},
+            f"Thanks\nIt is late.\n{one.text}",
+            one.answer,
+        )
+        for one in plain
+    ]
+
+    parts = split([*longer, with_text(plain[0], "thanks")], labelled, seed=0)
+
+    # Only the prompt that is nothing but that text is left out.
+    assert len(texts_of(parts)) == 40 + 42
+    assert "thanks" not in texts_of(parts)
+
+
 def test_without_labelled_texts_a_part_is_set_aside() -> None:
     parts = split(prompts(0, 200), [], seed=0)
 

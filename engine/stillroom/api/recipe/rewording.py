@@ -12,7 +12,7 @@ from stillroom.data.instruction import Instruction
 from stillroom.data.words import user_texts
 from stillroom.lines import read_lines
 from stillroom.recipe.inputs import RecipePrompt
-from stillroom.recipe.selection import read_rollouts
+from stillroom.recipe.selection import find_overlap, read_rollouts
 from stillroom.rollout.request import NO_FILE
 from stillroom.teachers.providers import Endpoint
 
@@ -76,13 +76,15 @@ def reworded_by_teacher(
 
 
 def without_trained(prompts: Sequence[RecipePrompt], train_file: Path) -> list[RecipePrompt]:
-    """Returns the prompts whose text no row of a training file contains."""
+    """Returns the prompts whose text no user of a training file's rows says."""
     rows = [msgspec.json.decode(line.data)["messages"] for line in read_lines(train_file)]
-    index = ContaminationIndex.of_texts({prompt.task_id: prompt.text for prompt in prompts})
-    found = {match.where for row in rows if (match := index.find_in(row, near=False))}
-    kept = [prompt for prompt in prompts if prompt.task_id not in found]
-    # The closest match of a row may have hidden another.
-    return without_trained(kept, train_file) if found else kept
+    kept, found = list(prompts), {""}
+    # The closest match of a row may hide another.
+    while found:
+        index = ContaminationIndex.of_texts({prompt.task_id: prompt.text for prompt in kept})
+        found = {match.where for row in rows if (match := find_overlap(index, row))}
+        kept = [prompt for prompt in kept if prompt.task_id not in found]
+    return kept
 
 
 def _rewording_prompt(prompt: RecipePrompt) -> RecipePrompt:
