@@ -171,10 +171,11 @@ def links_of(origin: Origin) -> list[Link]:
             return [
                 Link(
                     "row",
-                    lambda line: (*_hash_keys(line), _reworded_from(line)),
+                    lambda line: (*_hash_keys(line), *_reworded_keys(line)),
                     lambda row, name: (
                         name.partition("#")[0],
                         _string_or_none(ids_of(row.line.data).rollout_id),
+                        row.id,
                     ),
                 )
             ]
@@ -216,10 +217,11 @@ def _hash_keys(line: Line) -> Keys:
     return (row_hash(line.view),)
 
 
-def _reworded_from(line: Line) -> str | None:
-    """Returns the id of the rollout with the original text of a recipe's reworded row."""
+def _reworded_keys(line: Line) -> Keys:
+    """Yields the ids of the rollouts with the answer and the text of a recipe's reworded row."""
     metadata = ids_of(line.data).metadata
-    return _string_or_none(metadata.get("reworded_from")) if isinstance(metadata, dict) else None
+    for name in ("reworded_from", "reworded_by") if isinstance(metadata, dict) else ():
+        yield _string_or_none(metadata.get(name))
 
 
 def _converted_keys(row: CuratedRow, instruction: Instruction) -> Keys:

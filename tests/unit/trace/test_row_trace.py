@@ -1,7 +1,7 @@
 import pytest
 
 from fakes.lineages import NUM_PROMPTS, RUN, Lineages
-from fakes.rollout_rows import assistant, user, write_rows
+from fakes.rollout_rows import assistant, rollout_row, user, write_rows
 from stillroom.errors import InputError
 from stillroom.recipe.files import RecipeFiles
 from stillroom.recipe.request import RunRecipe
@@ -66,10 +66,14 @@ def test_rows_of_a_recipe_lead_back_to_the_teachers_rollouts(project: Lineages) 
     project.convert("chosen-1.jsonl", "sft-1.jsonl")
     reworded: dict[str, object] = {
         "messages": [user("Add one to 2."), assistant("3")],
-        "metadata": {"reworded_from": project.ids[4]},
+        "metadata": {"reworded_from": project.ids[4], "reworded_by": "r1"},
     }
+    rewordings = [rollout_row(id=name) for name in ("r1", "r2")]
+    write_rows(project.root / "rewordings.jsonl", rewordings)
     base = project.root / "sft-1.jsonl"
-    files.write_extended("sft-reworded", base, [reworded], request, [source])
+    files.write_extended(
+        "sft-reworded", base, [reworded], request, [project.root / "rewordings.jsonl"]
+    )
     way = [
         ("row", "sft-1.jsonl:3"),
         ("rollout", "chosen-1.jsonl:3"),
@@ -80,7 +84,10 @@ def test_rows_of_a_recipe_lead_back_to_the_teachers_rollouts(project: Lineages) 
     for number in (3, NUM_PROMPTS + 1):
         found = steps(project, "sft-reworded.jsonl", number)
         assert ways(found) == [("row", f"sft-reworded.jsonl:{number}"), *way]
-    assert steps(project, "chosen-1.jsonl", project.ids[1])[0].decision == "left out by run_recipe"
+    for file, name in (("chosen-1.jsonl", project.ids[1]), ("sft-reworded.jsonl", "r2")):
+        assert steps(project, file, name)[0].decision == "left out by run_recipe"
+    last = ("row", f"sft-reworded.jsonl:{NUM_PROMPTS + 1}")
+    assert ways(steps(project, "sft-reworded.jsonl", "r1")) == [last, *way]
 
 
 def test_a_rollout_that_was_not_converted_says_why(project: Lineages) -> None:

@@ -29,6 +29,8 @@ class Rewordings:
     """Reworded prompts, by the task id of the original, and the files with the rollouts."""
 
     prompts: dict[str, RecipePrompt]
+    rollout_ids: dict[str, str]
+    """The ids of the rollouts that reworded them, by the same task ids."""
     files: list[Path]
 
 
@@ -66,13 +68,13 @@ def reworded_by_teacher(
         browse=False,
         max_turns=1,
     )
-    texts = final_answers(files)
-    reworded = {
-        by_task_id[task_id].task_id: with_text(by_task_id[task_id], text)
-        for task_id, text in texts.items()
-        if task_id in by_task_id and _is_plausible(by_task_id[task_id].text, text)
-    }
-    return Rewordings(reworded, files)
+    reworded = Rewordings({}, {}, files)
+    for _, rollout in read_rollouts(files):
+        prompt = by_task_id.get(rollout.task_id)
+        if prompt is not None and _is_plausible(prompt.text, rollout.answer):
+            reworded.prompts[prompt.task_id] = with_text(prompt, rollout.answer)
+            reworded.rollout_ids[prompt.task_id] = rollout.id
+    return reworded
 
 
 def without_trained(prompts: Sequence[RecipePrompt], train_file: Path) -> list[RecipePrompt]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from stillroom.api.recipe.rewording import can_reword, reworded_by_teacher
+from stillroom.api.recipe.rewording import Rewordings, can_reword, reworded_by_teacher
 from stillroom.api.recipe.session import RecipeSession, ask_teacher
 from stillroom.curate.convert import ConvertResult, ConvertRollouts
 from stillroom.errors import RunError
@@ -157,7 +157,7 @@ class Teaching:
             session, REWORD_MORE, "rewordings", chosen, budget_share=_REWORDING_SHARE
         )
         rows = [
-            _reworded_row(reworded.prompts[answer.task_id], answer, session)
+            _reworded_row(reworded, answer, session)
             for answer in self._usable_answers
             if answer.task_id in reworded.prompts
             and session.form.is_grounded(answer.answer, reworded.prompts[answer.task_id].text)
@@ -290,14 +290,17 @@ class Teaching:
 
 
 def _reworded_row(
-    prompt: RecipePrompt, answer: TeacherAnswer, session: RecipeSession
+    reworded: Rewordings, answer: TeacherAnswer, session: RecipeSession
 ) -> dict[str, Any]:
     """Returns a training row: a reworded prompt with the answer to the original one."""
-    messages = prompt.row["messages"]
+    messages = reworded.prompts[answer.task_id].row["messages"]
     if session.student_system is not None:
         messages = [message for message in messages if message["role"] != "system"]
     return {
         "messages": [*messages, {"role": "assistant", "content": answer.answer}],
         "tools": [],
-        "metadata": {"reworded_from": answer.rollout.id},
+        "metadata": {
+            "reworded_from": answer.rollout.id,
+            "reworded_by": reworded.rollout_ids[answer.task_id],
+        },
     }
