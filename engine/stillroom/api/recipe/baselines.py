@@ -112,8 +112,9 @@ def limit_eval_prompts(
         # Otherwise an earlier call has begun to evaluate, whose evaluations are reused.
         _check_minutes(session, fewer, speed)
     session.caveats.append(
-        f"to leave time to train, students are evaluated on {len(fewer.test)} of {len(parts.test)} "
-        f"test and {len(fewer.validation)} of {len(parts.validation)} validation prompts (about "
+        "to leave time to train, students are evaluated on at least "
+        f"{len(fewer.test)} of {len(parts.test)} test prompts, and on "
+        f"{len(fewer.validation)} of {len(parts.validation)} validation prompts (about "
         f"{speed.trained_s:.1f} s each); for narrower intervals begin again with more minutes and "
         "another output"
     )
@@ -148,7 +149,7 @@ def _turns_ratio(teacher: ModelEvaluation | None, untrained: ModelEvaluation) ->
 def with_more_test_prompts(session: RecipeSession, run_id: str, parts: PromptSplit) -> PromptSplit:
     """Returns the parts with as many test prompts as a trained student certainly has time for.
 
-    Before its training, its speed was only estimated from the untrained student's.
+    Before its training, neither its speed nor the time that training takes was known.
     """
     left, each_s = session.stages.remaining_s, max(1e-9, session.prompt_s)
 
@@ -158,13 +159,13 @@ def with_more_test_prompts(session: RecipeSession, run_id: str, parts: PromptSpl
         spare_s = left - EXPORT_S - (len(parts.test) + MAX_REWORDED) * each_s
         return PromptCount(max(0, int(_SPARE_SHARE * spare_s / each_s)))
 
-    key = {"minutes": session.request.minutes, "run": run_id}
-    count = session.files.stored_document("more-test", key, PromptCount, choose)
+    # Without the minutes, so that later calls with more minutes have the same figures.
+    count = session.files.stored_document("more-test", run_id, PromptCount, choose)
     if not (more := parts.more_test[: count.num]):
         return parts
     session.caveats.append(
-        f"the trained student was faster than estimated, and is evaluated on {len(more)} more test "
-        f"prompts; `gain` is on the {len(parts.test)} that the untrained student answered too"
+        f"there was time left after training, so the trained student is evaluated on {len(more)} "
+        f"more test prompts; `gain` is on the {len(parts.test)} that the untrained one answered too"
     )
     return replace(parts, test=[*parts.test, *more], more_test=[])
 
