@@ -296,7 +296,7 @@ def measure_chosen_student(
     left = session.stages.remaining_s
     if left is not None and left < MAX_REWORDED * session.prompt_s:
         session.caveats.append("there was no time to measure accuracy on reworded prompts")
-    elif reworded := without_trained(_reworded(session, parts), train_file):
+    elif reworded := _reworded(session, parts, train_file):
         prompts = session.files.write_prompts(_TEST_REWORDED, reworded)
         evaluate(session, REWORDED, run_id, prompts, "student", system=system)
     return gain
@@ -371,12 +371,14 @@ def add_field_accuracies(
         )
 
 
-def _reworded(session: RecipeSession, parts: PromptSplit) -> list[RecipePrompt]:
+def _reworded(session: RecipeSession, parts: PromptSplit, train_file: Path) -> list[RecipePrompt]:
     """Returns test prompts, reworded by the teacher, or by rules if it cannot.
 
-    Returns none if the rules might change words that an answer must repeat.
+    Returns none if the rules might change words that an answer must repeat, or if too few of the
+    reworded texts are not in the training file.
     """
     chosen, rng = parts.test[:MAX_REWORDED], Random(session.request.seed)
+    least, by_rules = min(_MIN_REWORDED, len(chosen)), list[RecipePrompt]()
     if can_reword(session, chosen):
         reworded = reworded_by_teacher(session, REWORD, "test-rewordings", chosen, budget_share=1)
         form = session.form
@@ -385,16 +387,18 @@ def _reworded(session: RecipeSession, parts: PromptSplit) -> list[RecipePrompt]:
             for prompt in reworded.prompts.values()
             if form is None or prompt.answer is None or form.is_grounded(prompt.answer, prompt.text)
         ]
-        if len(usable) >= min(_MIN_REWORDED, len(chosen)):
+        if len(usable := without_trained(usable, train_file)) >= least:
             return usable
-    if not session.has_labels or not have_one_message(chosen):
+    if session.has_labels and have_one_message(chosen):
+        by_rules = [with_text(prompt, reword(prompt.text, rng)) for prompt in chosen]
+    if len(by_rules := without_trained(by_rules, train_file)) < least:
         session.caveats.append("accuracy on reworded prompts was not measured")
         return []
     session.caveats.append(
         "prompts were reworded by rules (greetings, case, typing errors), a weaker test than "
         "texts by other people"
     )
-    return [with_text(prompt, reword(prompt.text, rng)) for prompt in chosen]
+    return by_rules
 
 
 def evaluate(
