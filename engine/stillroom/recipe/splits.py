@@ -49,7 +49,7 @@ class PromptSplit:
     evaluation: ContaminationIndex
     """Finds the texts to measure with, none of which may be in a row to train on."""
     num_overlapping: int
-    """The number of prompts that are not trained on because they contain such a text."""
+    """The number of prompts that are not trained on because they equal or contain such a text."""
 
     @property
     def are_templated(self) -> bool:
@@ -94,15 +94,18 @@ def split(
     measured = {_normalised_text(prompt) for prompt in labelled}
     pool = [prompt for prompt in prompts if _normalised_text(prompt) not in measured]
     rng.shuffle(pool)
-    eval_prompts = list(labelled)
+    eval_prompts, num_set_aside = list(labelled), 0
     if not eval_prompts:
-        num = min(_MAX_TEST + _MAX_VALIDATION, max(_MIN_MEASURED, len(pool) // 4))
-        eval_prompts = list({_normalised_text(prompt): prompt for prompt in pool[:num]}.values())
+        num_set_aside = min(_MAX_TEST + _MAX_VALIDATION, max(_MIN_MEASURED, len(pool) // 4))
+        eval_prompts = list(
+            {_normalised_text(prompt): prompt for prompt in pool[:num_set_aside]}.values()
+        )
         measured = {_normalised_text(prompt) for prompt in eval_prompts}
-        pool = [prompt for prompt in pool[num:] if _normalised_text(prompt) not in measured]
+        pool = [
+            prompt for prompt in pool[num_set_aside:] if _normalised_text(prompt) not in measured
+        ]
     rng.shuffle(eval_prompts)
     evaluation = ContaminationIndex.of_texts({one.task_id: one.text for one in eval_prompts})
-    num_pool = len(pool)
     pool = [one for one in pool if find_overlap(evaluation, one.row["messages"]) is None]
     if len(pool) < _MIN_TRAINED or len(eval_prompts) < _MIN_MEASURED:
         raise DataError(
@@ -138,7 +141,7 @@ def split(
         num_forms=len(set(forms)),
         num_texts=len(forms),
         evaluation=evaluation,
-        num_overlapping=num_pool - len(pool),
+        num_overlapping=len(prompts) - num_set_aside - len(pool),
     )
 
 

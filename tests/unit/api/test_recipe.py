@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -49,9 +50,10 @@ from stillroom.api.recipe.measuring import (
     note_never_right,
 )
 from stillroom.api.recipe.rewording import without_trained
-from stillroom.api.recipe.run import make_student, system_to_send
+from stillroom.api.recipe.run import make_student, note_unanswered, system_to_send
 from stillroom.api.recipe.session import RecipeSession, ask_teacher
 from stillroom.api.recipe.stages import RecipeLimits, Stages
+from stillroom.api.recipe.teaching import NO_ANSWER
 from stillroom.curate.convert import ConvertRollouts
 from stillroom.data.chat.template import template_file
 from stillroom.errors import ConfigError, DataError, InputError, ModelError, RunError
@@ -62,8 +64,9 @@ from stillroom.lineage import read_manifest
 from stillroom.outputs import OutputHeldError, output_lock
 from stillroom.recipe.answers import LabelAnswers, ObjectAnswers, pattern_of
 from stillroom.recipe.files import RecipeFiles
+from stillroom.recipe.forms import reword
 from stillroom.recipe.inputs import RecipePrompt, read_prompts
-from stillroom.recipe.request import Measured, RecipeResult, RunRecipe
+from stillroom.recipe.request import AnswerCounts, Measured, RecipeResult, RunRecipe
 from stillroom.recipe.selection import OVERLAPPING, UNSETTLED
 from stillroom.recipe.splits import split
 from stillroom.recipe.training import Pace
@@ -509,9 +512,58 @@ def test_a_trained_student_answers_more_test_prompts_in_half_of_the_spare_time(
 
     assert more.test == parts.first_round[:num]
     assert len(session.caveats) == (num > 50)
-    # A resumed recipe decides the same.
-    session.stages.remaining_s = 9e9
+    assert all("there was time left" in caveat for caveat in session.caveats)
+    # A resumed recipe decides the same, and so does one with more minutes.
+    session.stages.remaining_s, session.request = 9e9, RunRecipe(input="i", student="s", minutes=90)
     assert with_more_test_prompts(session, "sft-a", parts).test == more.test
+
+
+def test_texts_that_were_never_asked_about_are_not_counted_as_unanswered() -> None:
+    session: Any = SimpleNamespace(caveats=[])
+    parts: Any = SimpleNamespace(num_overlapping=4)
+    counts = AnswerCounts(prompts=44, trained=30, left_out={OVERLAPPING: 4, NO_ANSWER: 10})
+
+    note_unanswered(session, parts, counts)
+
+    [caveat] = session.caveats
+    assert caveat.startswith("10 of the 40 texts to train on have no answer from the teacher")
+
+
+@pytest.mark.parametrize(("num_trained", "num_measured"), [(2, 10), (5, None)])
+def test_too_few_reworded_prompts_that_were_not_trained_on_are_not_measured_with(
+    num_trained: int, num_measured: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, rng = labelled_prompts(12), Random(0)
+    texts = [reword(prompt.text, rng) for prompt in prompts]
+    rows = [{"messages": [user(text), assistant("x")]} for text in texts[:num_trained]]
+    write_rows(tmp_path / "sft.jsonl", [{"messages": [user("Hello")]}, *rows])
+    result = evaluation_result("student", share_estimate(9, 10))
+    after, comparison = ModelEvaluation("student", "evaluate-a", result), SimpleNamespace()
+    comparison.difference = result.accuracy
+    measured: list[Path] = []
+    monkeypatch.setattr(measuring, "evaluate", lambda *args, **_: measured.append(args[3]) or after)
+    monkeypatch.setattr(measuring, "read_evaluation", lambda *_: None)
+    monkeypatch.setattr(measuring, "compare", lambda *_: comparison)
+    session: Any = SimpleNamespace(
+        **dict.fromkeys(("student_system", "answer_field", "form", "workspace")),
+        request=RunRecipe(input="i", student="s", seed=0),
+        plan=SimpleNamespace(teacher_location=None, rewards=NO_FILE),
+        files=RecipeFiles(tmp_path),
+        stages=SimpleNamespace(remaining_s=None),
+        has_labels=True,
+        caveats=[],
+    )
+    parts: Any = SimpleNamespace(test=prompts)
+
+    measuring.measure_chosen_student(
+        session, "sft-a", after, parts, tmp_path, train_file=tmp_path / "sft.jsonl"
+    )
+
+    assert [len(one.read_text().splitlines()) for one in measured[1:]] == (
+        [num_measured] if num_measured else []
+    )
+    [caveat] = session.caveats
+    assert ("was not measured" in caveat) == (num_measured is None)
 
 
 def test_a_student_is_compared_with_its_teacher_only_on_enough_shared_prompts(

@@ -64,6 +64,7 @@ def test_labelled_texts_are_not_trained_on_whatever_their_spaces_and_case() -> N
 
     trained = {p.text for p in (*parts.first_round, *parts.second_round, *parts.of_new_forms)}
     assert not trained & {p.text for p in prompts(0, 40)}
+    assert parts.num_overlapping == 40
 
 
 @pytest.mark.parametrize("labelled", [prompts(1000, 40), []], ids=["labelled", "set aside"])

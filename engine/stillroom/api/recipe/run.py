@@ -40,7 +40,7 @@ from stillroom.models.resolve import ModelLocation
 from stillroom.outputs import output_lock
 from stillroom.recipe.files import RecipeFiles
 from stillroom.recipe.inputs import RecipePrompt
-from stillroom.recipe.request import RecipeResult, RunRecipe
+from stillroom.recipe.request import AnswerCounts, RecipeResult, RunRecipe
 from stillroom.recipe.splits import PromptSplit, split
 from stillroom.report.outcome import RecipeOutcome, RunningRecipe
 from stillroom.report.request import WriteReport
@@ -110,11 +110,7 @@ def _run_stages(
     test = session.files.write_prompts(measuring.TEST, parts.test)
     untrained = measure_untrained(session, parts, test, teacher)
     taught, student = _teach(session, parts, validation)
-    if num_unanswered := taught.counts.left_out.get(teaching.NO_ANSWER):
-        session.caveats.append(
-            f"{num_unanswered} of the {taught.counts.prompts} texts to train on have no answer "
-            "from the teacher: budget_usd or minutes ran out, or its calls failed"
-        )
+    note_unanswered(session, parts, taught.counts)
     if taught.counts.doubtful is None and session.plan.rewards == NO_FILE:
         session.caveats.append(
             "the teacher's mistakes are trained on: its answers cannot be compared with those to "
@@ -157,6 +153,15 @@ def _run_stages(
     outcome = msgspec.convert(result, RecipeOutcome, from_attributes=True)
     write_report(workspace, page, recipe=RunningRecipe(run_id, outcome))
     return result
+
+
+def note_unanswered(session: RecipeSession, parts: PromptSplit, counts: AnswerCounts) -> None:
+    """Adds a caveat on the texts that the teacher has not answered, if there are any."""
+    if num_unanswered := counts.left_out.get(teaching.NO_ANSWER):
+        session.caveats.append(
+            f"{num_unanswered} of the {counts.prompts - parts.num_overlapping} texts to train on "
+            "have no answer from the teacher: budget_usd or minutes ran out, or its calls failed"
+        )
 
 
 def _same_limits_since(workspace: Workspace, plan: RecipePlan) -> str:
