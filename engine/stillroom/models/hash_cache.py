@@ -44,8 +44,10 @@ class HashCache:
         stamp = _stamp(path)
         cached = self._entries.pop(str(path), None)
         if cached is None or cached.stamp != stamp:
+            # Judged before the file is read, which may take longer than a file takes to settle.
+            is_settled = self._is_settled(path)
             cached = _CachedHash(stamp, file_sha256(path, is_stopped=is_stopped))
-            if is_stopped() or _stamp(path) != stamp or not self._is_settled(path):
+            if is_stopped() or _stamp(path) != stamp or not is_settled:
                 return cached.sha256
             self._is_modified = True
         # Ordered by last use, so that the least recently used are dropped.

@@ -22,6 +22,7 @@ from stillroom.export.folder import MANIFEST, ExportManifest
 from stillroom.files import file_sha256, write_json
 from stillroom.home_paths import home_variable
 from stillroom.lineage import write_manifest
+from stillroom.models import hash_cache
 from stillroom.models.hash_cache import HashCache
 from stillroom.models.resolve import RECORD, CheckpointRecord, identify, locate_model
 from stillroom.remote.bundle.job_spec import pack
@@ -296,6 +297,20 @@ def test_what_has_not_changed_is_not_hashed_again(workspace):
     assert HashCache(cache).hash_of(rows) == "as it was known"
     rows.write_text("other", encoding="utf-8")
     assert HashCache(cache).hash_of(rows) not in ("as it was known", true_hash)
+
+
+def test_a_hash_of_a_file_that_changed_just_before_is_not_kept_however_long_it_takes(
+    workspace, monkeypatch
+):
+    rows, cache = written(workspace.root / "rows.jsonl"), workspace.root / "hashes.json"
+    clock = [time.time()]
+    monkeypatch.setattr(hash_cache.time, "time", lambda: clock[-1])
+    hashes = HashCache(cache)
+    # Each block that is read takes a minute.
+    hashes.hash_of(rows, lambda: clock.append(clock[-1] + 60))
+    hashes.save()
+    assert len(clock) > 1
+    assert not cache.exists()
 
 
 def test_a_hash_that_a_cancellation_cut_short_is_not_kept(workspace):
