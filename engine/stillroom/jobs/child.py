@@ -82,7 +82,8 @@ def report_progress_to(listener: Callable[[str], None]) -> Generator[None]:
 def report_progress(text: str) -> None:
     """Reports a child's progress to its parent, as one line of text."""
     line = _PROGRESS + " ".join(text.split()).encode(errors="replace") + b"\n"
-    sys.stderr.buffer.write(line)
+    # A library may have printed an unfinished line.
+    sys.stderr.buffer.write(b"\n" + line)
     sys.stderr.flush()
 
 
@@ -150,8 +151,8 @@ def _run_child(
 ) -> tuple[int, bytes]:
     """Runs a child, which is killed at its time limit; returns its exit code and its output."""
     stop, listener = _STOP.get(), _LISTENER.get()
-    num_read, has_loaded = 0, False
-    deadline = time.monotonic() + _LOADING_S
+    num_read, has_loaded = 0, work.libraries is None
+    deadline = time.monotonic() + (work.timeout_s if has_loaded else _LOADING_S)
 
     def on_progress(text: str) -> None:
         nonlocal deadline, has_loaded
@@ -228,6 +229,23 @@ def _failure_reason(code: int, stderr: IO[bytes]) -> str:
     return f"it was killed by signal {-code}" if code < 0 else f"it exited with code {code}"
 
 
+def _import_libraries(module: str, action: str) -> None:
+    """Imports the module of `ChildWork.libraries`; `action` is for error messages.
+
+    Raises RunError if a library is installed but cannot be loaded.
+    """
+    try:
+        # The function says which extra to install.
+        with suppress(ModuleNotFoundError):
+            importlib.import_module(module)
+    except (ImportError, OSError, RuntimeError) as error:
+        raise RunError(
+            f"{action} failed: its libraries could not be loaded: {error}",
+            "repair the installation of torch and transformers in the environment that runs "
+            "stillroom; there, `python -c 'import torch, transformers'` shows the whole error",
+        ) from error
+
+
 def main() -> None:
     """Executes the request on standard input and writes its result to standard output."""
     child_input = msgspec.json.decode(sys.stdin.buffer.read(), type=_ChildInput)
@@ -240,9 +258,7 @@ def main() -> None:
         request = load(child_input.request_type).model_validate(child_input.request)
         function = load(child_input.function)
         if child_input.libraries is not None:
-            # The function says which extra to install.
-            with suppress(ModuleNotFoundError):
-                importlib.import_module(child_input.libraries)
+            _import_libraries(child_input.libraries, child_input.action)
         limit_this_process(cpu_s=child_input.cpu_s, memory_bytes=child_input.memory_bytes)
         report_progress(child_input.action)
         result = function(workspace, request)

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from fakes.rollout_lines import encoded
 from fakes.rollout_rows import assistant, read_rows, rollout_row, user, write_lines
 from stillroom import api
 from stillroom.demo import DEMO_MODELS
-from stillroom.errors import EngineError, RunError
+from stillroom.errors import EngineError
+from stillroom.jobs import child
 from stillroom.jobs.child import run_in_child
 from stillroom.jobs.operations import ChildWork
 from stillroom.secrecy.environments import run_environment
@@ -103,28 +105,62 @@ def test_heavy_filters_load_nothing_into_this_process(tmp_path: Path) -> None:
     assert finished.stdout == "2 []\n"
 
 
+WAITING = ChildWork(
+    function="work_of_a_child:wait",
+    timeout_s=0.01,
+    action="waiting",
+    fix="wait for less",
+    libraries="library_of_a_child",
+)
+
+
+def error_of_waiting(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, work: ChildWork = WAITING, *, library: str = ""
+) -> EngineError:
+    """Returns the error of a child that waits forever, with the source of its library."""
+    (folder / "library_of_a_child.py").write_text(library)
+    (folder / "work_of_a_child.py").write_text(
+        "import threading\ndef wait(workspace, request):\n    threading.Event().wait()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    with pytest.raises(EngineError) as caught:
+        run_in_child(Workspace(folder), work, api.GetRun(run_id="r"), result=str)
+    return caught.value
+
+
 def test_the_time_limit_begins_once_the_libraries_are_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(child, "_LOADING_S", 60.0)
     loaded = tmp_path / "loaded"
-    (tmp_path / "library_of_a_child.py").write_text(f"open({str(loaded)!r}, 'w').close()\n")
-    (tmp_path / "work_of_a_child.py").write_text(
-        "import threading\ndef wait(workspace, request):\n    threading.Event().wait()\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    work = ChildWork(
-        function="work_of_a_child:wait",
-        timeout_s=0.01,
-        action="waiting",
-        fix="wait for less",
-        libraries="library_of_a_child",
-    )
+    # The library leaves a line unfinished.
+    library = f"import os\nopen({str(loaded)!r}, 'w').close()\nos.write(2, b'Loading: 50%')\n"
 
-    with pytest.raises(RunError, match=r"waiting timed out after 0\.01 s") as caught:
-        run_in_child(Workspace(tmp_path), work, api.GetRun(run_id="r"), result=str)
+    error = error_of_waiting(tmp_path, monkeypatch, library=library)
 
+    assert error.problem == "waiting timed out after 0.01 s"
+    assert error.fix.startswith("wait for less; or call it again")
     assert loaded.exists()
-    assert caught.value.fix.startswith("wait for less; or call it again")
+
+
+def test_a_child_without_heavy_libraries_is_not_said_to_load_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "_LOADING_S", 0.01)
+
+    error = error_of_waiting(tmp_path, monkeypatch, replace(WAITING, libraries=None))
+
+    assert error.problem == "waiting timed out after 0.01 s"
+
+
+@pytest.mark.parametrize("kind", ["OSError", "ImportError", "RuntimeError"])
+def test_libraries_that_are_installed_but_cannot_be_loaded_are_to_be_repaired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    error = error_of_waiting(tmp_path, monkeypatch, library=f"raise {kind}('no libcudart.so.12')")
+
+    assert error.problem == "waiting failed: its libraries could not be loaded: no libcudart.so.12"
+    assert error.fix.startswith("repair the installation of torch and transformers")
 
 
 @pytest.mark.usefixtures("warm_python")
