@@ -34,6 +34,8 @@ class SentFile(msgspec.Struct, frozen=True, kw_only=True):
     """Its absolute local path, or `RUN_FILE_PREFIX` and the name of a file in the run's folder."""
     remote_path: str = msgspec.field(name="place")
     """Its path on the machine, relative to the folder with `workspace/` and `outside/`."""
+    is_optional: bool = False
+    """Whether the run starts without it if it is deleted before it is sent."""
 
 
 class PathMapping(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,9 +25,10 @@ from stillroom.evaluate.files import Evaluation
 from stillroom.evaluate.request import EvaluateModel, plan_evaluation
 from stillroom.evaluate.unfinished import answers_folder
 from stillroom.export.request import ExportModel, plan_export
-from stillroom.files import read_json
+from stillroom.files import read_json, write_json
 from stillroom.lineage import read_manifest
 from stillroom.projects.create import CreateProject, create_project
+from stillroom.remote.bundle.layout import read_contents
 from stillroom.remote.bundle.needs import (
     Needs,
     needs_of_evaluation,
@@ -40,7 +41,7 @@ from stillroom.rollout.plan import plan_generation
 from stillroom.rollout.request import GenerateRollouts
 from stillroom.rollout.rescore.request import ScoreRollouts, plan_scoring
 from stillroom.rollout.results import origin_of
-from stillroom.run_folder import REMOTE_FILE, given_config
+from stillroom.run_folder import REMOTE_FILE, RunFolder, given_config
 from stillroom.settings import Workspace
 from stillroom.train.config.request import StartTraining, plan_request
 from stillroom.types import RunKind, RunStatus
@@ -162,8 +163,8 @@ def test_an_evaluation_elsewhere_reuses_the_answers_of_one_that_did_not_finish(t
     row, *_ = (first.path / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
     (answers / "main.jsonl").write_bytes(row)
     (first.path / REMOTE_FILE).write_text("{}", encoding="utf-8")
-    finished = first.read()
-    first.write(msgspec.structs.replace(finished, status=RunStatus.CANCELLED, result=None))
+    ended = {"status": RunStatus.CANCELLED, "result": None, "created_at": "2026-11-01T10:00:00Z"}
+    first.write(msgspec.structs.replace(first.read(), **ended))
 
     needs = needs_of_evaluation(plan)
     there = elsewhere(demo, tmp_path / "there", RunKind.EVALUATE, evaluate, needs)
@@ -171,9 +172,25 @@ def test_an_evaluation_elsewhere_reuses_the_answers_of_one_that_did_not_finish(t
     [evaluation] = there.runs.glob("*/evaluation.json")
     result = read_json(evaluation, Evaluation).result
     assert (result.reused, result.accuracy.n) == (1, 3)
+    # One that asked for other answers has not made these superfluous, whatever its name and budget.
+    other = evaluate.model_copy(update={"system": "Be brief."})
+    second = do_run(demo, RunKind.EVALUATE, other, "evaluate-2")
+    (second.path / REMOTE_FILE).write_text("{}", encoding="utf-8")
+    assert answers / "main.jsonl" in needs.reusable
+    assert needs_of_evaluation(plan).reusable == needs.reusable
     # Repeating a finished one asks for all answers.
-    first.write(finished)
-    assert not [path for path in needs_of_evaluation(plan).files if answers in path.parents]
+    same = evaluate.model_copy(update={"name": "again", "budget_usd": 1.0})
+    write_json(
+        second.request_file,
+        msgspec.structs.replace(second.read_request(), request=same.model_dump(mode="json")),
+    )
+    assert not needs_of_evaluation(plan).reusable
+    # Answers that were deleted before they were sent are asked for again.
+    packed, run = packed_run(demo, needs, kind=RunKind.EVALUATE)
+    shutil.rmtree(first.path)
+    sent = {file.remote_path for file in read_contents(run, packed.spec).files}
+    assert "workspace/demo/heldout.jsonl" in sent
+    assert not [path for path in sent if "evaluate-0" in path]
 
 
 def test_an_export_elsewhere_is_that_of_one_at_home(tmp_path, tiny_models):
@@ -187,7 +204,14 @@ def test_an_export_elsewhere_is_that_of_one_at_home(tmp_path, tiny_models):
     project.train()
     workspace = project.workspace
     evaluate = EvaluateModel(data="heldout.jsonl", model="run-1", max_tokens=4)
-    do_run(workspace, RunKind.EVALUATE, evaluate, "evaluate-1")
+    evaluated = do_run(workspace, RunKind.EVALUATE, evaluate, "evaluate-1")
+    # A verification asks for its answers, so those of an unfinished evaluation are not sent.
+    unfinished = RunFolder(shutil.copytree(evaluated.path, workspace.runs / "evaluate-0"))
+    (unfinished.path / "evaluation.json").unlink()
+    (unfinished.path / "answers-1").mkdir()
+    for name in (REMOTE_FILE, "answers-1/main.jsonl"):
+        (unfinished.path / name).write_text("{}", encoding="utf-8")
+    unfinished.write(msgspec.structs.replace(evaluated.read(), status=RunStatus.CANCELLED))
     earlier = ExportModel(model="run-1", output="earlier", format="merged")
     do_run(workspace, RunKind.EXPORT, earlier, "export-0")
     evaluate = EvaluateModel(data="heldout.jsonl", model="earlier", max_tokens=4)
@@ -195,6 +219,7 @@ def test_an_export_elsewhere_is_that_of_one_at_home(tmp_path, tiny_models):
 
     request = ExportModel(model="run-1", output="out", format="merged", verify=2)
     needs = needs_of_export(request, plan_export(workspace, request))
+    assert not [path for path in (*needs.files, *needs.reusable) if "answers-1" in path.parts]
     there = elsewhere(workspace, tmp_path / "there", RunKind.EXPORT, request, needs)
     do_run(workspace, RunKind.EXPORT, request, "export-1")
     assert changed(home / "out", there.root / "out", is_timed=True) == []

@@ -83,6 +83,8 @@ def pack(
         add_resume_files(workspace, layout, needs.resume)
     notes = add_referenced_files(workspace, layout, needs.code, needs.servers)
     outputs = [_add_output(workspace, layout, name, needs) for name in needs.outputs]
+    for path in needs.reusable:
+        layout.add(path, is_optional=True)
     secrets, variables, key_notes = _collect_secrets(workspace, machine, needs)
     if secrets or needs.code:
         layout.add_keys_file()

@@ -37,8 +37,8 @@ class FileLayout:
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
-        self._files: dict[str, str] = {}
-        """The source of each file by its remote path."""
+        self._files: dict[str, SentFile] = {}
+        """The files by their remote paths."""
         package = Path(stillroom.__file__).resolve().parent
         self._roots = [(str(package), PACKAGE_PREFIX), (str(workspace.root), _WORKSPACE)]
         # The folder of keys.yml is mapped even if it is not sent: the machine may have a home
@@ -50,10 +50,7 @@ class FileLayout:
     @property
     def files(self) -> list[SentFile]:
         """The files that are sent."""
-        return [
-            SentFile(source=source, remote_path=remote_path)
-            for remote_path, source in self._files.items()
-        ]
+        return list(self._files.values())
 
     @property
     def home_paths(self) -> list[PathMapping]:
@@ -66,10 +63,11 @@ class FileLayout:
     def __contains__(self, path: Path) -> bool:
         return self._remote_path(_normalized(path)) in self._files
 
-    def add(self, path: Path, *, source: str | None = None) -> None:
+    def add(self, path: Path, *, source: str | None = None, is_optional: bool = False) -> None:
         """Adds a file; if `source` is given, that file's content is sent instead.
 
-        Raises InputError for a file that contains keys according to its name, such as `.env`.
+        is_optional: as in `SentFile`. Raises InputError for a file that contains keys according to
+        its name, such as `.env`.
         """
         check_readable(path)
         remote_path = self._remote_path(_normalized(path))
@@ -77,7 +75,7 @@ class FileLayout:
             return
         if remote_path.startswith(f"{_OUTSIDE}/"):
             self._mappings.setdefault(_normalized(path), remote_path)
-        self._files.setdefault(remote_path, source or str(path))
+        self._place(source or str(path), remote_path, is_optional=is_optional)
 
     def add_all(self, paths: Iterable[Path]) -> None:
         """Adds files, and all files of folders; skips paths that do not exist."""
@@ -102,9 +100,7 @@ class FileLayout:
         for path in [*folder_files(folder), *([manifest] if manifest.is_file() else [])]:
             if max_bytes is None or path.stat().st_size <= max_bytes:
                 check_readable(path)
-                self._files.setdefault(
-                    f"{remote_path}/{path.relative_to(folder).as_posix()}", str(path)
-                )
+                self._place(str(path), f"{remote_path}/{path.relative_to(folder).as_posix()}")
 
     def add_manifests(self, path: Path) -> None:
         """Adds the manifest of a file, or its pending manifest, if they exist."""
@@ -114,7 +110,7 @@ class FileLayout:
     def add_keys_file(self) -> None:
         """Adds the user's keys.yml, which lists the hosts of each key, but contains no keys."""
         if (path := keys_file()).is_file():
-            self._files.setdefault(f"{_CONFIG}/{path.name}", str(path))
+            self._place(str(path), f"{_CONFIG}/{path.name}")
 
     def add_alias(self, name: str, path: Path) -> None:
         """Maps a path, as written in a request or in config.yml, to the remote path of `path`."""
@@ -126,6 +122,11 @@ class FileLayout:
         """Returns the path of an output relative to the workspace; None if it is outside."""
         root, _, relative = self._remote_path(_normalized(path)).partition("/")
         return relative if root == _WORKSPACE and relative else None
+
+    def _place(self, source: str, remote_path: str, *, is_optional: bool = False) -> None:
+        """Adds a file at a remote path, unless there is one."""
+        file = SentFile(source=source, remote_path=remote_path, is_optional=is_optional)
+        self._files.setdefault(remote_path, file)
 
     def _remote_path(self, path: str) -> str:
         """Returns the path on the other machine for an absolute local path."""
@@ -169,6 +170,8 @@ def read_contents(
             stat = path.stat()
             sha256 = hashes.hash_of(path, is_stopped)
         except FileNotFoundError as error:
+            if sent.is_optional:
+                continue
             raise RunError(
                 f"{path} was deleted since this run was started",
                 "restore the file, or start the run again without it",

@@ -36,6 +36,8 @@ class Needs:
 
     files: Sequence[Path] = ()
     """Files and folders that it reads."""
+    reusable: Sequence[Path] = ()
+    """Files that it reads unless they are deleted before they are sent."""
     prompts: Sequence[Path] = ()
     """The files whose rows may name containers."""
     models: Sequence[ModelLocation] = ()
@@ -108,29 +110,36 @@ def needs_of_generation(plan: GenerationPlan) -> Needs:
 
 
 def needs_of_evaluation(plan: EvaluationPlan) -> Needs:
-    """Returns what an evaluation needs."""
+    """Returns what an evaluation needs, and the answers that it may reuse."""
+    return replace(_needs_of_measuring(plan), reusable=list(_unfinished_answers(plan)))
+
+
+def _needs_of_measuring(plan: EvaluationPlan) -> Needs:
+    """Returns what an evaluation needs, also as a part of another run."""
     guard = [plan.guard.prompts_file] if plan.guard is not None else []
     teachers = [plan.kl_models.teacher] if plan.kl_models is not None else []
-    needs = _needs_of_rollouts(plan.rollouts, prompts=guard, models=teachers)
-    return replace(needs, files=[*needs.files, *_unfinished_answers(plan)])
+    return _needs_of_rollouts(plan.rollouts, prompts=guard, models=teachers)
 
 
 def _unfinished_answers(plan: EvaluationPlan) -> Iterator[Path]:
     """Yields the answers, with their run.json, of evaluations elsewhere that this one may continue.
 
     These are the ones of the same model and data that were unfinished when they were downloaded,
-    from the last finished one on.
+    from the last finished one with the same request on.
     """
-    wanted, runs = (plan.request.model, plan.request.data), list[tuple[RunState, RunFolder]]()
+    request = plan.request.model_dump(mode="json", exclude={"budget_usd", "name"})
+    runs = list[tuple[RunState, bool, RunFolder]]()
     for run in all_runs(plan.rollouts.workspace):
         with suppress(OSError, DataError):
             sent = run.read_request()
             is_evaluation = run.is_remote and sent.kind is RunKind.EVALUATE
-            if is_evaluation and (sent.request.get("model"), sent.request.get("data")) == wanted:
-                runs.append((run.read(), run))
-    for state, run in sorted(runs, key=lambda each: each[0].created_at, reverse=True):
+            if is_evaluation and all(sent.request.get(n) == request[n] for n in ("model", "data")):
+                runs.append((run.read(), request.items() <= sent.request.items(), run))
+    for state, is_same, run in sorted(runs, key=lambda each: each[0].created_at, reverse=True):
         if state.status is RunStatus.SUCCEEDED and not (state.result or {}).get("stopped_by"):
-            return
+            if is_same:
+                return
+            continue
         answers = [path for path in run.path.glob("answers-*/**/*") if path.is_file()]
         if state.status.is_final and answers:
             yield from (run.state_file, *answers)
@@ -151,7 +160,7 @@ def needs_of_scoring(request: ScoreRollouts, plan: ScoringPlan) -> Needs:
 def needs_of_export(request: ExportModel, plan: ExportPlan) -> Needs:
     """Returns what an export needs."""
     evaluation = plan.verification.plan if plan.verification is not None else None
-    needs = needs_of_evaluation(evaluation) if evaluation is not None else Needs()
+    needs = _needs_of_measuring(evaluation) if evaluation is not None else Needs()
     base = [plan.base] if plan.base is not None else []
     models = [plan.checkpoint, *base, *needs.models]
     return replace(
