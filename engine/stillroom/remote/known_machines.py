@@ -5,7 +5,7 @@ no connection. It is valid only while the machine's entry in machines.yml does n
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,8 @@ import msgspec
 from stillroom.errors import DataError
 from stillroom.files import content_hash, read_json, write_json
 from stillroom.lineage import now
-from stillroom.models.resolve import locate_model
 from stillroom.places import make_folder
-from stillroom.remote.bundle.models import needs_gguf
+from stillroom.remote.bundle.models import needs_gguf_for
 from stillroom.remote.bundle.needs import training_extras
 from stillroom.remote.host import RunHost
 from stillroom.remote.machine import Machine
@@ -29,6 +28,7 @@ from stillroom.train.planning.hardware import EarlierRate, Hardware
 from stillroom.types import RunKind, RunStatus
 
 _HOUR_S = 3600
+_RemoteRun = tuple[RunFolder, JobSpec, RemoteView]
 _TRAINING = (RunKind.SFT, RunKind.DPO, RunKind.DISTILL)
 
 
@@ -98,7 +98,7 @@ def _access_hash(machine: Machine) -> str:
     return content_hash(msgspec.to_builtins((*machine.kinds, machine.python)))
 
 
-def remote_runs(workspace: Workspace) -> Iterator[tuple[RunFolder, JobSpec, RemoteView]]:
+def remote_runs(workspace: Workspace) -> Iterator[_RemoteRun]:
     """Yields the workspace's runs on other machines, in no particular order."""
     for folder in all_runs(workspace):
         with suppress(OSError, DataError):
@@ -110,12 +110,12 @@ def hardware_of(
     workspace: Workspace, machine: Machine, config: TrainConfig | None = None
 ) -> Hardware:
     """Returns a machine's hardware as last probed, and the speed of its last run of the config."""
-    probe = load_probe(workspace, machine)
-    measured = _earlier_rate(workspace, machine, config) if config is not None else None
+    probe, runs = load_probe(workspace, machine), list(remote_runs(workspace))
+    measured = _earlier_rate(machine, config, runs) if config is not None else None
     prices = (
         machine.price_per_hour,
         probe.price_per_hour if probe is not None else None,
-        _earlier_price(workspace, machine),
+        _earlier_price(machine, runs),
     )
     price = next((price for price in prices if price is not None), None)
     if probe is None:
@@ -140,7 +140,7 @@ def hardware_of(
         # The disk of a cluster or a job is deleted with it.
         is_installed=facts.stillroom_version is not None
         and not machine.access.is_provisioned
-        and (config is None or _has_packages(workspace, machine, config)),
+        and (config is None or _has_packages(workspace, machine, config, runs)),
         measured=measured,
     )
 
@@ -152,29 +152,33 @@ def gpu_names(text: str) -> list[str]:
     return [counted[2]] * int(counted[1]) if counted else [name]
 
 
-def _has_packages(workspace: Workspace, machine: Machine, config: TrainConfig) -> bool:
+def _has_packages(
+    workspace: Workspace, machine: Machine, config: TrainConfig, runs: Sequence[_RemoteRun]
+) -> bool:
     """Whether a machine has the packages of a training, as far as its earlier runs tell.
 
     A run installs all of its packages unless an earlier one had installed them and maybe others.
     """
     needed = {*training_extras(config)}
-    if needs_gguf(workspace, locate_model(workspace, config.model.path)):
+    teachers = [teacher.tokenizer or teacher.path for teacher in config.teachers]
+    names = (config.model.path, *teachers, config.model.chat_template)
+    if any(name is not None and needs_gguf_for(workspace, name) for name in names):
         needed.add("gguf")
     installed = [
         spec.extras
-        for _, spec, view in remote_runs(workspace)
+        for _, spec, view in runs
         if view.has_started and _access_hash(spec.machine) == _access_hash(machine)
     ]
     return not installed or any(needed.issubset(extras) for extras in installed)
 
 
-def _earlier_price(workspace: Workspace, machine: Machine) -> float | None:
+def _earlier_price(machine: Machine, runs: Sequence[_RemoteRun]) -> float | None:
     """Returns what a provisioned machine cost per hour in its last run, in USD; None if unknown."""
     if not machine.access.is_provisioned:
         return None
     prices = [
         (view.last_contact or "", view.machine_usd / view.seconds_used * _HOUR_S)
-        for _, spec, view in remote_runs(workspace)
+        for _, spec, view in runs
         if _access_hash(spec.machine) == _access_hash(machine)
         and view.machine_usd
         and view.seconds_used
@@ -183,7 +187,7 @@ def _earlier_price(workspace: Workspace, machine: Machine) -> float | None:
 
 
 def _earlier_rate(
-    workspace: Workspace, machine: Machine, config: TrainConfig
+    machine: Machine, config: TrainConfig, runs: Sequence[_RemoteRun]
 ) -> EarlierRate | None:
     """Returns the speed of the last run of the same training on a machine; None if there is none.
 
@@ -191,7 +195,7 @@ def _earlier_rate(
     """
     wanted = _speed_settings(config.model_dump(mode="json"))
     rates = list[tuple[bool, str, EarlierRate]]()
-    for folder, spec, _ in remote_runs(workspace):
+    for folder, spec, _ in runs:
         if spec.machine.name != machine.name or _access_hash(spec.machine) != _access_hash(machine):
             continue
         with suppress(OSError, DataError):

@@ -5,6 +5,7 @@ import pytest
 import yaml
 
 from fakes.conversations import answer, user
+from fakes.gguf_files import write_gguf
 from fakes.machines import GPU_BOX, ScriptedMachines, add_remote_run, name_machines
 from fakes.training import make_project
 from stillroom.errors import InputError
@@ -29,9 +30,10 @@ CONFIG = {
 }
 
 
-def config_of(root, **model):
+def config_of(root, *, teacher=None, **model):
     path = root / "config.yml"
-    path.write_text(yaml.safe_dump({**CONFIG, "model": {**CONFIG["model"], **model}}))
+    sections = {"model": {**CONFIG["model"], **model}, **({"teacher": teacher} if teacher else {})}
+    path.write_text(yaml.safe_dump({**CONFIG, **sections}))
     return load_config(path)
 
 
@@ -156,7 +158,9 @@ def test_the_price_of_a_rented_machine_is_what_its_last_run_there_paid(tmp_path)
     assert hardware_of(workspace, sky).price_per_hour == pytest.approx(3.0)
 
 
-def test_packages_that_no_earlier_run_on_the_machine_had_count_as_not_installed(tmp_path):
+def test_packages_that_no_earlier_run_on_the_machine_had_count_as_not_installed(
+    tmp_path, tiny_models
+):
     workspace = name_machines(tmp_path, BOX)
     box = find_machine(workspace, "gpu-box")
     save_probe(workspace, box, msgspec.structs.replace(GPU_BOX, stillroom_version="0.1.0"))
@@ -175,6 +179,11 @@ def test_packages_that_no_earlier_run_on_the_machine_had_count_as_not_installed(
         assert (is_installed(plain), is_installed(nf4)) == (True, False)
     write_json(run.path / VIEW_FILE, msgspec.structs.replace(view, has_started=True))
     assert is_installed(nf4)
+    # A GGUF file may also be a teacher, or have the template.
+    write_gguf(tmp_path / "m.gguf", tiny_models.load("llama"))
+    assert not is_installed(config_of(tmp_path, chat_template="m.gguf"))
+    for teacher in ({"path": "m.gguf"}, {"path": "m", "provider": "vllm", "tokenizer": "m.gguf"}):
+        assert not is_installed(config_of(tmp_path, teacher=teacher))
 
 
 MACHINES = """

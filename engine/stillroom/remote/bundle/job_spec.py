@@ -18,7 +18,7 @@ from stillroom.remote.bundle.models import (
     add_tags,
     add_tokenizer_files,
     needs_gguf,
-    needs_gguf_for_tokenizer,
+    needs_gguf_for,
 )
 from stillroom.remote.bundle.needs import Needs
 from stillroom.remote.machine import Machine
@@ -89,7 +89,7 @@ def pack(
     if secrets or needs.code:
         layout.add_keys_file()
     is_gguf_read = any(needs_gguf(workspace, model) for model in needs.models) or any(
-        needs_gguf_for_tokenizer(workspace, name) for name in needs.tokenizers
+        needs_gguf_for(workspace, name) for name in needs.tokenizers
     )
     spec = JobSpec(
         machine=machine,

@@ -54,10 +54,10 @@ def needs_gguf(workspace: Workspace, model: ModelLocation) -> bool:
     )
 
 
-def needs_gguf_for_tokenizer(workspace: Workspace, name: str) -> bool:
-    """Returns whether the tokenizer of a model that `add_tokenizer_files` adds is in GGUF."""
+def needs_gguf_for(workspace: Workspace, name: str) -> bool:
+    """Returns `needs_gguf` for a model by its name; False for what is no model here."""
     with suppress(EngineError):
-        return locate_model(workspace, name).is_gguf
+        return needs_gguf(workspace, locate_model(workspace, name))
     return False
 
 
