@@ -34,8 +34,9 @@ _MAX_RESENT_BYTES = 1 << 20
 """The length of the longest unrecorded request body that can be sent again."""
 _UNBILLED_PATHS = ("/count_tokens", "/tokenize", "/detokenize")
 """Endings of the paths at which a POST request calls no model."""
-_IDLE_S = 1.0
-"""Seconds after a call is written until the budget records that none is in flight, if so."""
+_IDLE_S = 10.0
+"""Seconds after a call is written until the budget records that none is in flight, if so. The next
+call then waits for such a record of its own, which takes a few milliseconds."""
 _WAIT_FOR_END_S = 0.025
 """Seconds for which the last event of a stream is held back to wait for the end of the reply."""
 
