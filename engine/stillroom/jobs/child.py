@@ -259,8 +259,9 @@ def main() -> None:
         function = load(child_input.function)
         if child_input.libraries is not None:
             _import_libraries(child_input.libraries, child_input.action)
+            # From here on, the parent counts the function's time.
+            report_progress(child_input.action)
         limit_this_process(cpu_s=child_input.cpu_s, memory_bytes=child_input.memory_bytes)
-        report_progress(child_input.action)
         result = function(workspace, request)
         outcome = _Done(msgspec.Raw(msgspec.json.encode(result)))
     except EngineError as error:
