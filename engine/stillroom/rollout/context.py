@@ -139,6 +139,8 @@ async def open_rollout_context(
             tools = opened.tools.schemas if opened.tools is not None else ()
             fitted = await fit_max_tokens(plan.policy, options.model, sampling, tools, key=key)
             sampling, notes = fitted.sampling, [*notes, *fitted.notes]
+            if not plan.policy.takes_temperature(options.model):
+                notes.append(f"{options.model} takes no temperature and no top_p: it uses its own")
         models = _Models(stack, plan, spending, notes, has_tools=opened.tools is not None)
         policy = await models.open_policy(sampling)
         concurrency_limit, metrics = _limit_and_metrics(policy)

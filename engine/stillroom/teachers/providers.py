@@ -19,8 +19,11 @@ EndpointProvider = Literal[
 ProviderName = Literal["demo", "hf", EndpointProvider]
 IN_PROCESS = frozenset({"demo", "hf"})
 """The providers whose models are loaded into this process."""
-# OpenAI's reasoning models take no temperature and no top_p in the request.
-_REASONING_MODELS = re.compile(r"gpt-[5-9]|o\d")
+# OpenAI's reasoning models, and Claude from Opus 4.7 on, also behind a gateway's prefix.
+_WITHOUT_TEMPERATURE = re.compile(
+    r"(?:^|[/.])(?:gpt-[5-9]|o[134](?:-(?:mini|pro|preview))?(?:-\d|$)"
+    r"|claude-(?:opus-4[-.][7-9]|(?:opus|sonnet|haiku|fable|mythos)-(?:[5-9]|preview))\b)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +51,6 @@ class Provider:
     """Whether requests may have a `seed`."""
     max_tokens_field: str = "max_tokens"
     """The request's field for the maximum number of tokens of a completion."""
-    models_without_temperature: re.Pattern[str] | None = None
-    """The prefixes of the names of models that reject `temperature` and `top_p`."""
     nests_effort: bool = False
     """Whether the reasoning effort is sent as `reasoning.effort`, not as `reasoning_effort`."""
     other_fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -72,7 +73,6 @@ _PROVIDERS = (
         makes_models=True,
         terms="https://openai.com/policies",
         max_tokens_field="max_completion_tokens",
-        models_without_temperature=_REASONING_MODELS,
     ),
     Provider(
         name="openrouter",
@@ -122,7 +122,6 @@ AZURE = Provider(
     api_key_env="AZURE_OPENAI_API_KEY",
     key_header="api-key",
     max_tokens_field="max_completion_tokens",
-    models_without_temperature=_REASONING_MODELS,
 )
 """An Azure OpenAI resource; each resource has its own address."""
 _AZURE_HOST = re.compile(r"\.(openai|cognitiveservices|services\.ai)\.azure\.(com|us|cn)$")
@@ -151,6 +150,10 @@ class Endpoint:
     def is_own_server(self) -> bool:
         """Whether it may be a server such as vLLM, which reports its maximum context length."""
         return self.provider.is_local or (self.provider == ANY_ENDPOINT and not self.query)
+
+    def takes_temperature(self, model: str) -> bool:
+        """Whether a model, judged by its name, accepts `temperature` and `top_p`."""
+        return self.provider.is_local or _WITHOUT_TEMPERATURE.search(model) is None
 
     @property
     def is_on_this_machine(self) -> bool:
@@ -327,8 +330,7 @@ def sampling_fields(endpoint: Endpoint, model: str, sampling: SamplingSettings) 
     """Returns the request fields that set how this endpoint samples, without the seed."""
     provider, effort = endpoint.provider, sampling.reasoning_effort
     fields: dict[str, Any] = {provider.max_tokens_field: sampling.max_tokens}
-    rejecting = provider.models_without_temperature
-    if rejecting is None or not rejecting.match(model):
+    if endpoint.takes_temperature(model):
         fields["temperature"] = sampling.temperature
         if sampling.top_p < 1:
             fields["top_p"] = sampling.top_p

@@ -249,24 +249,35 @@ GATEWAY = "http://gateway.test/v1"
 @pytest.mark.parametrize(
     ("provider", "model", "base_url", "fields"),
     [
-        # OpenAI's reasoning models refuse a temperature.
+        # OpenAI's reasoning models and newer Claude models refuse a temperature.
         ("openai", "gpt-5", None, {"max_completion_tokens": 7}),
         ("openai", "gpt-5-mini-2025-08-07", None, {"max_completion_tokens": 7}),
         ("openai", "o3", None, {"max_completion_tokens": 7}),
         ("openai", "gpt-4o", None, {"max_completion_tokens": 7, **TEMPERATURE}),
         ("openai", "gpt-4.1-nano", None, {"max_completion_tokens": 7, **TEMPERATURE}),
         ("openai", "ft:gpt-4o:o3", None, {"max_completion_tokens": 7, **TEMPERATURE}),
+        ("anthropic", "claude-opus-4-7", None, {"max_tokens": 7}),
+        ("anthropic", "claude-opus-4-8-20260601", None, {"max_tokens": 7}),
+        ("anthropic", "claude-sonnet-5", None, {"max_tokens": 7}),
+        ("anthropic", "claude-haiku-5-5", None, {"max_tokens": 7}),
+        ("anthropic", "claude-opus-4-6", None, {"max_tokens": 7, **TEMPERATURE}),
+        ("anthropic", "claude-opus-4-20250514", None, {"max_tokens": 7, **TEMPERATURE}),
+        ("anthropic", "claude-sonnet-4-5-20250929", None, {"max_tokens": 7, **TEMPERATURE}),
         # An endpoint of which only the address is known gets the oldest fields.
-        ("openai", "gpt-5", GATEWAY, {"max_tokens": 7, **TEMPERATURE}),
+        ("openai", "gpt-5", GATEWAY, {"max_tokens": 7}),
+        ("openai", "bedrock/us.anthropic.claude-opus-4-7-v1:0", GATEWAY, {"max_tokens": 7}),
+        ("openai", "gpt-oss-20b", GATEWAY, {"max_tokens": 7, **TEMPERATURE}),
+        ("openai", "models/o1-style-7b", GATEWAY, {"max_tokens": 7, **TEMPERATURE}),
         ("openai", "m", GATEWAY, {"max_tokens": 7, **TEMPERATURE}),
-        ("anthropic", "gpt-5", None, {"max_tokens": 7, **TEMPERATURE}),
-        ("google", "gpt-5", None, {"max_tokens": 7, **TEMPERATURE}),
+        ("google", "gemini-3-pro", None, {"max_tokens": 7, **TEMPERATURE}),
         ("vllm", "gpt-5", None, {"max_tokens": 7, **TEMPERATURE}),
         ("sglang", "gpt-5", None, {"max_tokens": 7, **TEMPERATURE}),
         ("ollama", "gpt-5", None, {"max_tokens": 7, **TEMPERATURE}),
         # OpenRouter states the cost of a call if it is asked to.
-        ("openrouter", "openai/gpt-5", None,
+        ("openrouter", "openai/gpt-4o", None,
          {"max_tokens": 7, **TEMPERATURE, "usage": {"include": True}}),
+        ("openrouter", "anthropic/claude-opus-4.7", None,
+         {"max_tokens": 7, "usage": {"include": True}}),
     ],
 )  # fmt: skip
 def test_the_fields_of_a_request_are_those_that_its_endpoint_knows(
