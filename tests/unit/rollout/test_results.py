@@ -82,6 +82,13 @@ def test_where_the_endpoint_does_not_say_it_nothing_is_made_up(
     assert all(row["answered_by"] == [] for row in read_rows(workspace.root / "out.jsonl"))
 
 
+def test_a_note_names_a_model_that_takes_no_temperature(
+    workspace: Workspace,
+) -> None:
+    _result, notes = run_of(workspace, ScriptedTeacher(), model="claude-opus-4-7", temperature=0.2)
+    assert notes == ["claude-opus-4-7 takes no temperature and no top_p: it uses its own"]
+
+
 def test_a_providers_terms_are_told_before_the_first_call_and_kept(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
