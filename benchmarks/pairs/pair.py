@@ -90,8 +90,10 @@ def judged(side: str, job: Path) -> dict[str, Any]:
         lines = (job / "stdout.txt").read_text(encoding="utf-8").splitlines()
         result = json.loads(lines[-1])["result"]
         model = {"path": str(job / result["folder"])}
-        if result["system"] is not None:
-            model["system"] = result["system"] or None
+        if result["system"] == "":
+            model["system"] = None
+        elif result["system"] is not None:
+            model["system"] = (job / "out" / "system.txt").read_text(encoding="utf-8")
         (job / "model.json").write_text(json.dumps(model), encoding="utf-8")
     command = [sys.executable, str(HERE / "judge.py"), str(job)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=True)

@@ -46,6 +46,10 @@ class RecipeFiles:
         """Writes prompts, one per line."""
         return self.write_rows(name, (one.row for one in prompts))
 
+    def write_text(self, name: str, text: str) -> None:
+        """Writes a text as it is."""
+        self._write(name, text.encode())
+
     def write_rows(self, name: str, rows: Iterable[dict[str, Any]]) -> Path:
         """Writes rows, one per line, without a manifest."""
         data = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)

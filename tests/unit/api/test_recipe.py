@@ -1071,8 +1071,12 @@ def test_the_system_message_that_a_student_needs_is_that_of_most_prompts(
     write_rows(tmp_path / "prompts.jsonl", prompts)
     plan = SimpleNamespace(prompts=read_prompts(tmp_path / "prompts.jsonl", system=None).prompts)
     session: Any = SimpleNamespace(plan=plan, student_system=None, caveats=[])
+    session.files, session.shown_path = RecipeFiles(tmp_path), lambda name: name
 
     assert system_to_send(session) == needed
+    # A result marks it as text of others.
+    written = [path.read_text(encoding="utf-8") for path in tmp_path.glob("system.txt")]
+    assert written == ([needed] if needed else [])
     assert [caveat in one for one in session.caveats] == [True] * (caveat is not None)
 
 

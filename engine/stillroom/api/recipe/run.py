@@ -63,6 +63,7 @@ _TITLES = (
 _GOOD_ENOUGH_ACCURACY = 0.99
 _FIRST_BUDGET, _REST_BUDGET = 0.5, 0.8
 _MIN_USD_SHARE, _MOST = 0.05, 0.5
+_SYSTEM_FILE = "system.txt"
 _NUM_VERIFIED = 20
 """The number of prompts on which the GGUF file is compared with the trained student."""
 
@@ -293,10 +294,12 @@ def system_to_send(session: RecipeSession) -> str | None:
         return None
     if not system:
         return ""
+    session.files.write_text(_SYSTEM_FILE, system)
     whose = "" if share == 1 else f", which {share:.0%} of the input's prompts have"
     session.caveats.append(
         f"the student is trained and measured with the system message in `system`{whose}: send it "
-        "with each text; without it the accuracy was not measured, and may be far lower"
+        f"with each text, word for word as in {session.shown_path(_SYSTEM_FILE)}; without it the "
+        "accuracy was not measured, and may be far lower"
     )
     return system
 
