@@ -117,10 +117,10 @@ WAITING = ChildWork(
 def error_of_waiting(
     folder: Path, monkeypatch: pytest.MonkeyPatch, work: ChildWork = WAITING, *, library: str = ""
 ) -> EngineError:
-    """Returns the error of a child that waits forever, with the source of its library."""
+    """Returns the error of a child that waits too long, with the source of its library."""
     (folder / "library_of_a_child.py").write_text(library)
     (folder / "work_of_a_child.py").write_text(
-        "import threading\ndef wait(workspace, request):\n    threading.Event().wait()\n"
+        "import threading\ndef wait(workspace, request):\n    threading.Event().wait(100)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
     with pytest.raises(EngineError) as caught:
